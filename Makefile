@@ -1,0 +1,37 @@
+# Every target sets itself up: a machine needs Python 3.11 or newer with pip, and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-all lint bench docs clean
+
+demo: $(READY)
+	$(BIN)/python examples/japanese_vowels.py
+
+test: $(READY)
+	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not raw" --jaxtyping-packages=primal_attention,beartype.beartype tests/functional tests/ksvd
+
+test-all: $(READY)
+	$(BIN)/pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m primal_attention.bench
+
+docs: $(READY)
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv outputs docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,61 @@
+"""Pure functions on tensors; ``naive`` is the readable truth behind each of them."""
+
+from primal_attention.functional.ksvd import (
+    Reduction,
+    balance,
+    dual_residual,
+    effective_rank,
+    implied_singular_values,
+    kkt_residual,
+    ksvd_objective,
+    off_diagonality,
+    parameter_trace,
+    reduce_objective,
+    score_gram,
+)
+from primal_attention.functional.linear import (
+    CausalSums,
+    causal_sums,
+    full_sums,
+    linear_attention,
+)
+from primal_attention.functional.primal import (
+    Projection,
+    decayed_sum,
+    dual_weights,
+    effective_weights,
+    even_indices,
+    feature_gram,
+    normalize_rows,
+    prefix_sum,
+    project,
+    sample_rows,
+)
+
+__all__ = [
+    "CausalSums",
+    "Projection",
+    "Reduction",
+    "balance",
+    "causal_sums",
+    "decayed_sum",
+    "dual_residual",
+    "dual_weights",
+    "effective_rank",
+    "effective_weights",
+    "even_indices",
+    "feature_gram",
+    "full_sums",
+    "implied_singular_values",
+    "kkt_residual",
+    "ksvd_objective",
+    "linear_attention",
+    "normalize_rows",
+    "off_diagonality",
+    "parameter_trace",
+    "prefix_sum",
+    "project",
+    "reduce_objective",
+    "sample_rows",
+    "score_gram",
+]

@@ -1,0 +1,105 @@
+"""Sums of outer products in linear time: the engine of every attention with a feature map.
+
+    y_i = Σ_j ⟨q_i, k_j⟩ v_j        over all keys, or over j ≤ i
+
+The causal form never holds the ``n × p × v`` tensor of prefix sums: a chunk meets the keys before
+it through one ``p × v`` state and its own keys through one small triangular product.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["CausalSums", "causal_sums", "full_sums", "linear_attention"]
+
+
+class CausalSums(NamedTuple):
+    """Prefix sums and the state to continue them."""
+
+    values: Float[Tensor, "b h n v"]
+    state: Float[Tensor, "b h p v"]
+
+
+def full_sums(
+    q: Float[Tensor, "b h n p"], k: Float[Tensor, "b h m p"], v: Float[Tensor, "b h m v"]
+) -> Float[Tensor, "b h n v"]:
+    """Return ``y_i = Σ_j ⟨q_i, k_j⟩ v_j`` over all keys; ``O((n + m) p v)``."""
+    return q @ (k.transpose(-1, -2) @ v)
+
+
+def causal_sums(
+    q: Float[Tensor, "b h n p"],
+    k: Float[Tensor, "b h n p"],
+    v: Float[Tensor, "b h n v"],
+    *,
+    state: Float[Tensor, "b h p v"] | None = None,
+    chunk: int = 64,
+) -> CausalSums:
+    """Return ``y_i = ⟨q_i, state⟩ + Σ_{j ≤ i} ⟨q_i, k_j⟩ v_j`` and the state after the last key.
+
+    Exact and strictly causal; ``O(n p v + n chunk (p + v))`` time, ``O(n (p + v) + n p v / chunk)``
+    memory. The state is float32 or better.
+
+    Example:
+        >>> ones = torch.ones(1, 1, 3, 1)
+        >>> causal_sums(ones, ones, ones).values.flatten()
+        tensor([1., 2., 3.])
+    """
+    n = q.shape[2]
+    wide = accumulator(q)
+    pad = -n % chunk
+    q_, k_, v_ = (
+        torch.nn.functional.pad(t, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for t in (q, k, v)
+    )  # [b h g i p]
+    increments = (k_.transpose(-1, -2) @ v_).to(wide)  # [b h g p v]
+    total = increments.cumsum(2)
+    before = total - increments
+    if state is not None:
+        before, total = before + state[:, :, None], total + state[:, :, None]
+    inside = (q_ @ k_.transpose(-1, -2)).tril() @ v_
+    values = inside + q_ @ before.to(q.dtype)
+    last = total[:, :, -1] if n > 0 else _empty_state(q, v, state)
+    return CausalSums(values.flatten(2, 3)[:, :, :n], last)
+
+
+def _empty_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
+    shape = (*q.shape[:2], q.shape[-1], v.shape[-1])
+    return q.new_zeros(shape, dtype=accumulator(q)) if state is None else state
+
+
+def linear_attention(
+    q: Float[Tensor, "b h n p"],
+    k: Float[Tensor, "b h m p"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    is_causal: bool = False,
+    state: Float[Tensor, "b h p w"] | None = None,
+) -> CausalSums:
+    """Return attention with weights ``⟨q_i, k_j⟩ / Σ_j ⟨q_i, k_j⟩`` for features that are positive.
+
+    The denominator rides along as one more value column. A row without keys is zero.
+
+    Args:
+        q: Query features.
+        k: Key features.
+        v: Values.
+        key_mask: ``True`` where a key is real. Others count neither above nor below the line.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+        state: Where to continue, from an earlier call; causal only.
+    """
+    if key_mask is not None:
+        k = torch.where(key_mask[:, None, :, None], k, 0.0)
+    ones = torch.ones_like(v[..., :1])
+    extended = torch.cat([v, ones], dim=-1)
+    if is_causal:
+        sums, state = causal_sums(q, k, extended, state=state)
+    else:
+        state = (k.transpose(-1, -2) @ extended).to(accumulator(q))
+        sums = q @ state.to(q.dtype)
+    total = sums[..., -1:]
+    return CausalSums(sums[..., :-1] / torch.where(total > 0, total, 1.0), state)

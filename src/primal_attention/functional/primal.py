@@ -1,0 +1,283 @@
+"""Projection scores of Primal-Attention in linear time (Chen et al. 2023, arXiv 2305.19798).
+
+A layer computes ``e_i = W_{e|X}ᵀ φ(q_i)`` and ``r_i = W_{r|X}ᵀ φ(k_i)`` with cosine features
+``φ(z) = z / ‖z‖``, and never forms an ``n × n`` matrix. The three ways to obtain the projection
+weights are sampled rows times codes (:func:`sample_rows`, :func:`effective_weights`), free
+parameters, and dual variables (:func:`dual_weights`).
+
+Speed comes from one identity: the norm is a scalar per row, so ``φ(q) W = (q W) / ‖q‖``. Dividing
+the ``n × s`` product instead of the ``n × d`` input saves a second copy of ``q`` and everything
+autograd would keep of it.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from primal_attention.functional.precision import accumulator
+
+__all__ = [
+    "Projection",
+    "decayed_sum",
+    "dual_weights",
+    "effective_weights",
+    "even_indices",
+    "feature_gram",
+    "normalize_rows",
+    "prefix_sum",
+    "project",
+    "sample_rows",
+]
+
+
+class Projection(NamedTuple):
+    """Scores of one side and their energy."""
+
+    scores: Float[Tensor, "b h n s"]
+    """``Wᵀ φ(q_i)``, zero at padded tokens."""
+    energy: Float[Tensor, "b h s"]
+    """``Σ_i scores_i²`` per direction, in float32 or better."""
+
+
+def even_indices(
+    length: int | Int[Tensor, " b"], num: int, device: torch.device | None = None
+) -> Int[Tensor, "*batch num"]:
+    """Return ``num`` evenly spaced positions of a sequence, first and last included.
+
+    Position ``m`` is ``floor(m (length - 1) / (num - 1))`` in integer arithmetic, so that eager,
+    compiled and exported programs agree. Shorter sequences than ``num`` repeat positions.
+
+    Args:
+        length: Length of the sequence, or one length per batch entry.
+        num: How many positions to return.
+        device: Where to put the result when ``length`` is an ``int``.
+
+    Example:
+        >>> even_indices(4, 3)
+        tensor([0, 1, 3])
+    """
+    if isinstance(length, Tensor):
+        steps = torch.arange(num, device=length.device)
+        return steps * (length[:, None] - 1).clamp_min(0) // max(num - 1, 1)
+    return torch.arange(num, device=device) * (length - 1) // max(num - 1, 1)
+
+
+def sample_rows(
+    x: Float[Tensor, "b n c"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
+) -> Float[Tensor, "b {num} c"]:
+    """Return ``num`` evenly spaced real tokens of each sequence; zeros where there is none.
+
+    Padding is skipped before positions are counted, so left, right and interior padding give the
+    rows of the unpadded sequence. Costs ``O(b num c)``.
+    """
+    b, n, c = x.shape
+    if n == 0:
+        return x.new_zeros(b, num, c)
+    if key_mask is None:
+        return x.index_select(1, even_indices(n, num, x.device))
+    seen = key_mask.cumsum(1)
+    length = seen[:, -1]
+    position = torch.searchsorted(seen, even_indices(length, num) + 1).clamp_max(n - 1)
+    rows = x.gather(1, position[:, :, None].expand(-1, -1, c))
+    return torch.where((length > 0)[:, None, None], rows, 0.0)
+
+
+def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-6) -> Float[Tensor, "b m c"]:
+    """Return rows scaled to root mean square one (a zero row stays zero)."""
+    wide = x.to(accumulator(x))
+    scale = (wide.square().mean(-1, keepdim=True) + eps * eps).rsqrt()
+    return (wide * scale).to(x.dtype)
+
+
+def effective_weights(
+    f: Float[Tensor, "b h m d"], w: Float[Tensor, "h m s"]
+) -> Float[Tensor, "b h d s"]:
+    """Return ``W_{e|X} = Fᵀ W_e``; costs ``O(m d s)`` per head."""
+    return torch.einsum("bhmd,hms->bhds", f, w.to(f.dtype))
+
+
+def _inverse_norm(
+    q: Float[Tensor, "b h n d"], key_mask: Bool[Tensor, "b n"] | None, eps: float
+) -> Float[Tensor, "b h n 1"]:
+    norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=accumulator(q))
+    inverse = norm.clamp_min(eps).reciprocal()
+    # a zero here makes the score, the energy and every gradient of a padded token vanish
+    return inverse if key_mask is None else torch.where(key_mask[:, None, :, None], inverse, 0.0)
+
+
+def dual_weights(
+    k: Float[Tensor, "b h m d"],
+    duals: Float[Tensor, "b h m s"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    eps: float = 1e-6,
+) -> Float[Tensor, "b h d s"]:
+    """Return ``Φᵀ H / m``, the projection weights that dual variables ``H`` imply."""
+    scaled = duals * _inverse_norm(k, key_mask, eps).to(duals.dtype)
+    total = k.transpose(-1, -2) @ scaled
+    if key_mask is None:
+        return total / max(k.shape[2], 1)
+    return total / key_mask.sum(1).clamp_min(1).to(total.dtype)[:, None, None, None]
+
+
+def feature_gram(
+    q: Float[Tensor, "b h n d"],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    eps: float = 1e-6,
+) -> Float[Tensor, "b h d d"]:
+    """Return ``Φᵀ Φ``, in float32 or better, without a copy of the features; ``O(n d²)``.
+
+    Second moments of scores, the KKT residual and off-diagonality all follow from this matrix.
+    """
+    wide = q.to(accumulator(q))
+    return wide.transpose(-1, -2) @ (wide * _inverse_norm(q, key_mask, eps).square())
+
+
+def prefix_sum(
+    x: Float[Tensor, "b n c"], start: Float[Tensor, "b c"] | None = None
+) -> Float[Tensor, "b n c"]:
+    """Return ``Σ_{u ≤ t} x_u`` in float32 or better, continuing from ``start``."""
+    total = x.to(accumulator(x)).cumsum(1)
+    return total if start is None else total + start[:, None]
+
+
+def decayed_sum(
+    x: Float[Tensor, "b n c"],
+    decay: float,
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    start: Float[Tensor, "b c"] | None = None,
+    chunk: int = 64,
+) -> Float[Tensor, "b n c"]:
+    """Return ``Σ_{u ≤ t} γ^{t-u} x_u`` in float32 or better, continuing from ``start``.
+
+    Time is counted in real tokens: padding neither adds nor decays. Inside a chunk one triangular
+    product; across chunks a doubling scan that stops where ``γ`` has fallen below 1e-9, so the
+    cost is ``O(n (chunk + log(1/(1-γ)) / chunk) c)``.
+    """
+    b, n, _ = x.shape
+    wide = x.to(accumulator(x))
+    real = torch.ones(b, n, dtype=wide.dtype, device=x.device)
+    if key_mask is not None:
+        wide = torch.where(key_mask[:, :, None], wide, 0.0)
+        real = key_mask.to(wide.dtype)
+    pad = -n % chunk
+    wide = torch.nn.functional.pad(wide, (0, 0, 0, pad)).unflatten(1, (-1, chunk))  # [b g i c]
+    age = torch.nn.functional.pad(real, (0, pad)).unflatten(1, (-1, chunk)).cumsum(2)  # [b g i]
+    rate = math.log(decay)
+    lag = age[..., :, None] - age[..., None, :]
+    inside = (rate * lag.tril()).exp().tril()  # [b g i j]
+    local = inside @ wide
+    # carry over chunks: after k rounds it holds the sum of the last 2^k chunks
+    carry, span = local[:, :, -1], age[:, :, -1]
+    step, groups = 1, carry.shape[1]
+    memory = 1 + int(-math.log(1e-9) / -rate) // chunk
+    while step <= memory:
+        older = torch.nn.functional.pad(carry, (0, 0, step, 0))[:, :groups]
+        carry = carry + (rate * span)[..., None].exp() * older
+        span = span + torch.nn.functional.pad(span, (step, 0))[:, :groups]
+        step *= 2
+    before = torch.nn.functional.pad(carry, (0, 0, 1, 0))[:, :groups]
+    total = local + (rate * age)[..., None].exp() * before[:, :, None]
+    total = total.flatten(1, 2)[:, :n]
+    if start is None:
+        return total
+    return total + (rate * real.cumsum(1))[..., None].exp() * start[:, None]
+
+
+class _Project(torch.autograd.Function):
+    """``(q W) / ‖q‖`` and its energy, keeping q, the scores and one number per row for backward.
+
+    Heads stay where the projection left them: ``q`` is a strided view, products run over slices of
+    it and write into slices of the result, so no rearranged copy is ever made.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, w: Tensor, key_mask: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        inverse = _inverse_norm(q, key_mask, eps).to(q.dtype)
+        scores = _slots(q, w.shape[-1])
+        _multiply(q, w, out=scores)
+        scores.mul_(inverse)
+        ctx.save_for_backward(q, w, scores, inverse)
+        ctx.eps = eps
+        energy = torch.linalg.vector_norm(scores, dim=2, dtype=accumulator(q)).square_()
+        return scores, energy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_scores: Tensor, grad_energy: Tensor
+    ) -> tuple[Tensor, Tensor, None, None]:
+        q, w, scores, inverse = ctx.saved_tensors
+        grad = torch.addcmul(grad_scores, scores, grad_energy[:, :, None].to(q.dtype), value=2)
+        # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
+        radial = torch.linalg.vecdot(grad, scores).unsqueeze(-1) * inverse.square()
+        radial = torch.where(inverse < 1 / ctx.eps, radial, 0.0)
+        grad = grad.mul_(inverse)
+        grad_q = _slots(q, q.shape[-1])
+        torch.mul(q, radial.neg_(), out=grad_q)
+        _multiply(grad, w.transpose(-1, -2), out=grad_q, accumulate=True)
+        grad_w = _contract(q, grad, shared=w.shape[0] == 1 and q.shape[0] != 1)
+        return grad_q, grad_w, None, None
+
+
+def _slots(like: Float[Tensor, "b h n d"], width: int) -> Float[Tensor, "b h n {width}"]:
+    b, h, n, _ = like.shape
+    return like.new_empty(b, n, h, width).transpose(1, 2)
+
+
+def _multiply(a: Tensor, w: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
+    """Write or add ``a @ w`` into ``out`` by slices along the shorter of batch and heads."""
+    w = w.expand(a.shape[0], -1, -1, -1)
+    axis = 0 if a.shape[0] <= a.shape[1] else 1
+    for left, right, slot in zip(a.unbind(axis), w.unbind(axis), out.unbind(axis), strict=True):
+        if accumulate:
+            slot.baddbmm_(left, right)
+        else:
+            torch.bmm(left, right, out=slot)
+
+
+def _contract(a: Tensor, g: Tensor, *, shared: bool) -> Tensor:
+    """Return ``aᵀ g`` per batch entry and head, or summed over the batch if ``shared``."""
+    b, h, _, d = a.shape
+    result = a.new_empty(b, h, d, g.shape[-1])
+    axis = 0 if b <= h else 1
+    for left, right, slot in zip(a.unbind(axis), g.unbind(axis), result.unbind(axis), strict=True):
+        torch.bmm(left.transpose(-1, -2), right, out=slot)
+    return result.sum(0, keepdim=True) if shared else result
+
+
+def project(
+    q: Float[Tensor, "b h n d"],
+    w: Float[Tensor, "#b h d s"],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    eps: float = 1e-6,
+) -> Projection:
+    """Project cosine features of ``q`` onto ``s`` directions per head.
+
+    Costs ``O(n d s)`` per head; keeps ``q``, the scores and one norm per row for backward.
+
+    Args:
+        q: Queries or keys, before the feature map; finite, also at padded positions.
+        w: Projection weights, one set per batch entry or one for all.
+        key_mask: ``True`` where a token is real. Scores of padded tokens are zero.
+        eps: Norms below this count as this.
+
+    Example:
+        >>> q = torch.tensor([[[[3.0, 4.0]]]])
+        >>> project(q, torch.eye(2)[None, None]).scores
+        tensor([[[[0.6000, 0.8000]]]])
+    """
+    w = w.to(q.dtype)
+    if torch.compiler.is_compiling():
+        # the compiler fuses this by itself and cannot see through in-place slices
+        scores = (q @ w) * _inverse_norm(q, key_mask, eps).to(q.dtype)
+        return Projection(scores, scores.to(accumulator(q)).square().sum(2))
+    return Projection(*_Project.apply(q, w, key_mask, eps))

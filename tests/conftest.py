@@ -1,0 +1,17 @@
+"""Shared fixtures: every test starts from the same seeds."""
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _poison_fresh_memory() -> None:
+    # reading memory nobody wrote must show: torch.empty then starts as NaN
+    torch.utils.deterministic.fill_uninitialized_memory = True
