@@ -12,6 +12,12 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_thread_each() -> None:
+    # two workers on two cores: more threads only wait for each other
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _poison_fresh_memory() -> None:
     # reading memory nobody wrote must show: torch.empty then starts as NaN
     torch.utils.deterministic.fill_uninitialized_memory = True

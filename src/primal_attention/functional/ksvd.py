@@ -25,6 +25,7 @@ __all__ = [
     "dual_residual",
     "effective_rank",
     "implied_singular_values",
+    "kernel_singular_values",
     "kkt_residual",
     "ksvd_objective",
     "off_diagonality",
@@ -188,3 +189,23 @@ def implied_singular_values(
     """
     num_keys = num_queries if num_keys is None else num_keys
     return float(num_queries * num_keys) ** 0.5 / lam.square()
+
+
+def kernel_singular_values(
+    gram_q: Float[Tensor, "b h d d"],
+    gram_k: Float[Tensor, "b h d d"],
+    f: Float[Tensor, "b h m d"] | None = None,
+) -> Float[Tensor, "b h d"]:
+    """Return the singular values of ``Φ_q FᵀF Φ_kᵀ`` from the Gram matrices of its factors.
+
+    They are those of ``G_q^{1/2} FᵀF G_k^{1/2}``, a ``d × d`` matrix. With mean Gram matrices
+    (``ΦᵀΦ / n``) multiply by ``√(n m)``. Values below ``√ε`` of the largest are rounding noise.
+    """
+    left, right = _square_root(gram_q), _square_root(gram_k)
+    middle = right if f is None else f.transpose(-1, -2) @ (f @ right)
+    return torch.linalg.svdvals(left @ middle)
+
+
+def _square_root(gram: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(gram)
+    return vectors * values.clamp_min(0).sqrt()[..., None, :] @ vectors.transpose(-1, -2)

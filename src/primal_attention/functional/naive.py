@@ -94,14 +94,19 @@ def causal_data_scores(
     q: Float[Tensor, "b h n d"],
     f: Float[Tensor, "b h n d"],
     codes: Float[Tensor, "h n s"],
-    scale: float,
+    num_samples: int,
     eps: float = 1e-6,
 ) -> Float[Tensor, "b h n s"]:
-    """Return ``e_t = S_tᵀ φ(q_t)``, ``S_t = (scale / t) Σ_{u ≤ t} f_u w_uᵀ``."""
+    """Return ``e_t = a_t S_tᵀ φ(q_t)``, ``S_t = Σ_{u ≤ t} f_u w_uᵀ``.
+
+    The scale ``a_t`` is ``√(m / t)`` for the first ``m = num_samples`` tokens, then ``m / t``.
+    """
     rows = []
     for t in range(q.shape[2]):
         seen = torch.einsum("bhud,hus->bhds", f[:, :, : t + 1], codes[:, : t + 1])
-        rows.append(torch.einsum("bhd,bhds->bhs", cosine(q[:, :, t], eps), seen * scale / (t + 1)))
+        scale = num_samples / (t + 1)
+        scale = scale**0.5 if scale > 1 else scale
+        rows.append(scale * torch.einsum("bhd,bhds->bhs", cosine(q[:, :, t], eps), seen))
     return torch.stack(rows, dim=2)
 
 

@@ -280,4 +280,4 @@ def project(
         # the compiler fuses this by itself and cannot see through in-place slices
         scores = (q @ w) * _inverse_norm(q, key_mask, eps).to(q.dtype)
         return Projection(scores, scores.to(accumulator(q)).square().sum(2))
-    return Projection(*_Project.apply(q, w, key_mask, eps))
+    return Projection(*_Project.apply(q, w, key_mask, eps))  # type: ignore[no-untyped-call]

@@ -1,0 +1,34 @@
+"""Attention mechanisms with one contract, by class or by name."""
+
+from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.linear import LinearAttention
+from primal_attention.attention.multihead import Core, MultiHeadAttention
+from primal_attention.attention.primal import Diagnostics, PrimalAttention
+from primal_attention.attention.registry import (
+    attention_entry,
+    create_attention,
+    list_attentions,
+    register_attention,
+)
+from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
+
+__all__ = [
+    "Attention",
+    "Aux",
+    "Capabilities",
+    "Core",
+    "Diagnostics",
+    "LinearAttention",
+    "MultiHeadAttention",
+    "PrimalAttention",
+    "PublishesTerms",
+    "SoftmaxAttention",
+    "State",
+    "attention_entry",
+    "create_attention",
+    "ksvd_loss",
+    "ksvd_terms",
+    "list_attentions",
+    "register_attention",
+]

@@ -1,0 +1,202 @@
+"""The contract every attention of the registry keeps.
+
+Shape legend: ``b`` batch, ``h`` heads, ``n`` queries, ``m`` keys, ``c`` model width, ``d`` head
+width, ``s`` rank. Tensors are ``[b n c]`` outside a layer and ``[b h n d]`` inside. Masks are
+boolean and ``True`` means keep.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+__all__ = ["Attention", "Aux", "Capabilities", "State"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a mechanism can do. Asking for anything else raises."""
+
+    padding: bool = True
+    """Accepts ``key_mask``; padded tokens influence nothing."""
+    causal: bool = True
+    """Accepts ``is_causal=True``; no output depends on a later token."""
+    cross: bool = True
+    """Accepts a ``context`` of another length."""
+    stateful: bool = True
+    """Decodes with ``init_state`` and ``step``."""
+    relative_position: bool = False
+    """Its weights depend on the distance of two tokens."""
+    aux_loss: bool = False
+    """Has a regulariser of its own, collected by ``ksvd_loss``."""
+    deterministic: bool = True
+    """Two training forwards of the same input agree."""
+
+
+class Aux(NamedTuple):
+    """What a layer has to say besides its output."""
+
+    loss: Float[Tensor, ""]
+    """The layer's regulariser, unweighted, in float32 or better."""
+
+
+class State(NamedTuple):
+    """Everything a layer remembers of the tokens it has decoded. Never changed in place."""
+
+    tensors: tuple[Tensor, ...]
+    """What the mechanism sums or stores; the first axis is the batch."""
+    seen: Int[Tensor, " b"]
+    """How many real tokens each sequence has seen."""
+
+    def reorder(self, index: Int[Tensor, " k"]) -> "State":
+        """Return the state of the sequences in ``index``, as beam search needs it."""
+        return self._map(lambda t: t.index_select(0, index))
+
+    def to(self, device: torch.device | str) -> "State":
+        """Return the state on another device."""
+        return self._map(lambda t: t.to(device))
+
+    def detach(self) -> "State":
+        """Return the state cut from the autograd graph."""
+        return self._map(Tensor.detach)
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the state holds."""
+        return sum(t.numel() for t in (*self.tensors, self.seen))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        return State(tuple(change(t) for t in self.tensors), change(self.seen))
+
+
+class Attention(nn.Module):
+    """Base class: sizes, checks and the methods every mechanism has.
+
+    Args:
+        dim: Model width ``c``.
+        num_heads: Heads; must divide ``dim``.
+        dropout: Probability of dropping an element of the output in training.
+    """
+
+    capabilities: Capabilities = Capabilities()
+
+    def __init__(self, dim: int, num_heads: int = 8, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        if dim < 1 or num_heads < 1 or dim % num_heads:
+            raise ValueError(
+                f"dim must be a positive multiple of num_heads, got dim={dim} and "
+                f"num_heads={num_heads}; choose a head count that divides the width."
+            )
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: bool = False,
+    ) -> Any:
+        """Attend from ``x`` to ``context``, or to ``x`` itself.
+
+        Args:
+            x: Tokens that ask.
+            context: Tokens that answer; ``None`` for self-attention.
+            key_mask: ``True`` where an answering token is real. In self-attention the output at
+                padded positions is zero.
+            is_causal: Let no output depend on a later token.
+            return_aux: Return ``(y, aux)`` instead of ``y``.
+        """
+        raise NotImplementedError  # abstract
+
+    def init_state(self, batch_size: int) -> State:
+        """Return the state before the first token."""
+        raise ValueError(self._cannot("decode step by step", "stateful"))
+
+    def step(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], State]:
+        """Decode the next ``t`` tokens: one while generating, the whole prompt to prefill.
+
+        The outputs are those of a causal ``forward`` over everything seen so far.
+
+        Args:
+            x: The new tokens.
+            state: From ``init_state`` or the last ``step``; it is not changed.
+            key_mask: ``True`` where a new token is real, for prompts padded on the left.
+        """
+        raise ValueError(self._cannot("decode step by step", "stateful"))
+
+    def _split(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b h n d"]:
+        """Return the heads of ``x`` as a view."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _merge(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b n c"]:
+        return x.transpose(1, 2).flatten(2)
+
+    def _cannot(self, what: str, capability: str) -> str:
+        from primal_attention.attention.registry import list_attentions
+
+        names = ", ".join(list_attentions("*", **{capability: True}))
+        return f"{type(self).__name__} cannot {what}; use one of: {names}."
+
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        is_causal: bool = False,
+        return_aux: bool = False,
+    ) -> None:
+        """Raise for anything this layer cannot honour, before any work is done."""
+        for name, tensor in (("x", x), ("context", context)):
+            if tensor is not None and (tensor.dim() != 3 or tensor.shape[-1] != self.dim):
+                raise ValueError(
+                    f"{name} must have shape [batch, tokens, {self.dim}], got "
+                    f"{tuple(tensor.shape)}; add the missing axis or project to the layer's width."
+                )
+        if context is not None:
+            if not self.capabilities.cross:
+                raise ValueError(self._cannot("attend to a context", "cross"))
+            if context.shape[0] != x.shape[0]:
+                raise ValueError(
+                    f"x and context must have the same batch size, got {x.shape[0]} and "
+                    f"{context.shape[0]}; repeat the shorter one."
+                )
+            if is_causal:
+                raise ValueError(
+                    "is_causal=True with a context has no meaning: the two sequences share no "
+                    "order. Use is_causal=False, or self-attention."
+                )
+        if is_causal and not self.capabilities.causal:
+            raise ValueError(self._cannot("run causally", "causal"))
+        if return_aux and not self.capabilities.aux_loss:
+            raise ValueError(self._cannot("return an auxiliary loss", "aux_loss"))
+        if key_mask is not None:
+            self._check_mask(key_mask, x if context is None else context)
+
+    def _check_mask(self, key_mask: Tensor, keys: Tensor) -> None:
+        if not self.capabilities.padding:
+            raise ValueError(self._cannot("honour a padding mask", "padding"))
+        if key_mask.dtype != torch.bool:
+            raise TypeError(
+                f"key_mask must be boolean with True for real tokens, got {key_mask.dtype}; "
+                "write mask.bool(), or ~mask if your True marks padding."
+            )
+        if key_mask.shape != keys.shape[:2]:
+            raise ValueError(
+                f"key_mask must have shape [batch, keys] = {tuple(keys.shape[:2])}, got "
+                f"{tuple(key_mask.shape)}; a mask over pairs of tokens is not supported: pass the "
+                "padding mask, and is_causal=True for order."
+            )

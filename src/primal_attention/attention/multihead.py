@@ -1,0 +1,155 @@
+"""The multi-head shell around mechanisms that are functions of queries, keys and values."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from primal_attention.attention.base import Attention, Capabilities, State
+
+__all__ = ["Core", "MultiHeadAttention"]
+
+
+class Core(nn.Module):
+    """A mechanism on heads: ``(q, k, v) → out``, with a dense reference of what it computes.
+
+    Inputs are finite, also at padded positions; the shell has seen to that.
+    """
+
+    capabilities: Capabilities = Capabilities()
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return what each query collects from the values."""
+        raise NotImplementedError  # abstract
+
+    def weights(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n m"]:
+        """Return the dense matrix ``A`` with ``forward(q, k, v) = A v``; ``O(n m)``, to look at.
+
+        Every core is linear in ``v``, so the columns of ``A`` are its answers to unit values.
+        """
+        b, h, m, _ = k.shape
+        unit = torch.eye(m, dtype=q.dtype, device=q.device).expand(b, h, m, m)
+        return self(q, k, unit, key_mask=key_mask, is_causal=is_causal)
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return the state before the first token, from keys and values without tokens."""
+        raise NotImplementedError  # abstract
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Continue a causal forward by ``t`` tokens."""
+        raise NotImplementedError  # abstract
+
+
+class MultiHeadAttention(Attention):
+    """Projections, heads, masks and dropout around a :class:`Core`.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        core: The mechanism.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        core: Core,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(dim, num_heads, dropout=dropout)
+        self.q_proj = nn.Linear(dim, dim, bias, device, dtype)
+        self.k_proj = nn.Linear(dim, dim, bias, device, dtype)
+        self.v_proj = nn.Linear(dim, dim, bias, device, dtype)
+        self.out_proj = nn.Linear(dim, dim, bias, device, dtype)
+        self.core = core
+        self.capabilities = core.capabilities
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: bool = False,
+    ) -> Any:
+        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
+        self._check(x, context, key_mask, is_causal, return_aux)
+        memory = x if context is None else context
+        if key_mask is not None:
+            # where, not multiply: a NaN in a padded slot must not survive
+            memory = torch.where(key_mask[:, :, None], memory, 0.0)
+        q = self._split(self.q_proj(memory if context is None else x))
+        k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        y = self.core(q, k, v, key_mask=key_mask, is_causal=is_causal)
+        y = self.dropout(self.out_proj(self._merge(y)))
+        if key_mask is not None and context is None:
+            y = torch.where(key_mask[:, :, None], y, 0.0)
+        return y
+
+    def init_state(self, batch_size: int) -> State:
+        """Return the state before the first token."""
+        if not self.capabilities.stateful:
+            return super().init_state(batch_size)
+        weight = self.k_proj.weight
+        empty = weight.new_zeros(batch_size, self.num_heads, 0, self.head_dim)
+        return self.core.init_state(empty, empty)
+
+    def step(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], State]:
+        """Decode the next tokens; see :meth:`Attention.step`."""
+        if not self.capabilities.stateful:
+            return super().step(x, state, key_mask=key_mask)
+        self._check(x, key_mask=key_mask)
+        if key_mask is not None:
+            x = torch.where(key_mask[:, :, None], x, 0.0)
+        q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        y, state = self.core.step(q, k, v, state, key_mask=key_mask)
+        y = self.dropout(self.out_proj(self._merge(y)))
+        if key_mask is not None:
+            y = torch.where(key_mask[:, :, None], y, 0.0)
+        return y, state
+
+
+def seen_after(
+    state: State, k: Float[Tensor, "b h t d"], key_mask: Bool[Tensor, "b t"] | None
+) -> Tensor:
+    """Return the number of real tokens each sequence has seen once ``k`` is added."""
+    return state.seen + (k.shape[2] if key_mask is None else key_mask.sum(1))

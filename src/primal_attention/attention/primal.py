@@ -1,0 +1,792 @@
+"""Primal-Attention (Chen et al., NeurIPS 2023, arXiv 2305.19798) as a drop-in layer.
+
+    e_i = W_{e|X}ᵀ φ(q_i)      r_i = W_{r|X}ᵀ φ(k_i)      y_i = O [C (e_i ; r_i) + c]
+
+``φ`` is the cosine feature map, ``C`` maps the ``2s`` scores of a head to its width, ``O`` merges
+the heads. The projection weights come from one of three sources:
+
+- ``data``: ``W_{e|X} = Fᵀ W_e``, evenly spaced tokens ``F`` times learned codes of their relative
+  position (the paper's layer);
+- ``static``: parameters that see no token; information moves only through the causal prefix mean;
+- ``dual``: ``W_{e|X} = Φ_kᵀ H_r / n`` with dual variables ``H`` read from the tokens, which
+  enforces half of the stationarity conditions and lets content through.
+
+The regulariser asks for an asymmetric kernel SVD of ``K = Φ_q FᵀF Φ_kᵀ``. Whether the learned
+directions *are* singular directions is answered by :meth:`PrimalAttention.diagnose`, not assumed.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.published import (
+    PUBLISHED,
+    SOUND,
+    Conventions,
+    translate_state_dict,
+)
+from primal_attention.attention.registry import register_attention
+from primal_attention.attention.terms import PublishesTerms
+from primal_attention.functional import (
+    Projection,
+    balance,
+    causal_sums,
+    decayed_sum,
+    dual_residual,
+    dual_weights,
+    effective_rank,
+    effective_weights,
+    feature_gram,
+    kernel_singular_values,
+    kkt_residual,
+    ksvd_objective,
+    normalize_rows,
+    off_diagonality,
+    parameter_trace,
+    prefix_sum,
+    project,
+    reduce_objective,
+    sample_rows,
+    score_gram,
+)
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["Diagnostics", "PrimalAttention"]
+
+Weights = Literal["data", "static", "dual"]
+Codes = Literal["basis", "table"]
+Regularizer = Literal["ksvd", "kkt", "balance"]
+
+_SAMPLES_PER_DIRECTION = 10
+"""Sampled rows per direction, the paper's rule."""
+_HORIZON = 2.0**16
+"""Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
+_ORTHOGONALITY = 0.1
+"""Weight of off-diagonality beside the KKT residual; without it directions collapse."""
+
+
+class Diagnostics(NamedTuple):
+    """What a layer has really learned, per sequence and head."""
+
+    objective: Float[Tensor, "b h"]
+    """The KSVD objective ``J``; zero at a stationary point, but not only there."""
+    kkt: Float[Tensor, "b h"]
+    """Relative KKT residual; zero if and only if the directions are singular directions."""
+    balance: Float[Tensor, "b h"]
+    """Imbalance of query-side and key-side energy, 0 to 1; zero is necessary for stationarity."""
+    off_diagonality: Float[Tensor, "b h"]
+    """Mean squared cosine between query-side score columns, 0 to 1."""
+    effective_rank: Float[Tensor, "b h"]
+    """Effective rank of the induced kernel matrix."""
+    singular_values: Float[Tensor, "b h d"]
+    """Singular values of the induced kernel matrix, largest first."""
+
+
+class _Tied(NamedTuple):
+    """Projection weights and what they were made of."""
+
+    w_e: Float[Tensor, "#b h d s"]
+    w_r: Float[Tensor, "#b h d s"]
+    rows: Float[Tensor, "b h m d"] | None = None
+    dual_e: Float[Tensor, "b h m s"] | None = None
+    dual_r: Float[Tensor, "b h m s"] | None = None
+
+
+class _Side(NamedTuple):
+    """One side of the kernel: inputs of its feature map, and which of them are real."""
+
+    inputs: Float[Tensor, "b h n d"]
+    keep: Bool[Tensor, "b n"] | None
+
+    def tokens(self) -> Tensor:
+        b, _, n, _ = self.inputs.shape
+        if self.keep is None:
+            return torch.full((b,), n, device=self.inputs.device)
+        return self.keep.sum(1)
+
+
+class PrimalAttention(Attention, PublishesTerms):
+    """Attention through projections in the primal: linear in length, no values, no ``n × n``.
+
+    Time ``O(n d s)`` per head beside the projections, memory for backward ``2 n (d + s)`` per head,
+    decoding state ``2 c`` (static) or ``2 c s`` (data, dual) numbers whatever the length.
+
+    Args:
+        dim: Model width ``c``.
+        num_heads: Heads; must divide ``dim``.
+        rank: Directions ``s`` per head; by default 32, or the head width if that is smaller.
+        weights: ``"data"`` (the paper's), ``"static"`` (causal use only: otherwise no token sees
+            another) or ``"dual"`` (carries content; the choice for pretrained models).
+        codes: How ``data`` weights store the code of a relative position: ``"basis"``, smooth
+            functions that suit every length, or ``"table"``, one free row per sampled position.
+        decay: With ``static`` weights, replace the prefix mean by ``γ m + (1 - γ) q``; a plain mean
+            hardly moves after a few hundred tokens.
+        regularizer: ``"ksvd"`` (published ``J²``), ``"kkt"`` (residual of the optimality conditions
+            plus orthogonality), ``"balance"``, or ``None``, which also freezes ``lam``.
+        bias: Whether projections and output map have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> attn = PrimalAttention(64, 4, rank=8)
+        >>> x, keep = torch.randn(2, 50, 64), torch.arange(50) < torch.tensor([[50], [31]])
+        >>> attn(x, key_mask=keep).shape
+        torch.Size([2, 50, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        rank: int | None = None,
+        weights: Weights = "data",
+        codes: Codes = "basis",
+        decay: float | None = None,
+        regularizer: Regularizer | None = "ksvd",
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(dim, num_heads, dropout=dropout)
+        if rank is None:
+            rank = min(32, self.head_dim)
+        elif rank > self.head_dim:
+            warnings.warn(
+                f"rank={rank} exceeds the head width {self.head_dim}: at most {self.head_dim} "
+                "directions can be singular directions, the others only cost time.",
+                stacklevel=2,
+            )
+        self._build(
+            rank,
+            weights,
+            codes,
+            decay,
+            regularizer,
+            bias,
+            {"device": device, "dtype": dtype},
+            num_samples=_SAMPLES_PER_DIRECTION * rank,
+            conventions=SOUND,
+        )
+
+    def _build(
+        self,
+        rank: int,
+        weights: Weights,
+        codes: Codes,
+        decay: float | None,
+        regularizer: Regularizer | None,
+        bias: bool,
+        factory: dict[str, Any],
+        *,
+        num_samples: int,
+        conventions: Conventions,
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"rank must be at least 1, got {rank}.")
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
+        for name, value, choices in (
+            ("weights", weights, get_args(Weights)),
+            ("codes", codes, get_args(Codes)),
+            ("regularizer", regularizer, (*get_args(Regularizer), None)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+        if decay is not None and not (weights == "static" and 0 < decay < 1):
+            raise ValueError(
+                f"decay needs weights='static' and a value between 0 and 1, got "
+                f"weights={weights!r} and decay={decay}; leave it out for a plain prefix mean."
+            )
+        self.rank, self.weights, self.codes, self.decay = rank, weights, codes, decay
+        self.regularizer, self.num_samples = regularizer, num_samples
+        self.conventions = conventions
+        self.capabilities = Capabilities(
+            padding=conventions.mask != "refuse",
+            cross=weights != "static" and conventions is SOUND,
+            aux_loss=regularizer is not None,
+        )
+        dim, h, d = self.dim, self.num_heads, self.head_dim
+        self.q_proj = nn.Linear(dim, dim, bias, **factory)
+        self.k_proj = nn.Linear(dim, dim, bias, **factory)
+        self.out_proj = nn.Linear(dim, dim, bias, **factory)
+        self.concat = nn.Linear(2 * rank, d, bias, **factory)
+        self.lam = nn.Parameter(torch.empty(h, rank, **factory), regularizer is not None)
+        if weights == "dual":
+            self.dual_e = nn.Linear(dim, h * rank, False, **factory)
+            self.dual_r = nn.Linear(dim, h * rank, False, **factory)
+        else:
+            rows = d if weights == "static" else self._num_codes
+            self.w_e = nn.Parameter(torch.empty(h, rows, rank, **factory))
+            self.w_r = nn.Parameter(torch.empty(h, rows, rank, **factory))
+        self.reset_parameters()
+
+    @property
+    def _num_codes(self) -> int:
+        return min(2 * self.rank, self.num_samples) if self.codes == "basis" else self.num_samples
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new parameters."""
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+        nn.init.uniform_(self.lam)
+        if self.conventions.positive_lam:
+            # softplus of this is uniform between 0.1 and 1
+            self.lam.mul_(0.9).add_(0.1).expm1_().log_()
+        if self.weights == "dual":
+            return
+        for w in (self.w_e, self.w_r):
+            if self.conventions.flat_init:
+                nn.init.orthogonal_(w)
+            else:
+                for head in w:
+                    nn.init.orthogonal_(head)
+                w.div_(self.rank**0.5)
+
+    @property
+    def ell(self) -> Float[Tensor, "h s"]:
+        """The regulariser's ``ℓ`` in float32 or better; positive, except in published layers."""
+        lam = self.lam.to(accumulator(self.lam))
+        return softplus(lam) if self.conventions.positive_lam else lam
+
+    def extra_repr(self) -> str:
+        """Return what the layer's line shows when a model is printed."""
+        parts = [f"{self.dim}", f"num_heads={self.num_heads}", f"rank={self.rank}"]
+        parts.append(f"weights={self.weights!r}")
+        if self.weights == "data":
+            parts.append(f"codes={self.codes!r}")
+        if self.decay is not None:
+            parts.append(f"decay={self.decay}")
+        return ", ".join([*parts, f"regularizer={self.regularizer!r}"])
+
+    # the published layers
+
+    @classmethod
+    def reference(
+        cls,
+        variant: str,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        rank: int,
+        num_samples: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> Self:
+        """Build the layer of one published experiment exactly, with its quirks.
+
+        Sampling ignores masks (``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse one,
+        ``"lra"`` zeroes outputs), sampled rows are not normalised, ``lam`` is unconstrained,
+        weights start as the released code starts them, the loss is reduced as there.
+
+        Args:
+            variant: ``"uea"``, ``"lra"``, ``"d4rl"``, ``"vit"`` or ``"wikitext"``.
+            dim: Model width.
+            num_heads: Heads.
+            rank: Directions per head.
+            num_samples: Sampled rows; by default ten per direction, as for LRA. The released UEA
+                layer has ``min(longest training series, 5 or 10 × rank)``, the ViT one 197.
+            device: Where to create the parameters.
+            dtype: Type of the parameters.
+
+        Example:
+            >>> PrimalAttention.reference("uea", 512, rank=30, num_samples=300).num_samples
+            300
+        """
+        if variant not in PUBLISHED:
+            raise ValueError(f"variant must be one of {tuple(PUBLISHED)}, got {variant!r}.")
+        layer = cls.__new__(cls)
+        Attention.__init__(layer, dim, num_heads)
+        layer._build(
+            rank,
+            PUBLISHED[variant].weights,
+            "table",
+            None,
+            "ksvd",
+            True,
+            {"device": device, "dtype": dtype},
+            num_samples=_SAMPLES_PER_DIRECTION * rank if num_samples is None else num_samples,
+            conventions=PUBLISHED[variant],
+        )
+        return layer
+
+    def load_reference_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load the parameters of a released layer under their original names.
+
+        Args:
+            state_dict: The entries of one attention layer, its prefix removed.
+        """
+        if self.conventions is SOUND:
+            raise RuntimeError(
+                "This layer follows our conventions, not a published variant's; build it with "
+                "PrimalAttention.reference(variant, ...) and load into that."
+            )
+        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
+
+    # forward
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: bool = False,
+    ) -> Any:
+        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
+
+        In training the regulariser is published for ``ksvd_loss``, or returned with
+        ``return_aux=True``. With a context both scores of ``x`` use weights made of the context
+        alone.
+        """
+        self._check(x, context, key_mask, is_causal, return_aux)
+        self._check_mixing(is_causal)
+        wants_term = self.regularizer is not None and (return_aux or self.training)
+        x, context = _clean(x, context, key_mask)
+        if is_causal:
+            y, term, _ = self._causal(x, key_mask, None, wants_term)
+        else:
+            y, term = self._bidirectional(x, context, key_mask, wants_term)
+        y = self.dropout(y)
+        if key_mask is not None and context is None:
+            y = torch.where(key_mask[:, :, None], y, 0.0)
+        if return_aux:
+            return y, Aux(term)
+        if term is not None:
+            self.publish({"": term})
+        return y
+
+    def _check_mixing(self, is_causal: bool) -> None:
+        if self.weights == "static" and not is_causal:
+            if self.conventions.causal_only:
+                raise ValueError("This published layer is causal; call it with is_causal=True.")
+            if not torch.compiler.is_compiling():
+                warnings.warn(
+                    "static weights without is_causal=True mix no tokens: every output depends on "
+                    "its own token only. Use weights='data' or 'dual'.",
+                    stacklevel=3,
+                )
+        if is_causal and self.conventions.mask == "output":
+            raise ValueError("This published layer is bidirectional; call it without is_causal.")
+
+    def _bidirectional(
+        self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, wants_term: bool
+    ) -> tuple[Tensor, Any]:
+        aware = key_mask if self.conventions.mask == "aware" else None
+        q, k = self._split(self.q_proj(x)), self._split(self.k_proj(x))
+        memory, mq, mk = x, q, k
+        if context is not None:
+            memory = context
+            if self.weights == "dual" or wants_term:
+                mq, mk = self._split(self.q_proj(context)), self._split(self.k_proj(context))
+        tied = self._tie(memory, mq, mk, aware)
+        own = aware if context is None else None
+        e = r = None
+        if self._through_scores:
+            e, r = self._project(q, tied.w_e, own), self._project(k, tied.w_r, own)
+            y = self._emit(e.scores, r.scores, key_mask if context is None else None)
+        else:
+            y = self._emit_folded(q, k, tied, own, key_mask if context is None else None)
+        if not wants_term:
+            return y, None
+        sides = _Side(q, own), _Side(k, own)
+        if context is not None:
+            # the key side lives on the memory; dual weights pose the whole problem there
+            sides = (_Side(mq, aware) if self.weights == "dual" else sides[0]), _Side(mk, aware)
+            e, r = (None if self.weights == "dual" else e), None
+        return y, self._term(sides[0], sides[1], tied, e, r)
+
+    def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> _Tied:
+        """Return the projection weights that ``memory`` (and its projections) imply."""
+        if self.weights == "static":
+            return _Tied(self.w_e[None], self.w_r[None])
+        if self.weights == "dual":
+            dual_e, dual_r = self._split(self.dual_e(memory)), self._split(self.dual_r(memory))
+            eps = self.conventions.eps
+            return _Tied(
+                dual_weights(k, dual_r, key_mask=keep, eps=eps),
+                dual_weights(q, dual_e, key_mask=keep, eps=eps),
+                dual_e=dual_e,
+                dual_r=dual_r,
+            )
+        rows = sample_rows(memory, self.num_samples, keep)
+        if self.conventions.normalize_rows:
+            rows = normalize_rows(rows)
+        f = self._split(rows)
+        w_e, w_r = self._codes()
+        return _Tied(effective_weights(f, w_e), effective_weights(f, w_r), rows=f)
+
+    def _codes(self) -> tuple[Float[Tensor, "h m s"], Float[Tensor, "h m s"]]:
+        """Return the code of every sampled position, for both sides."""
+        if self.codes == "table":
+            return self.w_e, self.w_r
+        at = (torch.arange(self.num_samples, device=self.w_e.device) + 0.5) / self.num_samples
+        basis = self._basis(at)
+        return basis @ self.w_e, basis @ self.w_r
+
+    def _basis(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
+        """Return cosines of the positions ``at``, orthonormal over the sampled rows."""
+        order = torch.arange(self._num_codes, device=at.device)
+        scale = torch.where(order == 0, 1.0, 2.0**0.5) / self.num_samples**0.5
+        return (scale * torch.cos(math.pi * order * at[..., None])).to(self.w_e.dtype)
+
+    def _causal(
+        self, x: Tensor, key_mask: Tensor | None, state: State | None, wants_term: bool
+    ) -> tuple[Tensor, Any, State]:
+        b, n, _ = x.shape
+        q, k = self.q_proj(x), self.k_proj(x)
+        start = self.init_state(b) if state is None else state
+        if self.weights == "static":
+            sums = tuple(
+                self._running(t, key_mask, s) for t, s in zip((q, k), start.tensors, strict=True)
+            )
+            q, k = (self._split(t.to(x.dtype)) for t in sums)
+            tied = _Tied(self.w_e[None], self.w_r[None])
+            e, r = self._project(q, tied.w_e, key_mask), self._project(k, tied.w_r, key_mask)
+            after = tuple(t[:, -1] for t in sums) if n else start.tensors
+        else:
+            q, k = self._split(q), self._split(k)
+            real = torch.ones(b, n, dtype=torch.long, device=x.device)
+            position = start.seen[:, None] + (real if key_mask is None else key_mask).cumsum(1)
+            e, r, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
+        count = start.seen + (n if key_mask is None else key_mask.sum(1))
+        y = self._emit(e.scores, r.scores, key_mask)
+        term = None
+        if wants_term:
+            term = self._term(_Side(q, key_mask), _Side(k, key_mask), tied, e, r, is_causal=True)
+        return y, term, State(after, count)
+
+    def _running(self, x: Tensor, key_mask: Tensor | None, start: Tensor) -> Float[Tensor, "b n c"]:
+        if self.decay is not None:
+            return decayed_sum(x, self.decay, key_mask=key_mask, start=start)
+        if key_mask is not None:
+            x = torch.where(key_mask[:, :, None], x, 0.0)
+        return prefix_sum(x, start)
+
+    def _causal_sums(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        position: Int[Tensor, "b n"],
+        key_mask: Tensor | None,
+        start: State,
+    ) -> tuple[Projection, Projection, _Tied, tuple[Tensor, ...]]:
+        """Return both scores when the projection weights are prefix sums of outer products."""
+        wide = accumulator(q)
+        unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
+        mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
+        if self.weights == "dual":
+            dual_e, dual_r = self._split(self.dual_e(x)), self._split(self.dual_r(x))
+            e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
+            r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
+            last = position[:, -1:].clamp_min(1).to(wide)[:, None, :, None]
+            tied = _Tied(after_e / last, after_r / last, dual_e=dual_e, dual_r=dual_r)
+        else:
+            f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x)
+            w_e, w_r = self._codes_at(position - 1)
+            e, after_e = causal_sums(unit_q, f, w_e.to(f.dtype), state=start.tensors[0])
+            r, after_r = causal_sums(unit_k, f, w_r.to(f.dtype), state=start.tensors[1])
+            # a sum of so many random terms grows like √t; from the sampled size on, take the mean
+            ratio = mean * self.num_samples
+            mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
+            tied = _Tied(self.w_e[None], self.w_r[None])
+        e, r = (e * mean).to(x.dtype), (r * mean).to(x.dtype)
+        both = (Projection(t, t.to(wide).square().sum(2)) for t in (e, r))
+        return next(both), next(both), tied, (after_e, after_r)
+
+    def _unit(self, x: Float[Tensor, "b h n d"], keep: Tensor | None) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
+        unit = (x / norm.clamp_min(self.conventions.eps)).to(x.dtype)
+        return unit if keep is None else torch.where(keep[:, None, :, None], unit, 0.0)
+
+    def _codes_at(self, position: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
+        """Return the codes of absolute positions, ``[b h n s]`` each."""
+        if self.codes == "table":
+            row = position.clamp(0, self.num_samples - 1)
+            return self.w_e[:, row].transpose(0, 1), self.w_r[:, row].transpose(0, 1)
+        at = torch.log1p(position.clamp_min(0).float()) / math.log1p(_HORIZON)
+        basis = self._basis(at)[:, None]
+        return basis @ self.w_e, basis @ self.w_r
+
+    # output
+
+    @property
+    def _through_scores(self) -> bool:
+        """Whether forming the scores is cheaper than folding the output map into the weights."""
+        return self.rank < self.head_dim
+
+    def _project(self, q: Tensor, w: Tensor, keep: Tensor | None) -> Projection:
+        return project(q, w, key_mask=keep, eps=self.conventions.eps)
+
+    def _emit(self, e: Tensor, r: Tensor, keep: Tensor | None) -> Float[Tensor, "b n c"]:
+        """Return the layer output from the scores."""
+        s = self.rank
+        if not _is_plain(self.out_proj) or self._masks_output(keep):
+            heads = self.concat(torch.cat([e, r], dim=-1))
+            return self.out_proj(self._merge(self._mask_output(heads, keep)))
+        # O (C s + c) = (O C) s + O c: folding C into O skips one pass and the n × c between them
+        out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
+        by_e = torch.einsum("chd,ds->chs", out, self.concat.weight[:, :s]).flatten(1)
+        by_r = torch.einsum("chd,ds->chs", out, self.concat.weight[:, s:]).flatten(1)
+        bias: Tensor | None = self.out_proj.bias
+        if bias is not None:
+            bias = bias + torch.einsum("chd,d->c", out, self.concat.bias)
+        return linear(self._merge(e), by_e, bias) + linear(self._merge(r), by_r)
+
+    def _emit_folded(
+        self, q: Tensor, k: Tensor, tied: _Tied, own: Tensor | None, keep: Tensor | None
+    ) -> Float[Tensor, "b n c"]:
+        """Return the layer output without forming scores: ``φ(q) (W C)``, ``d × d`` per head."""
+        by_e, by_r = self.concat.weight.split(self.rank, dim=1)
+        heads = self._project(q, tied.w_e @ by_e.T.to(tied.w_e.dtype), own).scores
+        heads = heads + self._project(k, tied.w_r @ by_r.T.to(tied.w_r.dtype), own).scores
+        if self.concat.bias is not None:
+            heads = heads + self.concat.bias.to(heads.dtype)
+        return self.out_proj(self._merge(self._mask_output(heads, keep)))
+
+    def _masks_output(self, keep: Tensor | None) -> bool:
+        return keep is not None and self.conventions.mask == "output"
+
+    def _mask_output(self, heads: Tensor, keep: Tensor | None) -> Tensor:
+        if keep is None or not self._masks_output(keep):
+            return heads
+        return torch.where(keep[:, None, :, None], heads, 0.0)
+
+    # regulariser and diagnostics
+
+    def _term(
+        self,
+        left: _Side,
+        right: _Side,
+        tied: _Tied,
+        e: Projection | None,
+        r: Projection | None,
+        *,
+        is_causal: bool = False,
+    ) -> Float[Tensor, ""]:
+        """Return the regulariser, unweighted, in float32 or better."""
+        count_e, count_r = left.tokens(), right.tokens()
+        real = (count_e > 0) & (count_r > 0)
+        if self.regularizer == "kkt":
+            residual = self._residual(left, right, tied, e, r, is_causal)
+            share = real.to(residual)[:, None]
+            return (residual * share).sum() / (share.sum() * self.num_heads).clamp_min(1)
+        moment_e = self._moment(left, tied.w_e, e, count_e)
+        moment_r = self._moment(right, tied.w_r, r, count_r)
+        if self.regularizer == "balance":
+            share = real.to(moment_e)[:, None]
+            value = balance(moment_e, moment_r) * share
+            return value.sum() / (share.sum() * self.num_heads).clamp_min(1)
+        objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
+        return reduce_objective(objective, self.conventions.reduction, keep=real)
+
+    def _moment(
+        self, side: _Side, w: Tensor, projection: Projection | None, count: Tensor
+    ) -> Float[Tensor, "b h s"]:
+        if projection is not None:
+            energy = projection.energy
+        else:
+            gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
+            energy = score_gram(gram, w.to(gram.dtype)).diagonal(dim1=-2, dim2=-1)
+        return energy / count.clamp_min(1)[:, None, None]
+
+    def _trace(self, tied: _Tied) -> Tensor:
+        """Return the coupling ``Tr(W_eᵀ W_r)``: of the parameters, or of weights tied to duals."""
+        if self.weights == "dual":
+            wide = accumulator(tied.w_e)
+            return parameter_trace(tied.w_e.to(wide), tied.w_r.to(wide))
+        wide = accumulator(self.w_e)
+        # basis functions are orthonormal over the sampled rows, so coefficients give the trace
+        return parameter_trace(self.w_e.to(wide), self.w_r.to(wide))
+
+    def _grams(self, left: _Side, right: _Side) -> tuple[Tensor, Tensor]:
+        """Return the mean outer products of the features of both sides."""
+        both = []
+        for side in (left, right):
+            gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
+            both.append(gram / side.tokens().clamp_min(1)[:, None, None, None])
+        return both[0], both[1]
+
+    def _residual(
+        self,
+        left: _Side,
+        right: _Side,
+        tied: _Tied,
+        e: Projection | None,
+        r: Projection | None,
+        is_causal: bool,
+    ) -> Float[Tensor, "b h"]:
+        """Return the KKT residual plus the orthogonality it needs to keep directions apart."""
+        if is_causal and self.weights == "data":
+            raise ValueError(
+                "regularizer='kkt' is undefined for causal data-dependent weights: they change "
+                "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
+            )
+        gram_q, gram_k = self._grams(left, right)
+        w_e = tied.w_e.to(gram_q.dtype)
+        if self.weights == "dual":
+            residual = self._dual_condition(left, right, tied, e, r)
+        else:
+            residual = self._primal_condition(gram_q, gram_k, tied)
+        return residual + _ORTHOGONALITY * off_diagonality(score_gram(gram_q, w_e))
+
+    def _primal_condition(self, gram_q: Tensor, gram_k: Tensor, tied: _Tied) -> Tensor:
+        wide = gram_q.dtype
+        rows = None if tied.rows is None else tied.rows.to(wide)
+        w_e, w_r = self._codes() if self.weights == "data" else (self.w_e, self.w_r)
+        return kkt_residual(gram_q, gram_k, w_e[None].to(wide), w_r[None].to(wide), self.ell, rows)
+
+    def _dual_condition(
+        self, left: _Side, right: _Side, tied: _Tied, e: Projection | None, r: Projection | None
+    ) -> Tensor:
+        wide = accumulator(left.inputs)
+        e = self._project(left.inputs, tied.w_e, left.keep) if e is None else e
+        r = self._project(right.inputs, tied.w_r, right.keep) if r is None else r
+        dual_e, dual_r = (_given(t).to(wide) for t in (tied.dual_e, tied.dual_r))
+        scores_e, scores_r = e.scores.to(wide), r.scores.to(wide)
+        return dual_residual(scores_e, scores_r, dual_e, dual_r, self.ell, key_mask=left.keep)
+
+    @torch.no_grad()
+    def diagnose(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Diagnostics:
+        """Measure how far the layer is from an asymmetric kernel SVD on these tokens.
+
+        Works whatever the training loss was. Costs ``O(n d²)`` per head; no ``n × n`` matrix.
+
+        Args:
+            x: Tokens, as for ``forward``.
+            context: Memory, as for ``forward``.
+            key_mask: ``True`` where a token of the memory is real.
+            is_causal: Look at the causal layer; not defined for ``data`` weights, which have no one
+                kernel behind them.
+
+        Example:
+            >>> layer = PrimalAttention(16, 2, rank=4)
+            >>> bool((layer.diagnose(torch.randn(1, 40, 16)).kkt > 0.3).all())  # not trained
+            True
+        """
+        self._check(x, context, key_mask, is_causal)
+        if is_causal and self.weights == "data":
+            raise ValueError(
+                "Causal data-dependent weights change with every token; there is no one kernel to "
+                "diagnose. Call diagnose without is_causal."
+            )
+        x, context = _clean(x, context, key_mask)
+        memory = x if context is None else context
+        q, k = self.q_proj(memory if self.weights == "dual" else x), self.k_proj(memory)
+        if is_causal:
+            zero = q.new_zeros(q.shape[0], self.dim)
+            if self.weights == "static":
+                q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
+        q, k = self._split(q), self._split(k)
+        keep = key_mask if self.conventions.mask == "aware" else None
+        left = _Side(q, keep if context is None or self.weights == "dual" else None)
+        right = _Side(k, keep)
+        tied = self._tie(memory, q, k, keep)
+        gram_q, gram_k = self._grams(left, right)
+        wide = gram_q.dtype
+        gram_e = score_gram(gram_q, tied.w_e.to(wide))
+        gram_r = score_gram(gram_k, tied.w_r.to(wide))
+        moment_e, moment_r = (g.diagonal(dim1=-2, dim2=-1) for g in (gram_e, gram_r))
+        if self.weights == "dual":
+            kkt = self._dual_condition(left, right, tied, None, None)
+        else:
+            kkt = self._primal_condition(gram_q, gram_k, tied)
+        size = (left.tokens() * right.tokens()).to(wide).sqrt()[:, None, None]
+        rows = None if tied.rows is None else tied.rows.to(wide)
+        sigma = size * kernel_singular_values(gram_q, gram_k, rows)
+        pairs = max(self.rank * (self.rank - 1) // 2, 1)
+        return Diagnostics(
+            ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied)),
+            kkt,
+            balance(moment_e, moment_r),
+            off_diagonality(gram_e) / pairs,
+            effective_rank(sigma),
+            sigma,
+        )
+
+    # decoding
+
+    def init_state(self, batch_size: int) -> State:
+        """Return the state before the first token: ``2 c`` or ``2 c s`` zeros per sequence."""
+        weight = self.q_proj.weight
+        shape: tuple[int, ...] = (batch_size, self.dim)
+        if self.weights != "static":
+            shape = (batch_size, self.num_heads, self.head_dim, self.rank)
+        zeros = weight.new_zeros(shape, dtype=accumulator(weight))
+        return State((zeros, zeros), weight.new_zeros(batch_size, dtype=torch.long))
+
+    def step(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], State]:
+        """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
+        self._check(x, key_mask=key_mask, is_causal=True)
+        self._check_mixing(is_causal=True)
+        x, _ = _clean(x, None, key_mask)
+        y, _, after = self._causal(x, key_mask, state, wants_term=False)
+        y = self.dropout(y)
+        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
+
+
+def _clean(
+    x: Tensor, context: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Zero padded tokens: a NaN in a padded slot must reach neither result nor gradient."""
+    if key_mask is None:
+        return x, context
+    if context is None:
+        return torch.where(key_mask[:, :, None], x, 0.0), None
+    return x, torch.where(key_mask[:, :, None], context, 0.0)
+
+
+def _given(tensor: Tensor | None) -> Tensor:
+    """Narrow the type of an optional tensor that this code path always has."""
+    if tensor is None:
+        raise RuntimeError("dual variables are missing; weights must be 'dual' here.")
+    return tensor
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a projection is just its weight: not adapted, quantised, sharded or hooked."""
+    return type(module) is nn.Linear and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    )
+
+
+_LINES: tuple[tuple[str, Weights, str], ...] = (
+    ("primal", "data", "projections onto sampled tokens with learned position codes"),
+    ("primal-static", "static", "projections of prefix means; for causal use"),
+    ("primal-dual", "dual", "projections tied to dual variables; carries content"),
+)
+for _name, _weights, _summary in _LINES:
+    register_attention(
+        _name,
+        functools.partial(PrimalAttention, weights=_weights),
+        capabilities=Capabilities(cross=_weights != "static", aux_loss=True),
+        cost="n",
+        summary=_summary,
+    )

@@ -1,0 +1,103 @@
+"""Softmax attention through ``scaled_dot_product_attention``: the measure of all others."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.registry import register_attention
+
+__all__ = ["SoftmaxAttention", "SoftmaxCore"]
+
+
+class SoftmaxCore(Core):
+    """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; its decoding state grows with every token."""
+
+    capabilities = Capabilities()
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the softmax average of the values; zero for a row without keys."""
+        if key_mask is None:
+            return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        keep = key_mask[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+        return self._masked(q, k, v, keep.tril() if is_causal else keep)
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return an empty cache of keys, values and which of them are real."""
+        keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
+        return State((k, v, keep), keep.sum(1))
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
+        old_k, old_v, old_keep = state.tensors
+        b, _, t, _ = q.shape
+        new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
+        keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
+        keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        pairs = keep[:, None, None, :].expand(-1, -1, t, -1).tril(old_keep.shape[1])
+        after = State((keys, values, keep), seen_after(state, k, key_mask))
+        return self._masked(q, keys, values, pairs), after
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        y = scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        return torch.where(keep.any(-1, keepdim=True), y, 0.0)
+
+
+class SoftmaxAttention(MultiHeadAttention):
+    """Multi-head softmax attention with the library's contract.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> SoftmaxAttention(16, 4)(torch.randn(2, 5, 16)).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, SoftmaxCore(), bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+
+register_attention(
+    "softmax",
+    SoftmaxAttention,
+    capabilities=SoftmaxCore.capabilities,
+    cost="n²",
+    summary="exact softmax through scaled_dot_product_attention",
+)

@@ -1,0 +1,94 @@
+"""How a layer's regulariser reaches the training loop.
+
+    loss = task_loss + eta * ksvd_loss(model)
+
+A layer inside someone else's model publishes the term of its last training forward; a model of
+ours asks its layers with ``return_aux=True`` and publishes all terms itself, once. ``ksvd_loss``
+collects what was published and clears it. Terms are never appended, pickled or copied.
+"""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+__all__ = ["PublishesTerms", "ksvd_loss", "ksvd_terms"]
+
+
+class PublishesTerms(nn.Module):
+    """A module that holds the loss terms of its last training forward until they are collected."""
+
+    _terms: dict[str, Tensor] | None = None
+
+    def publish(self, terms: dict[str, Tensor]) -> None:
+        """Replace what was published before; does nothing outside training."""
+        # activation checkpointing runs forward again inside backward: that is not a new step
+        if self.training and (torch.compiler.is_compiling() or not _in_backward()):
+            self._terms = terms
+
+    def __getstate__(self) -> dict[str, Any]:
+        # terms belong to one graph: a copy or a pickle must not drag it along
+        return {k: v for k, v in self.__dict__.items() if k != "_terms"}
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def ksvd_terms(model: nn.Module) -> dict[str, Float[Tensor, ""]]:
+    """Return the published terms by layer name, and leave them where they are.
+
+    Example:
+        >>> import primal_attention as pa
+        >>> layer = pa.PrimalAttention(8, 2)
+        >>> _ = layer(torch.randn(1, 5, 8))
+        >>> list(pa.ksvd_terms(layer))
+        ['']
+    """
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PublishesTerms) and module._terms is not None:
+            for inner, term in module._terms.items():
+                found[".".join(filter(None, (name, inner)))] = term
+    return found
+
+
+def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> Float[Tensor, ""]:
+    """Collect the regularisers of the last training forward as one number, and clear them.
+
+    Args:
+        model: Any module with primal layers somewhere inside.
+        layers: Average over layers, as the published code does, or sum, as the paper writes.
+
+    Raises:
+        RuntimeError: If nothing was published since the last call, or if a term carries no
+            gradient although gradients are on.
+
+    Example:
+        >>> import primal_attention as pa
+        >>> layer = pa.PrimalAttention(8, 2)
+        >>> y = layer(torch.randn(1, 5, 8))
+        >>> loss = y.square().mean() + 0.1 * pa.ksvd_loss(layer)
+    """
+    if layers not in ("mean", "sum"):
+        raise ValueError(f"layers must be 'mean' or 'sum', got {layers!r}.")
+    terms = ksvd_terms(model)
+    if not terms:
+        raise RuntimeError(
+            "ksvd_loss found no published term. Run a forward in training mode (model.train()), "
+            "then call ksvd_loss once; layers with regularizer=None publish nothing."
+        )
+    if torch.is_grad_enabled():
+        for name, term in terms.items():
+            if not term.requires_grad:
+                raise RuntimeError(
+                    f"The KSVD term of layer {name or 'model'!r} carries no gradient: the forward "
+                    "ran under no_grad or inside reentrant activation checkpointing. Use "
+                    "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
+                )
+    for module in model.modules():
+        if isinstance(module, PublishesTerms):
+            module._terms = None
+    total = torch.stack(list(terms.values())).sum()
+    return total / len(terms) if layers == "mean" else total
