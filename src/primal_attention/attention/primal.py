@@ -394,20 +394,20 @@ class PrimalAttention(Attention, PublishesTerms):
                 mq, mk = self._split(self.q_proj(context)), self._split(self.k_proj(context))
         tied = self._tie(memory, mq, mk, aware)
         own = aware if context is None else None
-        e = r = None
+        scores = None
         if self._through_scores:
-            e, r = self._project(q, tied.w_e, own), self._project(k, tied.w_r, own)
-            y = self._emit(e.scores, r.scores, key_mask if context is None else None)
+            scores = self._project((q, tied.w_e), (k, tied.w_r), keep=own)
+            y = self._emit(scores.scores, key_mask if context is None else None)
         else:
             y = self._emit_folded(q, k, tied, own, key_mask if context is None else None)
         if not wants_term:
             return y, None
-        sides = _Side(q, own), _Side(k, own)
+        left, right = _Side(q, own), _Side(k, own)
         if context is not None:
             # the key side lives on the memory; dual weights pose the whole problem there
-            sides = (_Side(mq, aware) if self.weights == "dual" else sides[0]), _Side(mk, aware)
-            e, r = (None if self.weights == "dual" else e), None
-        return y, self._term(sides[0], sides[1], tied, e, r)
+            left = _Side(mq, aware) if self.weights == "dual" else left
+            right, scores = _Side(mk, aware), None
+        return y, self._term(left, right, tied, scores)
 
     def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> _Tied:
         """Return the projection weights that ``memory`` (and its projections) imply."""
@@ -455,18 +455,19 @@ class PrimalAttention(Attention, PublishesTerms):
             )
             q, k = (self._split(t.to(x.dtype)) for t in sums)
             tied = _Tied(self.w_e[None], self.w_r[None])
-            e, r = self._project(q, tied.w_e, key_mask), self._project(k, tied.w_r, key_mask)
+            scores = self._project((q, tied.w_e), (k, tied.w_r), keep=key_mask)
             after = tuple(t[:, -1] for t in sums) if n else start.tensors
         else:
             q, k = self._split(q), self._split(k)
             real = torch.ones(b, n, dtype=torch.long, device=x.device)
             position = start.seen[:, None] + (real if key_mask is None else key_mask).cumsum(1)
-            e, r, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
+            scores, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
         count = start.seen + (n if key_mask is None else key_mask.sum(1))
-        y = self._emit(e.scores, r.scores, key_mask)
+        y = self._emit(scores.scores, key_mask)
         term = None
         if wants_term:
-            term = self._term(_Side(q, key_mask), _Side(k, key_mask), tied, e, r, is_causal=True)
+            left, right = _Side(q, key_mask), _Side(k, key_mask)
+            term = self._term(left, right, tied, scores, is_causal=True)
         return y, term, State(after, count)
 
     def _running(self, x: Tensor, key_mask: Tensor | None, start: Tensor) -> Float[Tensor, "b n c"]:
@@ -484,8 +485,8 @@ class PrimalAttention(Attention, PublishesTerms):
         position: Int[Tensor, "b n"],
         key_mask: Tensor | None,
         start: State,
-    ) -> tuple[Projection, Projection, _Tied, tuple[Tensor, ...]]:
-        """Return both scores when the projection weights are prefix sums of outer products."""
+    ) -> tuple[Projection, _Tied, tuple[Tensor, ...]]:
+        """Return the scores when the projection weights are prefix sums of outer products."""
         wide = accumulator(q)
         unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
         mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
@@ -504,9 +505,9 @@ class PrimalAttention(Attention, PublishesTerms):
             ratio = mean * self.num_samples
             mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
             tied = _Tied(self.w_e[None], self.w_r[None])
-        e, r = (e * mean).to(x.dtype), (r * mean).to(x.dtype)
-        both = (Projection(t, t.to(wide).square().sum(2)) for t in (e, r))
-        return next(both), next(both), tied, (after_e, after_r)
+        scores = torch.cat([e, r], dim=-1) * mean
+        projection = Projection(scores.to(x.dtype), scores.square().sum(2))
+        return projection, tied, (after_e, after_r)
 
     def _unit(self, x: Float[Tensor, "b h n d"], keep: Tensor | None) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
@@ -529,31 +530,32 @@ class PrimalAttention(Attention, PublishesTerms):
         """Whether forming the scores is cheaper than folding the output map into the weights."""
         return self.rank < self.head_dim
 
-    def _project(self, q: Tensor, w: Tensor, keep: Tensor | None) -> Projection:
-        return project(q, w, key_mask=keep, eps=self.conventions.eps)
+    def _project(self, *pairs: tuple[Tensor, Tensor], keep: Tensor | None) -> Projection:
+        return project(*pairs, key_mask=keep, eps=self.conventions.eps)
 
-    def _emit(self, e: Tensor, r: Tensor, keep: Tensor | None) -> Float[Tensor, "b n c"]:
-        """Return the layer output from the scores."""
-        s = self.rank
+    def _emit(
+        self, scores: Float[Tensor, "b h n k"], keep: Tensor | None
+    ) -> Float[Tensor, "b n c"]:
+        """Return the layer output from the scores of both sides."""
         if not _is_plain(self.out_proj) or self._masks_output(keep):
-            heads = self.concat(torch.cat([e, r], dim=-1))
+            heads = self.concat(scores)
             return self.out_proj(self._merge(self._mask_output(heads, keep)))
         # O (C s + c) = (O C) s + O c: folding C into O skips one pass and the n × c between them
         out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
-        by_e = torch.einsum("chd,ds->chs", out, self.concat.weight[:, :s]).flatten(1)
-        by_r = torch.einsum("chd,ds->chs", out, self.concat.weight[:, s:]).flatten(1)
+        weight = (out @ self.concat.weight).flatten(1)  # [c h·2s]
         bias: Tensor | None = self.out_proj.bias
         if bias is not None:
-            bias = bias + torch.einsum("chd,d->c", out, self.concat.bias)
-        return linear(self._merge(e), by_e, bias) + linear(self._merge(r), by_r)
+            bias = bias + (out @ self.concat.bias).sum(1)
+        return linear(self._merge(scores), weight, bias)
 
     def _emit_folded(
         self, q: Tensor, k: Tensor, tied: _Tied, own: Tensor | None, keep: Tensor | None
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output without forming scores: ``φ(q) (W C)``, ``d × d`` per head."""
         by_e, by_r = self.concat.weight.split(self.rank, dim=1)
-        heads = self._project(q, tied.w_e @ by_e.T.to(tied.w_e.dtype), own).scores
-        heads = heads + self._project(k, tied.w_r @ by_r.T.to(tied.w_r.dtype), own).scores
+        fold_e, fold_r = (w @ by.T.to(w.dtype) for w, by in ((tied.w_e, by_e), (tied.w_r, by_r)))
+        heads = self._project((q, fold_e), keep=own).scores
+        heads = heads + self._project((k, fold_r), keep=own).scores
         if self.concat.bias is not None:
             heads = heads + self.concat.bias.to(heads.dtype)
         return self.out_proj(self._merge(self._mask_output(heads, keep)))
@@ -573,8 +575,7 @@ class PrimalAttention(Attention, PublishesTerms):
         left: _Side,
         right: _Side,
         tied: _Tied,
-        e: Projection | None,
-        r: Projection | None,
+        scores: Projection | None,
         *,
         is_causal: bool = False,
     ) -> Float[Tensor, ""]:
@@ -582,11 +583,15 @@ class PrimalAttention(Attention, PublishesTerms):
         count_e, count_r = left.tokens(), right.tokens()
         real = (count_e > 0) & (count_r > 0)
         if self.regularizer == "kkt":
-            residual = self._residual(left, right, tied, e, r, is_causal)
+            residual = self._residual(left, right, tied, scores, is_causal)
             share = real.to(residual)[:, None]
             return (residual * share).sum() / (share.sum() * self.num_heads).clamp_min(1)
-        moment_e = self._moment(left, tied.w_e, e, count_e)
-        moment_r = self._moment(right, tied.w_r, r, count_r)
+        if scores is None:
+            energy = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
+        else:
+            energy = scores.energy.split(self.rank, dim=-1)
+        moment_e = energy[0] / count_e.clamp_min(1)[:, None, None]
+        moment_r = energy[1] / count_r.clamp_min(1)[:, None, None]
         if self.regularizer == "balance":
             share = real.to(moment_e)[:, None]
             value = balance(moment_e, moment_r) * share
@@ -594,15 +599,10 @@ class PrimalAttention(Attention, PublishesTerms):
         objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
         return reduce_objective(objective, self.conventions.reduction, keep=real)
 
-    def _moment(
-        self, side: _Side, w: Tensor, projection: Projection | None, count: Tensor
-    ) -> Float[Tensor, "b h s"]:
-        if projection is not None:
-            energy = projection.energy
-        else:
-            gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
-            energy = score_gram(gram, w.to(gram.dtype)).diagonal(dim1=-2, dim2=-1)
-        return energy / count.clamp_min(1)[:, None, None]
+    def _energy(self, side: _Side, w: Tensor) -> Float[Tensor, "b h s"]:
+        """Return the energy of the scores without forming them."""
+        gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
+        return score_gram(gram, w.to(gram.dtype)).diagonal(dim1=-2, dim2=-1)
 
     def _trace(self, tied: _Tied) -> Tensor:
         """Return the coupling ``Tr(W_eᵀ W_r)``: of the parameters, or of weights tied to duals."""
@@ -626,8 +626,7 @@ class PrimalAttention(Attention, PublishesTerms):
         left: _Side,
         right: _Side,
         tied: _Tied,
-        e: Projection | None,
-        r: Projection | None,
+        scores: Projection | None,
         is_causal: bool,
     ) -> Float[Tensor, "b h"]:
         """Return the KKT residual plus the orthogonality it needs to keep directions apart."""
@@ -639,7 +638,7 @@ class PrimalAttention(Attention, PublishesTerms):
         gram_q, gram_k = self._grams(left, right)
         w_e = tied.w_e.to(gram_q.dtype)
         if self.weights == "dual":
-            residual = self._dual_condition(left, right, tied, e, r)
+            residual = self._dual_condition(left, right, tied, scores)
         else:
             residual = self._primal_condition(gram_q, gram_k, tied)
         return residual + _ORTHOGONALITY * off_diagonality(score_gram(gram_q, w_e))
@@ -651,14 +650,15 @@ class PrimalAttention(Attention, PublishesTerms):
         return kkt_residual(gram_q, gram_k, w_e[None].to(wide), w_r[None].to(wide), self.ell, rows)
 
     def _dual_condition(
-        self, left: _Side, right: _Side, tied: _Tied, e: Projection | None, r: Projection | None
+        self, left: _Side, right: _Side, tied: _Tied, scores: Projection | None
     ) -> Tensor:
         wide = accumulator(left.inputs)
-        e = self._project(left.inputs, tied.w_e, left.keep) if e is None else e
-        r = self._project(right.inputs, tied.w_r, right.keep) if r is None else r
+        if scores is None:
+            pairs = (left.inputs, tied.w_e), (right.inputs, tied.w_r)
+            scores = self._project(*pairs, keep=left.keep)
         dual_e, dual_r = (_given(t).to(wide) for t in (tied.dual_e, tied.dual_r))
-        scores_e, scores_r = e.scores.to(wide), r.scores.to(wide)
-        return dual_residual(scores_e, scores_r, dual_e, dual_r, self.ell, key_mask=left.keep)
+        e, r = scores.scores.to(wide).split(self.rank, dim=-1)
+        return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=left.keep)
 
     @torch.no_grad()
     def diagnose(
@@ -709,7 +709,7 @@ class PrimalAttention(Attention, PublishesTerms):
         gram_r = score_gram(gram_k, tied.w_r.to(wide))
         moment_e, moment_r = (g.diagonal(dim1=-2, dim2=-1) for g in (gram_e, gram_r))
         if self.weights == "dual":
-            kkt = self._dual_condition(left, right, tied, None, None)
+            kkt = self._dual_condition(left, right, tied, None)
         else:
             kkt = self._primal_condition(gram_q, gram_k, tied)
         size = (left.tokens() * right.tokens()).to(wide).sqrt()[:, None, None]

@@ -34,12 +34,12 @@ __all__ = [
 
 
 class Projection(NamedTuple):
-    """Scores of one side and their energy."""
+    """Scores and their energy."""
 
-    scores: Float[Tensor, "b h n s"]
-    """``Wᵀ φ(q_i)``, zero at padded tokens."""
-    energy: Float[Tensor, "b h s"]
-    """``Σ_i scores_i²`` per direction, in float32 or better."""
+    scores: Float[Tensor, "b h n k"]
+    """``Wᵀ φ(q_i)``, zero at padded tokens; the sides next to each other."""
+    energy: Float[Tensor, "b h k"]
+    """``Σ_i scores_i²`` per column, in float32 or better."""
 
 
 def even_indices(
@@ -190,46 +190,57 @@ def decayed_sum(
 
 
 class _Project(torch.autograd.Function):
-    """``(q W) / ‖q‖`` and its energy, keeping q, the scores and one number per row for backward.
+    """``(q W) / ‖q‖`` side by side for several ``(q, W)``, and the energy of every column.
 
-    Heads stay where the projection left them: ``q`` is a strided view, products run over slices of
-    it and write into slices of the result, so no rearranged copy is ever made.
+    Keeps the inputs, the scores and one number per row for backward. Heads stay where the
+    projection left them: ``q`` is a strided view, products run over slices of it and write into
+    slices of the result, so no rearranged copy is ever made.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, w: Tensor, key_mask: Tensor | None, eps: float
+        ctx: Any, key_mask: Tensor | None, eps: float, *pairs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        inverse = _inverse_norm(q, key_mask, eps).to(q.dtype)
-        scores = _slots(q, w.shape[-1])
-        _multiply(q, w, out=scores)
+        inputs, weights = pairs[::2], pairs[1::2]
+        b, h, n, _ = inputs[0].shape
+        sides, s = len(inputs), weights[0].shape[-1]
+        scores = inputs[0].new_empty(b, n, h, sides, s)
+        inverse = scores.new_empty(b, n, h, sides, 1, dtype=accumulator(scores))
+        for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
+            torch.linalg.vector_norm(
+                q.transpose(1, 2), dim=-1, dtype=inverse.dtype, out=inverse[..., i, 0]
+            )
+            _multiply(q, w, out=scores[..., i, :].transpose(1, 2))
+        inverse.clamp_min_(eps).reciprocal_()
+        if key_mask is not None:
+            # zero here makes the score, the energy and every gradient of a padded token vanish
+            inverse.masked_fill_(~key_mask[:, :, None, None, None], 0.0)
+        inverse = inverse.to(scores.dtype)
         scores.mul_(inverse)
-        ctx.save_for_backward(q, w, scores, inverse)
+        ctx.save_for_backward(scores, inverse, *pairs)
         ctx.eps = eps
-        energy = torch.linalg.vector_norm(scores, dim=2, dtype=accumulator(q)).square_()
-        return scores, energy
+        energy = scores.to(accumulator(scores)).square().sum(1).flatten(2)
+        return scores.flatten(3).transpose(1, 2), energy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(
-        ctx: Any, grad_scores: Tensor, grad_energy: Tensor
-    ) -> tuple[Tensor, Tensor, None, None]:
-        q, w, scores, inverse = ctx.saved_tensors
-        grad = torch.addcmul(grad_scores, scores, grad_energy[:, :, None].to(q.dtype), value=2)
+    def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
+        scores, inverse, *pairs = ctx.saved_tensors
+        sides, s = scores.shape[3:]
+        grad = grad_scores.transpose(1, 2).unflatten(-1, (sides, s))  # [b n h sides s]
+        twice = grad_energy.to(grad.dtype).unflatten(-1, (sides, s)).unsqueeze(1)
+        grad = torch.addcmul(grad, scores, twice, value=2)
         # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
-        radial = torch.linalg.vecdot(grad, scores).unsqueeze(-1) * inverse.square()
-        radial = torch.where(inverse < 1 / ctx.eps, radial, 0.0)
-        grad = grad.mul_(inverse)
-        grad_q = _slots(q, q.shape[-1])
-        torch.mul(q, radial.neg_(), out=grad_q)
-        _multiply(grad, w.transpose(-1, -2), out=grad_q, accumulate=True)
-        grad_w = _contract(q, grad, shared=w.shape[0] == 1 and q.shape[0] != 1)
-        return grad_q, grad_w, None, None
-
-
-def _slots(like: Float[Tensor, "b h n d"], width: int) -> Float[Tensor, "b h n {width}"]:
-    b, h, n, _ = like.shape
-    return like.new_empty(b, n, h, width).transpose(1, 2)
+        radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
+        radial.masked_fill_(inverse >= 1 / ctx.eps, 0.0)
+        grad.mul_(inverse)
+        results: list[Tensor | None] = [None, None]
+        for i, (q, w) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
+            side = grad[..., i, :].transpose(1, 2)
+            grad_q = torch.mul(q.transpose(1, 2), radial[..., i, :]).transpose(1, 2)
+            _multiply(side, w.transpose(-1, -2), out=grad_q, accumulate=True)
+            results += [grad_q, _contract(q, side, shared=w.shape[0] != q.shape[0])]
+        return tuple(results)
 
 
 def _multiply(a: Tensor, w: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
@@ -254,30 +265,34 @@ def _contract(a: Tensor, g: Tensor, *, shared: bool) -> Tensor:
 
 
 def project(
-    q: Float[Tensor, "b h n d"],
-    w: Float[Tensor, "#b h d s"],
-    *,
+    *pairs: tuple[Float[Tensor, "b h n d"], Float[Tensor, "#b h d s"]],
     key_mask: Bool[Tensor, "b n"] | None = None,
     eps: float = 1e-6,
 ) -> Projection:
-    """Project cosine features of ``q`` onto ``s`` directions per head.
+    """Project cosine features onto ``s`` directions per head, for one or more sides at once.
 
-    Costs ``O(n d s)`` per head; keeps ``q``, the scores and one norm per row for backward.
+    Costs ``O(n d s)`` per head; keeps inputs, scores and one norm per row for backward.
 
     Args:
-        q: Queries or keys, before the feature map; finite, also at padded positions.
-        w: Projection weights, one set per batch entry or one for all.
+        pairs: ``(q, w)`` for each side: queries or keys before the feature map, finite also at
+            padded positions; projection weights, one set per batch entry or one for all.
         key_mask: ``True`` where a token is real. Scores of padded tokens are zero.
         eps: Norms below this count as this.
 
+    Returns:
+        The scores of all sides next to each other, ``k = sides × s`` columns.
+
     Example:
         >>> q = torch.tensor([[[[3.0, 4.0]]]])
-        >>> project(q, torch.eye(2)[None, None]).scores
+        >>> project((q, torch.eye(2)[None, None])).scores
         tensor([[[[0.6000, 0.8000]]]])
     """
-    w = w.to(q.dtype)
     if torch.compiler.is_compiling():
         # the compiler fuses this by itself and cannot see through in-place slices
-        scores = (q @ w) * _inverse_norm(q, key_mask, eps).to(q.dtype)
-        return Projection(scores, scores.to(accumulator(q)).square().sum(2))
-    return Projection(*_Project.apply(q, w, key_mask, eps))  # type: ignore[no-untyped-call]
+        sides = [
+            (q @ w.to(q.dtype)) * _inverse_norm(q, key_mask, eps).to(q.dtype) for q, w in pairs
+        ]
+        scores = torch.cat(sides, dim=-1)
+        return Projection(scores, scores.to(accumulator(scores)).square().sum(2))
+    flat = [t for q, w in pairs for t in (q, w.to(q.dtype))]
+    return Projection(*_Project.apply(key_mask, eps, *flat))  # type: ignore[no-untyped-call]
