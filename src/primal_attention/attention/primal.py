@@ -57,7 +57,7 @@ from primal_attention.functional import (
     sample_rows,
     score_gram,
 )
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.precision import accumulator, representable
 
 __all__ = ["Diagnostics", "PrimalAttention"]
 
@@ -130,7 +130,8 @@ class PrimalAttention(Attention, PublishesTerms):
         decay: With ``static`` weights, replace the prefix mean by ``γ m + (1 - γ) q``; a plain mean
             hardly moves after a few hundred tokens.
         regularizer: ``"ksvd"`` (published ``J²``), ``"kkt"`` (residual of the optimality conditions
-            plus orthogonality), ``"balance"``, or ``None``, which also freezes ``lam``.
+            plus orthogonality), ``"balance"`` or ``None``; the last two freeze ``lam``, which they
+            do not use.
         bias: Whether projections and output map have a bias.
         dropout: Probability of dropping an element of the output in training.
         device: Where to create the parameters.
@@ -142,6 +143,8 @@ class PrimalAttention(Attention, PublishesTerms):
         >>> attn(x, key_mask=keep).shape
         torch.Size([2, 50, 64])
     """
+
+    basis: Float[Tensor, "k m"]
 
     def __init__(
         self,
@@ -221,7 +224,7 @@ class PrimalAttention(Attention, PublishesTerms):
         self.k_proj = nn.Linear(dim, dim, bias, **factory)
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
         self.concat = nn.Linear(2 * rank, d, bias, **factory)
-        self.lam = nn.Parameter(torch.empty(h, rank, **factory), regularizer is not None)
+        self.lam = nn.Parameter(torch.empty(h, rank, **factory), regularizer in ("ksvd", "kkt"))
         if weights == "dual":
             self.dual_e = nn.Linear(dim, h * rank, False, **factory)
             self.dual_r = nn.Linear(dim, h * rank, False, **factory)
@@ -229,6 +232,9 @@ class PrimalAttention(Attention, PublishesTerms):
             rows = d if weights == "static" else self._num_codes
             self.w_e = nn.Parameter(torch.empty(h, rows, rank, **factory))
             self.w_r = nn.Parameter(torch.empty(h, rows, rank, **factory))
+        if weights == "data" and codes == "basis":
+            basis = torch.empty(self._num_codes, num_samples, **factory)
+            self.register_buffer("basis", basis, persistent=False)
         self.reset_parameters()
 
     @property
@@ -247,13 +253,19 @@ class PrimalAttention(Attention, PublishesTerms):
             self.lam.mul_(0.9).add_(0.1).expm1_().log_()
         if self.weights == "dual":
             return
+        if self.weights == "data" and self.codes == "basis":
+            at = (torch.arange(self.num_samples, device=self.basis.device) + 0.5) / self.num_samples
+            self.basis.copy_(self._cosines(at).T)
         for w in (self.w_e, self.w_r):
+            # QR does not exist in half precision
+            wide = torch.empty_like(w, dtype=accumulator(w))
             if self.conventions.flat_init:
-                nn.init.orthogonal_(w)
+                nn.init.orthogonal_(wide)
             else:
-                for head in w:
+                for head in wide:
                     nn.init.orthogonal_(head)
-                w.div_(self.rank**0.5)
+                wide.div_(self.rank**0.5)
+            w.copy_(wide)
 
     @property
     def ell(self) -> Float[Tensor, "h s"]:
@@ -425,20 +437,15 @@ class PrimalAttention(Attention, PublishesTerms):
         rows = sample_rows(memory, self.num_samples, keep)
         if self.conventions.normalize_rows:
             rows = normalize_rows(rows)
+        if self.codes == "basis":
+            # codes smooth in position, W = B C, act as free codes C of the smoothed rows Bᵀ F
+            rows = self.basis.to(rows.dtype) @ rows
         f = self._split(rows)
-        w_e, w_r = self._codes()
-        return _Tied(effective_weights(f, w_e), effective_weights(f, w_r), rows=f)
+        w_e, w_r = effective_weights(f, self.w_e), effective_weights(f, self.w_r)
+        return _Tied(w_e, w_r, rows=f)
 
-    def _codes(self) -> tuple[Float[Tensor, "h m s"], Float[Tensor, "h m s"]]:
-        """Return the code of every sampled position, for both sides."""
-        if self.codes == "table":
-            return self.w_e, self.w_r
-        at = (torch.arange(self.num_samples, device=self.w_e.device) + 0.5) / self.num_samples
-        basis = self._basis(at)
-        return basis @ self.w_e, basis @ self.w_r
-
-    def _basis(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
-        """Return cosines of the positions ``at``, orthonormal over the sampled rows."""
+    def _cosines(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
+        """Return the basis functions at relative positions, orthonormal over the sampled rows."""
         order = torch.arange(self._num_codes, device=at.device)
         scale = torch.where(order == 0, 1.0, 2.0**0.5) / self.num_samples**0.5
         return (scale * torch.cos(math.pi * order * at[..., None])).to(self.w_e.dtype)
@@ -494,7 +501,8 @@ class PrimalAttention(Attention, PublishesTerms):
             dual_e, dual_r = self._split(self.dual_e(x)), self._split(self.dual_r(x))
             e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
             r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
-            last = position[:, -1:].clamp_min(1).to(wide)[:, None, :, None]
+            last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
+            last = last.clamp_min(1).to(wide)[:, None, :, None]
             tied = _Tied(after_e / last, after_r / last, dual_e=dual_e, dual_r=dual_r)
         else:
             f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x)
@@ -511,7 +519,7 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def _unit(self, x: Float[Tensor, "b h n d"], keep: Tensor | None) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
-        unit = (x / norm.clamp_min(self.conventions.eps)).to(x.dtype)
+        unit = (x / norm.clamp_min(representable(self.conventions.eps, x))).to(x.dtype)
         return unit if keep is None else torch.where(keep[:, None, :, None], unit, 0.0)
 
     def _codes_at(self, position: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
@@ -520,7 +528,7 @@ class PrimalAttention(Attention, PublishesTerms):
             row = position.clamp(0, self.num_samples - 1)
             return self.w_e[:, row].transpose(0, 1), self.w_r[:, row].transpose(0, 1)
         at = torch.log1p(position.clamp_min(0).float()) / math.log1p(_HORIZON)
-        basis = self._basis(at)[:, None]
+        basis = self._cosines(at)[:, None]
         return basis @ self.w_e, basis @ self.w_r
 
     # output
@@ -610,7 +618,6 @@ class PrimalAttention(Attention, PublishesTerms):
             wide = accumulator(tied.w_e)
             return parameter_trace(tied.w_e.to(wide), tied.w_r.to(wide))
         wide = accumulator(self.w_e)
-        # basis functions are orthonormal over the sampled rows, so coefficients give the trace
         return parameter_trace(self.w_e.to(wide), self.w_r.to(wide))
 
     def _grams(self, left: _Side, right: _Side) -> tuple[Tensor, Tensor]:
@@ -646,8 +653,8 @@ class PrimalAttention(Attention, PublishesTerms):
     def _primal_condition(self, gram_q: Tensor, gram_k: Tensor, tied: _Tied) -> Tensor:
         wide = gram_q.dtype
         rows = None if tied.rows is None else tied.rows.to(wide)
-        w_e, w_r = self._codes() if self.weights == "data" else (self.w_e, self.w_r)
-        return kkt_residual(gram_q, gram_k, w_e[None].to(wide), w_r[None].to(wide), self.ell, rows)
+        w_e, w_r = self.w_e[None].to(wide), self.w_r[None].to(wide)
+        return kkt_residual(gram_q, gram_k, w_e, w_r, self.ell, rows)
 
     def _dual_condition(
         self, left: _Side, right: _Side, tied: _Tied, scores: Projection | None

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.precision import accumulator, representable
 
 __all__ = [
     "Projection",
@@ -87,7 +87,7 @@ def sample_rows(
 
 def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-6) -> Float[Tensor, "b m c"]:
     """Return rows scaled to root mean square one (a zero row stays zero)."""
-    wide = x.to(accumulator(x))
+    wide, eps = x.to(accumulator(x)), representable(eps, x)
     scale = (wide.square().mean(-1, keepdim=True) + eps * eps).rsqrt()
     return (wide * scale).to(x.dtype)
 
@@ -103,7 +103,7 @@ def _inverse_norm(
     q: Float[Tensor, "b h n d"], key_mask: Bool[Tensor, "b n"] | None, eps: float
 ) -> Float[Tensor, "b h n 1"]:
     norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=accumulator(q))
-    inverse = norm.clamp_min(eps).reciprocal()
+    inverse = norm.clamp_min(representable(eps, q)).reciprocal()
     # a zero here makes the score, the energy and every gradient of a padded token vanish
     return inverse if key_mask is None else torch.where(key_mask[:, None, :, None], inverse, 0.0)
 
@@ -219,17 +219,18 @@ class _Project(torch.autograd.Function):
         scores.mul_(inverse)
         ctx.save_for_backward(scores, inverse, *pairs)
         ctx.eps = eps
-        energy = scores.to(accumulator(scores)).square().sum(1).flatten(2)
-        return scores.flatten(3).transpose(1, 2), energy
+        energy = scores.flatten(2).to(accumulator(scores)).square().sum(1)
+        return scores.flatten(3).transpose(1, 2), energy.unflatten(1, (h, -1))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         scores, inverse, *pairs = ctx.saved_tensors
-        sides, s = scores.shape[3:]
-        grad = grad_scores.transpose(1, 2).unflatten(-1, (sides, s))  # [b n h sides s]
-        twice = grad_energy.to(grad.dtype).unflatten(-1, (sides, s)).unsqueeze(1)
-        grad = torch.addcmul(grad, scores, twice, value=2)
+        # one flat row per token: element-wise passes are fastest over long contiguous rows
+        flat = grad_scores.transpose(1, 2).flatten(2)
+        twice = grad_energy.to(flat.dtype).flatten(1)[:, None]
+        flat = torch.addcmul(flat, scores.flatten(2), twice, value=2)
+        grad = flat.view_as(scores)  # [b n h sides s]
         # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
         radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
         radial.masked_fill_(inverse >= 1 / ctx.eps, 0.0)
@@ -257,10 +258,12 @@ def _multiply(a: Tensor, w: Tensor, *, out: Tensor, accumulate: bool = False) ->
 def _contract(a: Tensor, g: Tensor, *, shared: bool) -> Tensor:
     """Return ``aᵀ g`` per batch entry and head, or summed over the batch if ``shared``."""
     b, h, _, d = a.shape
-    result = a.new_empty(b, h, d, g.shape[-1])
+    # gᵀ a, transposed afterwards: the wider factor on the right is the faster product
+    result = a.new_empty(b, h, g.shape[-1], d)
     axis = 0 if b <= h else 1
-    for left, right, slot in zip(a.unbind(axis), g.unbind(axis), result.unbind(axis), strict=True):
+    for left, right, slot in zip(g.unbind(axis), a.unbind(axis), result.unbind(axis), strict=True):
         torch.bmm(left.transpose(-1, -2), right, out=slot)
+    result = result.transpose(-1, -2)
     return result.sum(0, keepdim=True) if shared else result
 
 
@@ -294,5 +297,6 @@ def project(
         ]
         scores = torch.cat(sides, dim=-1)
         return Projection(scores, scores.to(accumulator(scores)).square().sum(2))
+    eps = representable(eps, pairs[0][0])
     flat = [t for q, w in pairs for t in (q, w.to(q.dtype))]
     return Projection(*_Project.apply(key_mask, eps, *flat))  # type: ignore[no-untyped-call]
