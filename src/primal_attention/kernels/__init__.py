@@ -1,0 +1,34 @@
+"""Kernels and feature maps as small modules with one face."""
+
+from primal_attention.kernels.base import (
+    FeatureMap,
+    Kernel,
+    RandomFeatureMap,
+    Relation,
+    full_precision,
+)
+from primal_attention.kernels.exact import Cosine, DotProduct, Exponential, Gaussian
+from primal_attention.kernels.random import (
+    PositiveFeatures,
+    TrigonometricFeatures,
+    draw_directions,
+)
+from primal_attention.kernels.series import SERIES, Series, named_series
+
+__all__ = [
+    "SERIES",
+    "Cosine",
+    "DotProduct",
+    "Exponential",
+    "FeatureMap",
+    "Gaussian",
+    "Kernel",
+    "PositiveFeatures",
+    "RandomFeatureMap",
+    "Relation",
+    "Series",
+    "TrigonometricFeatures",
+    "draw_directions",
+    "full_precision",
+    "named_series",
+]
