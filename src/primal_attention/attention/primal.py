@@ -106,11 +106,18 @@ class _Side(NamedTuple):
     inputs: Float[Tensor, "b h n d"]
     keep: Bool[Tensor, "b n"] | None
 
-    def tokens(self) -> Tensor:
+    def mean(self, total: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
+        """Divide a sum over tokens by the number of real ones."""
+        if self.keep is None:
+            return total / max(self.inputs.shape[2], 1)
+        return total / self.keep.sum(1).clamp_min(1).view(-1, *[1] * (total.dim() - 1))
+
+    def nonempty(self) -> Bool[Tensor, " b"]:
+        """Return which sequences have a real token."""
         b, _, n, _ = self.inputs.shape
         if self.keep is None:
-            return torch.full((b,), n, device=self.inputs.device)
-        return self.keep.sum(1)
+            return torch.full((b,), n > 0, device=self.inputs.device)
+        return self.keep.any(1)
 
 
 class PrimalAttention(Attention, PublishesTerms):
@@ -588,28 +595,23 @@ class PrimalAttention(Attention, PublishesTerms):
         is_causal: bool = False,
     ) -> Float[Tensor, ""]:
         """Return the regulariser, unweighted, in float32 or better."""
-        count_e, count_r = left.tokens(), right.tokens()
-        real = (count_e > 0) & (count_r > 0)
+        nonempty = left.nonempty() & right.nonempty()
         if self.regularizer == "kkt":
             residual = self._residual(left, right, tied, scores, is_causal)
-            share = real.to(residual)[:, None]
-            return (residual * share).sum() / (share.sum() * self.num_heads).clamp_min(1)
+            return _mean(residual, nonempty)
         if scores is None:
             energy = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
         else:
             energy = scores.energy.split(self.rank, dim=-1)
-        moment_e = energy[0] / count_e.clamp_min(1)[:, None, None]
-        moment_r = energy[1] / count_r.clamp_min(1)[:, None, None]
+        moment_e, moment_r = left.mean(energy[0]), right.mean(energy[1])
         if self.regularizer == "balance":
-            share = real.to(moment_e)[:, None]
-            value = balance(moment_e, moment_r) * share
-            return value.sum() / (share.sum() * self.num_heads).clamp_min(1)
+            return _mean(balance(moment_e, moment_r), nonempty)
         objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
-        return reduce_objective(objective, self.conventions.reduction, keep=real)
+        return reduce_objective(objective, self.conventions.reduction, keep=nonempty)
 
     def _energy(self, side: _Side, w: Tensor) -> Float[Tensor, "b h s"]:
         """Return the energy of the scores without forming them."""
-        gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
+        gram = self._gram(side)
         return score_gram(gram, w.to(gram.dtype)).diagonal(dim1=-2, dim2=-1)
 
     def _trace(self, tied: _Tied) -> Tensor:
@@ -620,13 +622,12 @@ class PrimalAttention(Attention, PublishesTerms):
         wide = accumulator(self.w_e)
         return parameter_trace(self.w_e.to(wide), self.w_r.to(wide))
 
+    def _gram(self, side: _Side) -> Float[Tensor, "b h d d"]:
+        return feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
+
     def _grams(self, left: _Side, right: _Side) -> tuple[Tensor, Tensor]:
         """Return the mean outer products of the features of both sides."""
-        both = []
-        for side in (left, right):
-            gram = feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
-            both.append(gram / side.tokens().clamp_min(1)[:, None, None, None])
-        return both[0], both[1]
+        return left.mean(self._gram(left)), right.mean(self._gram(right))
 
     def _residual(
         self,
@@ -719,9 +720,8 @@ class PrimalAttention(Attention, PublishesTerms):
             kkt = self._dual_condition(left, right, tied, None)
         else:
             kkt = self._primal_condition(gram_q, gram_k, tied)
-        size = (left.tokens() * right.tokens()).to(wide).sqrt()[:, None, None]
         rows = None if tied.rows is None else tied.rows.to(wide)
-        sigma = size * kernel_singular_values(gram_q, gram_k, rows)
+        sigma = kernel_singular_values(self._gram(left), self._gram(right), rows)
         pairs = max(self.rank * (self.rank - 1) // 2, 1)
         return Diagnostics(
             ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied)),
@@ -768,6 +768,12 @@ def _clean(
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)
+
+
+def _mean(value: Float[Tensor, "b h"], nonempty: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
+    """Average over heads and over the sequences that have a token."""
+    share = nonempty.to(value)[:, None]
+    return (value * share).sum() / (share.sum() * value.shape[1]).clamp_min(1)
 
 
 def _given(tensor: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator, representable
+from primal_attention.functional.precision import accumulator, full_precision, representable
 
 __all__ = [
     "Projection",
@@ -85,11 +85,13 @@ def sample_rows(
     return torch.where((length > 0)[:, None, None], rows, 0.0)
 
 
-def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-6) -> Float[Tensor, "b m c"]:
-    """Return rows scaled to root mean square one (a zero row stays zero)."""
-    wide, eps = x.to(accumulator(x)), representable(eps, x)
-    scale = (wide.square().mean(-1, keepdim=True) + eps * eps).rsqrt()
-    return (wide * scale).to(x.dtype)
+def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-12) -> Float[Tensor, "b m c"]:
+    """Return rows with mean zero and variance one, as a pre-norm block would feed them.
+
+    A constant row becomes zero. Computed in float32 or better.
+    """
+    wide = torch.nn.functional.layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=eps)
+    return wide.to(x.dtype)
 
 
 def effective_weights(
@@ -134,7 +136,8 @@ def feature_gram(
     Second moments of scores, the KKT residual and off-diagonality all follow from this matrix.
     """
     wide = q.to(accumulator(q))
-    return wide.transpose(-1, -2) @ (wide * _inverse_norm(q, key_mask, eps).square())
+    with full_precision(q):
+        return wide.transpose(-1, -2) @ (wide * _inverse_norm(q, key_mask, eps).square())
 
 
 def prefix_sum(
@@ -171,7 +174,8 @@ def decayed_sum(
     rate = math.log(decay)
     lag = age[..., :, None] - age[..., None, :]
     inside = (rate * lag.tril()).exp().tril()  # [b g i j]
-    local = inside @ wide
+    with full_precision(x):
+        local = inside @ wide
     # carry over chunks: after k rounds it holds the sum of the last 2^k chunks
     carry, span = local[:, :, -1], age[:, :, -1]
     step, groups = 1, carry.shape[1]
