@@ -1,0 +1,158 @@
+"""Attention with features that are exponentials, without overflow and without a look ahead.
+
+    A_ij = Σ_p exp(a_ip + b_jp),      y_i = Σ_j A_ij v_j / Σ_j A_ij
+
+A factor per query cancels in the ratio, so queries may be divided by their largest feature. A
+factor per key does not cancel; one that is common to all keys a query sees does. Over all keys that
+is the largest value of each feature. In causal order it is the running maximum ``M_t``: what was
+summed before is scaled by ``exp(M_{t-1} − M_t)``, as in online softmax, and no output depends on
+a later key, not even in its rounding. Nothing is added to the features.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["ExponentialSums", "exponential_attention"]
+
+# stands for log 0: differences with itself are zero, with anything else they vanish under exp
+_NOTHING = -1e30
+_GROUP = 16
+
+
+class ExponentialSums(NamedTuple):
+    """Outputs, and what a causal call needs to continue."""
+
+    values: Float[Tensor, "b h n v"]
+    state: Float[Tensor, "b h p w"]
+    """``Σ_j exp(b_j − maximum) [v_j, 1]``."""
+    maximum: Float[Tensor, "b h"]
+    """The running maximum that the state is relative to."""
+
+
+def exponential_attention(
+    log_q: Float[Tensor, "b h n p"],
+    log_k: Float[Tensor, "b h m p"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    is_causal: bool = False,
+    state: tuple[Float[Tensor, "b h p w"], Float[Tensor, "b h"]] | None = None,
+    chunk: int = 64,
+) -> ExponentialSums:
+    """Return attention with weights ``Σ_p exp(log_q_ip + log_k_jp)``; zero for a row without keys.
+
+    ``O((n + m) p v)`` time, in causal order too.
+
+    Args:
+        log_q: Logarithms of the query features, float32 or better.
+        log_k: Logarithms of the key features.
+        v: Values.
+        key_mask: ``True`` where a key is real.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+        state: Sums and maximum to continue from; causal only.
+        chunk: Keys that meet their queries in one triangular product.
+
+    Example:
+        >>> logs = torch.tensor([[[[0.0], [500.0]]]])
+        >>> exponential_attention(logs, logs, torch.eye(2)[None, None]).values[0, 0]
+        tensor([[0., 1.],
+                [0., 1.]])
+    """
+    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1).to(log_k.dtype)
+    if key_mask is not None:
+        keep = key_mask[:, None, :, None]
+        log_k, v = torch.where(keep, log_k, _NOTHING), torch.where(keep, v, 0.0)
+    if state is None:
+        b, h, _, p = log_k.shape
+        empty = v.new_zeros(b, h, p, v.shape[-1], dtype=accumulator(v))
+        state = empty, empty.new_full((b, h), _NOTHING)
+    if not is_causal:
+        return _all_keys(log_q, log_k, v, state)
+    if log_q.shape[2] == 1:
+        return _one_key(log_q, log_k, v, state)
+    return _chunks(log_q, log_k, v, state, chunk)
+
+
+def _divide(sums: Tensor) -> Tensor:
+    total = sums[..., -1:]
+    return sums[..., :-1] / torch.where(total > 0, total, 1.0)
+
+
+def _query_features(log_q: Tensor) -> Tensor:
+    return (log_q - log_q.amax(-1, keepdim=True).detach()).exp()
+
+
+def _all_keys(
+    log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
+) -> ExponentialSums:
+    if log_k.shape[2] == 0:
+        return ExponentialSums(_divide(log_q.exp() @ state[0].to(log_q.dtype)), *state)
+    # one maximum per feature: the query takes it back, so the largest term of each row is one
+    top = log_k.amax(2, keepdim=True).detach()
+    sums = (log_k - top).exp().transpose(-1, -2) @ v
+    return ExponentialSums(_divide(_query_features(log_q + top) @ sums), sums, state[1])
+
+
+def _one_key(
+    log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
+) -> ExponentialSums:
+    sums, before = state
+    after = torch.maximum(before, log_k.amax((-2, -1)).detach())
+    feature = (log_k - after[:, :, None, None]).exp()
+    sums = (before - after).exp()[:, :, None, None] * sums + feature.transpose(-1, -2) @ v
+    return ExponentialSums(_divide(_query_features(log_q) @ sums), sums, after)
+
+
+def _chunks(
+    log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], chunk: int
+) -> ExponentialSums:
+    n = log_q.shape[2]
+    pad = -n % chunk if n else chunk
+
+    def split(x: Tensor, value: float) -> Tensor:
+        return torch.nn.functional.pad(x, (0, 0, 0, pad), value=value).unflatten(2, (-1, chunk))
+
+    query, log_k, v = _query_features(split(log_q, 0.0)), split(log_k, _NOTHING), split(v, 0.0)
+    top = log_k.amax(-1).detach()  # [b h g i]
+    running = top.flatten(2).cummax(-1).values.unflatten(2, (-1, chunk))
+    running = torch.maximum(running, state[1][:, :, None, None])
+    key = (log_k - running[..., None]).exp()  # [b h g i p], at most one
+    last = running[..., -1]  # [b h g]
+
+    shrunk = key * (running - last[..., None]).exp()[..., None]
+    sums = _decayed_prefix(shrunk.transpose(-1, -2) @ v, last)
+    sums = sums + (state[1][:, :, None] - last).exp()[..., None, None] * state[0][:, :, None]
+    before = torch.cat([state[0][:, :, None], sums[:, :, :-1]], dim=2)
+    level = torch.cat([state[1][:, :, None], last[:, :, :-1]], dim=2)
+
+    outside = (level[..., None] - running).exp()[..., None] * (query @ before)
+    inside = (_decay(running) * (query @ key.transpose(-1, -2))) @ v
+    values = _divide(outside + inside).flatten(2, 3)[:, :, :n]
+    return ExponentialSums(values, sums[:, :, -1], last[:, :, -1])
+
+
+def _decay(level: Float[Tensor, "*batch i"]) -> Float[Tensor, "*batch i i"]:
+    """Return ``exp(level_j − level_i)`` for ``j ≤ i``, zero above; levels never fall."""
+    return (level[..., None, :] - level[..., :, None]).clamp_max(0).exp().tril()
+
+
+def _decayed_prefix(
+    x: Float[Tensor, "b h g p w"], level: Float[Tensor, "b h g"]
+) -> Float[Tensor, "b h g p w"]:
+    """Return ``Σ_{u ≤ g} exp(level_u − level_g) x_u``: inside groups, then between groups."""
+    g = x.shape[2]
+    pad = -g % _GROUP
+    level = torch.cat([level, level[..., -1:].expand(-1, -1, pad)], dim=-1)
+    level = level.unflatten(2, (-1, _GROUP))  # [b h u a]
+    flat = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(2, (-1, _GROUP)).flatten(4)
+    inside = _decay(level) @ flat  # [b h u a pw]
+    total = _decay(level[..., -1]) @ inside[..., -1, :]  # [b h u pw]
+    carry = torch.nn.functional.pad(total, (0, 0, 1, 0))[:, :, :-1]
+    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_NOTHING)[..., :-1]
+    outside = (start[..., None] - level).exp()[..., None] * carry[..., None, :]
+    return (inside + outside).flatten(2, 3)[:, :, :g].unflatten(-1, x.shape[-2:])
