@@ -19,6 +19,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from primal_attention.functional.precision import full_precision
+
 __all__ = [
     "Reduction",
     "balance",
@@ -117,7 +119,8 @@ def kkt_residual(
 
 
 def _apply(gram: Tensor, w: Tensor, f: Tensor | None) -> Tensor:
-    return gram @ w if f is None else f @ (gram @ (f.transpose(-1, -2) @ w))
+    with full_precision(gram):
+        return gram @ w if f is None else f @ (gram @ (f.transpose(-1, -2) @ w))
 
 
 def dual_residual(
@@ -157,7 +160,8 @@ def score_gram(
     gram: Float[Tensor, "b h d d"], w: Float[Tensor, "#b h d s"]
 ) -> Float[Tensor, "b h s s"]:
     """Return ``EᵀE / n = Wᵀ G W``; its diagonal holds the second moments of the scores."""
-    return w.transpose(-1, -2) @ gram @ w
+    with full_precision(gram):
+        return w.transpose(-1, -2) @ gram @ w
 
 
 def off_diagonality(gram: Float[Tensor, "b h s s"]) -> Float[Tensor, "b h"]:
@@ -201,9 +205,10 @@ def kernel_singular_values(
     They are those of ``G_q^{1/2} FᵀF G_k^{1/2}``, a ``d × d`` matrix. With mean Gram matrices
     (``ΦᵀΦ / n``) multiply by ``√(n m)``. Values below ``√ε`` of the largest are rounding noise.
     """
-    left, right = _square_root(gram_q), _square_root(gram_k)
-    middle = right if f is None else f.transpose(-1, -2) @ (f @ right)
-    return torch.linalg.svdvals(left @ middle)
+    with full_precision(gram_q):
+        left, right = _square_root(gram_q), _square_root(gram_k)
+        middle = right if f is None else f.transpose(-1, -2) @ (f @ right)
+        return torch.linalg.svdvals(left @ middle)
 
 
 def _square_root(gram: Tensor) -> Tensor:

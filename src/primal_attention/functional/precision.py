@@ -1,11 +1,29 @@
 """The one place that decides in which precision sums, norms and losses are computed."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
-__all__ = ["accumulator"]
+__all__ = ["accumulator", "full_precision", "representable"]
 
 
 def accumulator(x: Tensor) -> torch.dtype:
     """Return the dtype for sums over ``x``: float64 stays, everything narrower becomes float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def representable(eps: float, x: Tensor) -> float:
+    """Return ``eps``, raised so far that ``1 / eps²`` is finite in the dtype of ``x``.
+
+    That is what backward needs; it concerns float16 alone.
+    """
+    return max(eps, torch.finfo(x.dtype).max ** -0.5)
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which autocast leaves matrix products on the device of ``x`` alone."""
+    if torch.amp.is_autocast_available(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()

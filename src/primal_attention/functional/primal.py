@@ -90,6 +90,7 @@ def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-12) -> Float[Tenso
 
     A constant row becomes zero. Computed in float32 or better.
     """
+    eps = representable(math.sqrt(eps), x) ** 2
     wide = torch.nn.functional.layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=eps)
     return wide.to(x.dtype)
 

@@ -1,0 +1,120 @@
+"""The rows of the contract matrix: every attention of the registry, in every mode it can run.
+
+A test takes ``any_case`` (one per registered name and option set), ``causal_case``, ``cross_case``,
+``padding_case``, ``stateful_case``, ``aux_case`` (those with the capability), ``mode_case`` (one
+per mode the mechanism can run) or ``core_case`` (the same, for functions of q, k and v). A
+mechanism registered later is covered without an edit here.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from primal_attention.attention import (
+    Attention,
+    MultiHeadAttention,
+    attention_entry,
+    create_attention,
+    list_attentions,
+)
+
+# option sets beside a mechanism's defaults that take other paths through its code
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "primal": ({"rank": 3}, {"rank": 3, "codes": "table"}, {"rank": 3, "regularizer": "balance"}),
+    "primal-static": ({"rank": 3, "decay": 0.9}, {"rank": 3, "regularizer": "kkt"}),
+    "primal-dual": ({"rank": 3}, {"rank": 3, "regularizer": "kkt"}),
+}
+MODES = {
+    "full": {},
+    "masked": {"padding": True},
+    "causal": {"causal": True},
+    "causal-masked": {"causal": True, "padding": True},
+    "cross": {"cross": True},
+    "cross-masked": {"cross": True, "padding": True},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: how to build the layer and, for ``mode_case``, how to call it."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    mode: str = "full"
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+
+    @property
+    def capabilities(self) -> Any:
+        return attention_entry(self.name).capabilities
+
+    def build(self, dim: int = 16, num_heads: int = 2, **options: Any) -> Attention:
+        """Return the layer, the same one every time."""
+        torch.manual_seed(0)
+        return create_attention(self.name, dim, num_heads, **self.options, **options)
+
+    def inputs(
+        self, b: int = 2, n: int = 7, m: int = 5, dim: int = 16, **factory: Any
+    ) -> dict[str, Any]:
+        """Return the arguments of ``forward`` for this row's mode; the last sequence is short."""
+        torch.manual_seed(1)
+        arguments: dict[str, Any] = {"x": torch.randn(b, n, dim, **factory)}
+        keys = n
+        if "cross" in self.mode:
+            arguments["context"], keys = torch.randn(b, m, dim, **factory), m
+        if "masked" in self.mode:
+            keep = torch.ones(b, keys, dtype=torch.bool)
+            keep[-1:, keys // 2 + 1 :] = False
+            arguments["key_mask"] = keep
+        if "causal" in self.mode:
+            arguments["is_causal"] = True
+        return arguments
+
+    def run(self, layer: Attention, arguments: dict[str, Any]) -> Tensor:
+        """Return the output; random draws of a training forward are the same every time."""
+        torch.manual_seed(2)
+        return layer(**arguments)
+
+
+def _rows(needs: dict[str, bool]) -> list[Case]:
+    return [
+        Case(name, options)
+        for name in list_attentions(**needs)
+        for options in ({}, *VARIANTS.get(name, ()))
+    ]
+
+
+MODE_ROWS = [
+    Case(row.name, row.options, mode) for mode, needs in MODES.items() for row in _rows(needs)
+]
+ROWS = {
+    "any_case": _rows({}),
+    "causal_case": _rows({"causal": True}),
+    "cross_case": _rows({"cross": True}),
+    "padding_case": _rows({"padding": True}),
+    "stateful_case": _rows({"stateful": True}),
+    "aux_case": _rows({"aux_loss": True}),
+    "mode_case": MODE_ROWS,
+    "core_case": [
+        row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)
+    ],
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for argument, rows in ROWS.items():
+        if argument in metafunc.fixturenames:
+            several = argument in ("mode_case", "core_case")
+            ids = [f"{row}-{row.mode}" if several else str(row) for row in rows]
+            metafunc.parametrize(argument, rows, ids=ids)
+
+
+@pytest.fixture(autouse=True)
+def _static_weights_may_run_without_order() -> None:
+    # that layer warns by design; tests/attention/test_primal.py checks the warning itself
+    warnings.filterwarnings("ignore", message="static weights without is_causal")

@@ -1,0 +1,161 @@
+"""Shapes, dtypes, dense parity and gradients of every attention, and lengths of every kind."""
+
+import pytest
+import torch
+from torch import nn
+
+from primal_attention.attention import MultiHeadAttention
+
+
+def test_output_has_shape_dtype_and_device_of_the_tokens(mode_case):
+    layer, arguments = mode_case.build(), mode_case.inputs()
+    y = mode_case.run(layer, arguments)
+    assert y.shape == arguments["x"].shape
+    assert y.dtype == torch.float32
+    assert y.isfinite().all()
+
+
+def test_projections_are_plain_linear_layers(any_case):
+    layer = any_case.build()
+    names = ["q_proj", "k_proj", "out_proj"]
+    if isinstance(layer, MultiHeadAttention):
+        names.append("v_proj")
+    for name in names:
+        assert type(getattr(layer, name)) is nn.Linear
+        assert getattr(layer, name).weight.shape == (16, 16)
+
+
+@pytest.mark.parametrize("num_heads", [1, 3, 8])
+def test_any_head_count_that_divides_the_width_works(any_case, num_heads):
+    layer = any_case.build(24, num_heads)
+    assert layer(torch.randn(2, 5, 24)).shape == (2, 5, 24)
+
+
+def test_bias_and_dropout_arguments_are_honoured(any_case):
+    layer = any_case.build(bias=False, dropout=0.5)
+    assert not any(name.endswith("bias") for name, _ in layer.named_parameters())
+    x = torch.randn(2, 40, 16)
+    dropped = (layer.train()(x) == 0).float().mean()
+    assert 0.3 < dropped < 0.7
+    assert (layer.eval()(x) != 0).all()
+
+
+def test_dtype_argument_is_honoured(any_case):
+    layer = any_case.build(dtype=torch.float64)
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert layer(torch.randn(2, 5, 16, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_meta_device_is_honoured_and_gives_shapes(any_case):
+    layer = any_case.build(device="meta")
+    assert {t.device.type for t in (*layer.parameters(), *layer.buffers())} == {"meta"}
+    assert layer(torch.randn(2, 5, 16, device="meta")).shape == (2, 5, 16)
+
+
+def test_core_equals_its_dense_weights_times_values(core_case):
+    layer = core_case.build(dtype=torch.float64).eval()
+    arguments = core_case.inputs(dtype=torch.float64)
+    x, memory = arguments["x"], arguments.get("context", arguments["x"])
+    flags = {k: arguments[k] for k in ("key_mask", "is_causal") if k in arguments}
+    q = layer._split(layer.q_proj(x))
+    k, v = layer._split(layer.k_proj(memory)), layer._split(layer.v_proj(memory))
+    weights = layer.core.weights(q, k, **flags)
+    assert weights.shape == (*q.shape[:3], k.shape[2])
+    torch.testing.assert_close(layer.core(q, k, v, **flags), weights @ v)
+    y = layer.out_proj(layer._merge(weights @ v))
+    if "key_mask" in flags and "context" not in arguments:
+        y = torch.where(flags["key_mask"][:, :, None], y, 0.0)
+    torch.testing.assert_close(core_case.run(layer, arguments), y)
+
+
+def test_gradients_match_finite_differences(mode_case):
+    layer = mode_case.build(dtype=torch.float64)
+    arguments = mode_case.inputs(n=5, m=4, dtype=torch.float64)
+    wants_aux = layer.capabilities.aux_loss
+    tokens = [name for name in ("x", "context") if name in arguments]
+    parameters = dict(layer.named_parameters())
+
+    def outputs(*tensors):
+        given = dict(zip(tokens, tensors, strict=False))
+        learned = dict(zip(parameters, tensors[len(tokens) :], strict=True))
+        torch.manual_seed(2)
+        result = torch.func.functional_call(
+            layer, learned, (), {**arguments, **given, "return_aux": wants_aux}
+        )
+        return (result[0], result[1].loss) if wants_aux else result
+
+    free = [arguments[name] for name in tokens] + [p.detach() for p in parameters.values()]
+    leaves = [t.clone().requires_grad_() for t in free]
+    assert torch.autograd.gradcheck(outputs, leaves, fast_mode=True)
+
+
+def test_every_parameter_receives_a_gradient(any_case):
+    layer = any_case.build().train()
+    arguments = {"x": torch.randn(2, 6, 16)}
+    if layer.capabilities.aux_loss:
+        y, aux = layer(**arguments, return_aux=True)
+        (y.square().sum() + aux.loss).backward()
+    else:
+        layer(**arguments).square().sum().backward()
+    missing = [name for name, p in layer.named_parameters() if p.requires_grad and p.grad is None]
+    assert missing == []
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 63, 130])
+def test_any_length_works(mode_case, n):
+    arguments = mode_case.inputs(n=n, m=max(1, n // 2))
+    layer = mode_case.build()
+    arguments["x"].requires_grad_()
+    y = mode_case.run(layer, arguments)
+    assert y.shape == (2, n, 16)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert arguments["x"].grad.isfinite().all()
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_an_empty_batch_gives_an_empty_result(mode_case, n):
+    y = mode_case.run(mode_case.build(), mode_case.inputs(b=0, n=n))
+    assert y.shape == (0, n, 16)
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("m", [0, 1, 20])
+def test_cross_attention_takes_a_memory_of_another_length(cross_case, m):
+    layer = cross_case.build()
+    y = layer(torch.randn(2, 6, 16), torch.randn(2, m, 16))
+    assert y.shape == (2, 6, 16)
+    assert y.isfinite().all()
+
+
+def test_cross_attention_to_itself_is_self_attention(cross_case):
+    layer, x = cross_case.build(dtype=torch.float64).eval(), torch.randn(2, 6, 16).double()
+    torch.testing.assert_close(layer(x, x), layer(x))
+
+
+def test_batch_mates_do_not_influence_each_other(mode_case):
+    layer, arguments = mode_case.build().eval(), mode_case.inputs(b=3)
+    together = mode_case.run(layer, arguments)
+    for i in range(3):
+        alone = {
+            k: v[i : i + 1] if isinstance(v, torch.Tensor) else v for k, v in arguments.items()
+        }
+        torch.testing.assert_close(
+            mode_case.run(layer, alone), together[i : i + 1], atol=1e-6, rtol=1e-5
+        )
+
+
+def test_evaluation_is_deterministic(mode_case):
+    layer, arguments = mode_case.build().eval(), mode_case.inputs()
+    first = layer(**arguments)
+    torch.manual_seed(77)
+    assert torch.equal(layer(**arguments), first)
+
+
+def test_training_is_deterministic_where_the_capability_says_so(mode_case):
+    if not mode_case.capabilities.deterministic:
+        pytest.skip("draws random numbers in training, and says so")
+    layer, arguments = mode_case.build().train(), mode_case.inputs()
+    first = layer(**arguments)
+    torch.manual_seed(77)
+    assert torch.equal(layer(**arguments), first)
