@@ -51,6 +51,9 @@ def causal_sums(
     """
     n = q.shape[2]
     wide = accumulator(q)
+    if not torch.compiler.is_compiling():
+        # no padding for a decoding step; a compiled program serves all lengths and keeps its chunk
+        chunk = min(chunk, max(n, 1))
     pad = -n % chunk
     q_, k_, v_ = (
         torch.nn.functional.pad(t, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for t in (q, k, v)

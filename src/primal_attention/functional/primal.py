@@ -169,6 +169,8 @@ def decayed_sum(
     if key_mask is not None:
         wide = torch.where(key_mask[:, :, None], wide, 0.0)
         real = key_mask.to(wide.dtype)
+    if not torch.compiler.is_compiling():
+        chunk = min(chunk, max(n, 1))
     pad = -n % chunk
     wide = torch.nn.functional.pad(wide, (0, 0, 0, pad)).unflatten(1, (-1, chunk))  # [b g i c]
     age = torch.nn.functional.pad(real, (0, pad)).unflatten(1, (-1, chunk)).cumsum(2)  # [b g i]

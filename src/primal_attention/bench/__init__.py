@@ -1,0 +1,1 @@
+"""Benchmarks: ratios within one process, beside the peers that matter, short sequences included."""

@@ -1,0 +1,107 @@
+"""``python -m primal_attention.bench``: time and memory of attention layers, with a verdict."""
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part.replace("_", "")) for part in text.split(","))
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = []
+    for part in text.split(","):
+        heads, _, width = part.partition("x")
+        pairs.append((int(heads), int(width)))
+    return tuple(pairs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m primal_attention.bench", description=__doc__)
+    parser.add_argument("--n", type=_numbers, help="lengths, e.g. 128,4096,65536")
+    parser.add_argument("--shapes", type=_shapes, help="heads x head width, e.g. 2x32,8x64")
+    parser.add_argument("--names", type=lambda t: tuple(t.split(",")), help="contestants")
+    parser.add_argument("--rank", type=int, help="directions of primal layers")
+    parser.add_argument("--batch", type=int, help="sequences per batch")
+    parser.add_argument("--repeats", type=int, help="timed repeats")
+    parser.add_argument("--budget", type=float, help="seconds a single measurement may take")
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile instead")
+    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the sweep, print tables and claims, save CSV, JSON and PNG."""
+    options = vars(_parser().parse_args(argv))
+    threads, out = options.pop("threads"), options.pop("out")
+
+    import torch
+
+    from primal_attention.bench.claims import check_claims, check_decoding
+    from primal_attention.bench.layers import Sweep, decoding_rows, run_sweep
+    from primal_attention.bench.output import (
+        hardware,
+        markdown_table,
+        to_csv,
+        to_json,
+        write_atomically,
+    )
+    from primal_attention.bench.plot import plot_sweep
+
+    torch.set_num_threads(threads)
+    options["lengths"] = options.pop("n")
+    sweep = Sweep(**{k: v for k, v in options.items() if v is not None})
+
+    def progress(line: str) -> None:
+        print(f"  … {line}", file=sys.stderr, flush=True)
+
+    rows = list(run_sweep(sweep, progress))
+    floor = {(r.heads, r.n): r.step_ms for r in rows if r.name == "floor"}
+    header = ["layer", "heads", "n", "forward ms", "step ms", "× floor", "peak MiB", "kept MiB"]
+    print(
+        markdown_table(
+            header,
+            [
+                [
+                    r.name,
+                    f"{r.heads}×{r.head_dim}",
+                    r.n,
+                    f"{r.forward_ms:.2f}",
+                    f"{r.step_ms:.2f}",
+                    f"{r.step_ms / floor[r.heads, r.n]:.2f}" if (r.heads, r.n) in floor else "",
+                    f"{r.peak_mb:.1f}",
+                    f"{r.kept_mb:.1f}",
+                ]
+                for r in rows
+            ],
+        )
+    )
+    stem = "compiled" if sweep.compiled else "layers"
+    facts = {**hardware(), **asdict(sweep)}
+    claims = []
+    if not sweep.compiled:
+        progress("decoding")
+        names = [n for n in sweep.names if n not in ("floor", "primal-textbook")]
+        steps = decoding_rows((64, max(sweep.lengths)), sweep.shapes[-1], sweep.rank, names)
+        print("\n" + markdown_table(list(steps[0]), [list(row.values()) for row in steps]))
+        claims = [*check_claims(rows), *check_decoding(steps)]
+        verdict = {True: "yes", False: "NO", None: "not measured"}
+        table = [[c.promise, c.measured, verdict[c.holds]] for c in claims]
+        print("\n" + markdown_table(["claim", "measured", "holds"], table))
+        write_atomically(out / "decoding.csv", to_csv(steps))
+        write_atomically(out / "claims.csv", to_csv([c._asdict() for c in claims]))
+    comment = ", ".join(f"{k}: {facts[k]}" for k in ("cpu", "threads", "torch", "batch", "rank"))
+    write_atomically(out / f"{stem}.csv", to_csv([asdict(r) for r in rows], comment))
+    write_atomically(
+        out / f"{stem}.json", to_json({"facts": facts, "rows": [asdict(r) for r in rows]})
+    )
+    write_atomically(out / f"{stem}.png", plot_sweep(rows))
+    print(f"\nSaved to {out}/ ({comment}).")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,261 @@
+"""Time and memory of attention layers: the contestants, one measurement, and the whole sweep.
+
+Every contestant is a layer ``[b n c] → [b n c]``. Repeats are interleaved, so that a slow moment of
+the machine hits all of them; ratios are taken within one run.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from primal_attention.attention import Attention, PrimalAttention, create_attention, ksvd_loss
+from primal_attention.attention.terms import PublishesTerms
+from primal_attention.bench.memory import PeakMemory, kept_for_backward
+from primal_attention.functional import ksvd_objective, parameter_trace, reduce_objective
+
+__all__ = [
+    "Measurement",
+    "ProjectionFloor",
+    "Sweep",
+    "TextbookPrimal",
+    "build",
+    "decoding_rows",
+    "run_sweep",
+]
+
+
+class ProjectionFloor(nn.Module):
+    """The query, key and output projections alone: no attention can be cheaper than this."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(3))
+
+    def forward(self, x: Float[Tensor, "b n c"]) -> tuple[Tensor, Tensor]:
+        """Return what the projections return; both carry gradient."""
+        return self.out_proj(self.q_proj(x)), self.k_proj(x)
+
+
+class TextbookPrimal(PublishesTerms):
+    """Primal-Attention as the formulas read: normalise, project, concatenate, map, merge, project.
+
+    It borrows the parameters of a :class:`PrimalAttention` and computes the same function.
+    """
+
+    def __init__(self, layer: PrimalAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        """Return the layer's output and publish its term."""
+        layer = self.layer
+        q, k = (layer._split(p(x)).contiguous() for p in (layer.q_proj, layer.k_proj))
+        tied = layer._tie(x, q, k, None)
+        e = normalize(q, dim=-1, eps=layer.conventions.eps) @ tied.w_e
+        r = normalize(k, dim=-1, eps=layer.conventions.eps) @ tied.w_r
+        heads = layer.concat(torch.cat([e, r], dim=-1))
+        moment_e, moment_r = e.square().mean(2), r.square().mean(2)
+        trace = parameter_trace(layer.w_e, layer.w_r)
+        objective = ksvd_objective(moment_e, moment_r, layer.ell, trace)
+        self.publish({"": reduce_objective(objective)})
+        return layer.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to measure."""
+
+    lengths: Sequence[int] = (128, 512, 1024, 2048, 4096, 16384, 65536)
+    """Sequence lengths."""
+    shapes: Sequence[tuple[int, int]] = ((2, 32), (8, 64))
+    """Pairs (heads, head width)."""
+    names: Sequence[str] = (
+        "floor",
+        "primal",
+        "primal-textbook",
+        "primal-dual",
+        "linear",
+        "softmax",
+    )
+    """Contestants: names of the registry, ``floor`` or ``primal-textbook``."""
+    rank: int = 20
+    """Directions of the primal layers."""
+    batch: int = 4
+    """Sequences per batch."""
+    repeats: int = 7
+    """Timed repeats; fewer where one takes long."""
+    budget: float = 60.0
+    """Seconds one measurement may take; a contestant expected to need more is left out."""
+    compiled: bool = False
+    """Measure ``torch.compile(dynamic=True)`` instead of eager."""
+    seed: int = 0
+    """Seed of parameters and inputs."""
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise ValueError(f"lengths must be positive, got {tuple(self.lengths)}.")
+        if self.repeats < 1 or self.batch < 1:
+            raise ValueError(
+                f"repeats and batch must be at least 1, got {self.repeats} and {self.batch}."
+            )
+
+
+@dataclass
+class Measurement:
+    """One row of the result."""
+
+    name: str
+    heads: int
+    head_dim: int
+    n: int
+    mode: str
+    """``eager`` or ``compiled``."""
+    forward_ms: float
+    """Median time of one forward without gradients."""
+    step_ms: float
+    """Median time of one forward and backward, the KSVD term included."""
+    peak_mb: float
+    """Most that tensors took at once in such a step."""
+    kept_mb: float
+    """What the forward kept for backward."""
+    repeats: int
+
+
+def build(name: str, heads: int, head_dim: int, rank: int) -> nn.Module:
+    """Return a contestant by name, in training mode."""
+    dim = heads * head_dim
+    if name == "floor":
+        return ProjectionFloor(dim)
+    if name == "primal-textbook":
+        return TextbookPrimal(PrimalAttention(dim, heads, rank=rank))
+    return _attention(name, heads, head_dim, rank)
+
+
+def _attention(name: str, heads: int, head_dim: int, rank: int) -> Attention:
+    options = {"rank": rank} if name.startswith("primal") else {}
+    return create_attention(name, heads * head_dim, heads, **options)
+
+
+def _step(layer: nn.Module, x: Tensor) -> None:
+    """Run one training step's forward and backward."""
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    outputs = layer(x)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    seeds = [torch.ones_like(y) for y in outputs]
+    if any(isinstance(m, PublishesTerms) for m in layer.modules()):
+        outputs.append(0.1 * ksvd_loss(layer))
+        seeds.append(torch.ones(()))
+    torch.autograd.backward(outputs, seeds)
+
+
+def run_sweep(
+    sweep: Sweep, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Measurement]:
+    """Measure every contestant at every shape and length; yields rows as they are done."""
+    for heads, head_dim in sweep.shapes:
+        torch.manual_seed(sweep.seed)
+        layers = {name: build(name, heads, head_dim, sweep.rank) for name in sweep.names}
+        if sweep.compiled:
+            for layer in layers.values():
+                layer.compile(dynamic=True)
+        last: dict[str, tuple[int, float]] = {}
+        for n in sorted(sweep.lengths):
+            progress(f"{heads} heads of {head_dim}, {n} tokens")
+            x = torch.randn(sweep.batch, n, heads * head_dim, requires_grad=True)
+            present = [name for name in layers if _expected(last.get(name), n) < sweep.budget]
+            for name, times in _times(sweep, {k: layers[k] for k in present}, x).items():
+                last[name] = (n, median(times.step))
+                peak, kept = (0, 0) if sweep.compiled else _memory(layers[name], x)
+                yield Measurement(
+                    name=name,
+                    heads=heads,
+                    head_dim=head_dim,
+                    n=n,
+                    mode="compiled" if sweep.compiled else "eager",
+                    forward_ms=round(median(times.forward) * 1e3, 3),
+                    step_ms=round(median(times.step) * 1e3, 3),
+                    peak_mb=round(peak / 2**20, 2),
+                    kept_mb=round(kept / 2**20, 2),
+                    repeats=len(times.step),
+                )
+
+
+class _Times(NamedTuple):
+    forward: list[float]
+    step: list[float]
+
+
+def _expected(last: tuple[int, float] | None, n: int) -> float:
+    """Return how long a step should take, growing quadratically as the worst of them does."""
+    return 0.0 if last is None else last[1] * (n / last[0]) ** 2
+
+
+def _times(sweep: Sweep, layers: dict[str, nn.Module], x: Tensor) -> dict[str, _Times]:
+    """Return interleaved timings; a contestant that has used up the budget sits out."""
+    times = {name: _Times([], []) for name in layers}
+    for layer in layers.values():
+        _step(layer, x)
+        _infer(layer, x)
+    for _ in range(sweep.repeats):
+        for name, layer in layers.items():
+            forward, step = times[name]
+            if sum(step) < sweep.budget / 2:
+                forward.append(_seconds(_infer, layer, x))
+                step.append(_seconds(_step, layer, x))
+    return times
+
+
+def _infer(layer: nn.Module, x: Tensor) -> None:
+    with torch.no_grad():
+        layer.eval()(x)
+    layer.train()
+
+
+def _seconds(run: Callable[[nn.Module, Tensor], None], layer: nn.Module, x: Tensor) -> float:
+    start = time.perf_counter()
+    run(layer, x)
+    return time.perf_counter() - start
+
+
+def _memory(layer: nn.Module, x: Tensor) -> tuple[int, int]:
+    """Return the peak of one step and what its forward keeps, in bytes beyond x and parameters."""
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+    with PeakMemory() as memory:
+        _step(layer, x)
+    kept = kept_for_backward(lambda: layer(x), [x, *layer.parameters()])
+    return memory.peak, kept
+
+
+def decoding_rows(
+    positions: Sequence[int], shape: tuple[int, int], rank: int, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return time and state size of one decoding step after prefixes of the given lengths."""
+    heads, head_dim = shape
+    rows = []
+    for name in names:
+        torch.manual_seed(0)
+        layer = _attention(name, heads, head_dim, rank).eval()
+        for position in positions:
+            with torch.no_grad():
+                state = layer.init_state(1)
+                for start in range(0, position, 4096):
+                    prompt = torch.randn(1, min(4096, position - start), heads * head_dim)
+                    _, state = layer.step(prompt, state)
+                token = torch.randn(1, 1, heads * head_dim)
+                times = []
+                for _ in range(200):
+                    begin = time.perf_counter()
+                    layer.step(token, state)
+                    times.append(time.perf_counter() - begin)
+            row = {"name": name, "position": position, "step_us": round(median(times) * 1e6, 1)}
+            rows.append({**row, "state_numbers": state.numel})
+    return rows

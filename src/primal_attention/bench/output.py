@@ -1,0 +1,78 @@
+"""Tables and files of a benchmark run."""
+
+import csv
+import io
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["hardware", "markdown_table", "to_csv", "to_json", "write_atomically"]
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file under a temporary name, flush it, and move it into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def hardware() -> dict[str, Any]:
+    """Return what a reader must know to compare numbers."""
+    import torch
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Return a markdown table, columns aligned so that it also reads well as plain text."""
+    cells = [[str(c) for c in row] for row in (header, *rows)]
+    width = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, width, strict=True)) + " |"
+        for row in cells
+    ]
+    rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def to_csv(records: Sequence[dict[str, Any]], comment: str = "") -> str:
+    """Return records as CSV, with an optional comment line on top."""
+    buffer = io.StringIO()
+    if comment:
+        buffer.write(f"# {comment}\n")
+    writer = csv.DictWriter(buffer, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return buffer.getvalue()
+
+
+def to_json(content: Any) -> str:
+    """Return indented JSON with a final newline."""
+    return json.dumps(content, indent=1) + "\n"
