@@ -1,0 +1,76 @@
+"""The asymmetric kernel SVD: solvers on tensors and a scikit-learn estimator.
+
+:class:`KernelSVD` needs scikit-learn (``pip install primal-attention[sklearn]``) and is imported on
+first use; everything else needs torch only.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.ksvd.kernels import (
+    FEATURE_MAPS,
+    KERNELS,
+    Kernel,
+    cosine,
+    exponential,
+    laplacian,
+    linear,
+    named_kernel,
+    polynomial,
+    rbf,
+    unit_rows,
+)
+from primal_attention.ksvd.solvers import (
+    KernelMeans,
+    KernelTriplets,
+    apply_kernel,
+    count_nonzero,
+    dense_svd,
+    feature_svd,
+    kernel_means,
+    matrix_free_svd,
+    nystrom_svd,
+    swap_sides,
+)
+
+if TYPE_CHECKING:
+    from primal_attention.ksvd.estimator import KernelSVD
+
+__all__ = [
+    "FEATURE_MAPS",
+    "KERNELS",
+    "Kernel",
+    "KernelMeans",
+    "KernelSVD",
+    "KernelTriplets",
+    "apply_kernel",
+    "cosine",
+    "count_nonzero",
+    "dense_svd",
+    "exponential",
+    "feature_svd",
+    "kernel_means",
+    "laplacian",
+    "linear",
+    "matrix_free_svd",
+    "named_kernel",
+    "nystrom_svd",
+    "polynomial",
+    "rbf",
+    "swap_sides",
+    "unit_rows",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "KernelSVD":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from primal_attention.ksvd.estimator import KernelSVD
+    except ModuleNotFoundError as error:
+        if error.name != "sklearn":
+            raise
+        raise ModuleNotFoundError(
+            "KernelSVD needs scikit-learn; run `pip install primal-attention[sklearn]`.",
+            name="sklearn",
+        ) from error
+    return KernelSVD
