@@ -37,6 +37,7 @@ from primal_attention.attention.registry import register_attention
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional import (
     Projection,
+    average_over_sequences,
     balance,
     causal_sums,
     decayed_sum,
@@ -112,12 +113,12 @@ class _Side(NamedTuple):
             return total / max(self.inputs.shape[2], 1)
         return total / self.keep.sum(1).clamp_min(1).view(-1, *[1] * (total.dim() - 1))
 
-    def nonempty(self) -> Bool[Tensor, " b"]:
-        """Return which sequences have a real token."""
+    def nonempty(self) -> Bool[Tensor, " b"] | None:
+        """Return which sequences have a real token; ``None`` if all do."""
+        if self.keep is not None:
+            return self.keep.any(1)
         b, _, n, _ = self.inputs.shape
-        if self.keep is None:
-            return torch.full((b,), n > 0, device=self.inputs.device)
-        return self.keep.any(1)
+        return None if n else torch.zeros(b, dtype=torch.bool, device=self.inputs.device)
 
 
 class PrimalAttention(Attention, PublishesTerms):
@@ -241,7 +242,8 @@ class PrimalAttention(Attention, PublishesTerms):
             self.w_r = nn.Parameter(torch.empty(h, rows, rank, **factory))
         if weights == "data" and codes == "basis":
             basis = torch.empty(self._num_codes, num_samples, **factory)
-            self.register_buffer("basis", basis, persistent=False)
+            # saved, so that a layer built on the meta device is whole once it is loaded
+            self.register_buffer("basis", basis)
         self.reset_parameters()
 
     @property
@@ -261,7 +263,8 @@ class PrimalAttention(Attention, PublishesTerms):
         if self.weights == "dual":
             return
         if self.weights == "data" and self.codes == "basis":
-            at = (torch.arange(self.num_samples, device=self.basis.device) + 0.5) / self.num_samples
+            steps = torch.arange(self.num_samples, device=self.basis.device)
+            at = (steps.to(accumulator(self.basis)) + 0.5) / self.num_samples
             self.basis.copy_(self._cosines(at).T)
         for w in (self.w_e, self.w_r):
             # QR does not exist in half precision
@@ -448,13 +451,15 @@ class PrimalAttention(Attention, PublishesTerms):
             # codes smooth in position, W = B C, act as free codes C of the smoothed rows Bᵀ F
             rows = self.basis.to(rows.dtype) @ rows
         f = self._split(rows)
-        w_e, w_r = effective_weights(f, self.w_e), effective_weights(f, self.w_r)
+        both = effective_weights(f, torch.cat([self.w_e, self.w_r], dim=-1))
+        w_e, w_r = both.split(self.rank, dim=-1)
         return _Tied(w_e, w_r, rows=f)
 
     def _cosines(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
         """Return the basis functions at relative positions, orthonormal over the sampled rows."""
-        order = torch.arange(self._num_codes, device=at.device)
-        scale = torch.where(order == 0, 1.0, 2.0**0.5) / self.num_samples**0.5
+        order = torch.arange(self._num_codes, dtype=at.dtype, device=at.device)
+        scale = torch.where(order == 0, 0.5**0.5, torch.ones_like(order))
+        scale = scale * (2 / self.num_samples) ** 0.5
         return (scale * torch.cos(math.pi * order * at[..., None])).to(self.w_e.dtype)
 
     def _causal(
@@ -534,7 +539,7 @@ class PrimalAttention(Attention, PublishesTerms):
         if self.codes == "table":
             row = position.clamp(0, self.num_samples - 1)
             return self.w_e[:, row].transpose(0, 1), self.w_r[:, row].transpose(0, 1)
-        at = torch.log1p(position.clamp_min(0).float()) / math.log1p(_HORIZON)
+        at = position.clamp_min(0).to(accumulator(self.w_e)).log1p() / math.log1p(_HORIZON)
         basis = self._cosines(at)[:, None]
         return basis @ self.w_e, basis @ self.w_r
 
@@ -595,17 +600,19 @@ class PrimalAttention(Attention, PublishesTerms):
         is_causal: bool = False,
     ) -> Float[Tensor, ""]:
         """Return the regulariser, unweighted, in float32 or better."""
-        nonempty = left.nonempty() & right.nonempty()
+        nonempty = left.nonempty()
+        if (other := right.nonempty()) is not None:
+            nonempty = other if nonempty is None else nonempty & other
         if self.regularizer == "kkt":
             residual = self._residual(left, right, tied, scores, is_causal)
-            return _mean(residual, nonempty)
+            return average_over_sequences(residual.mean(1), nonempty)
         if scores is None:
             energy = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
         else:
             energy = scores.energy.split(self.rank, dim=-1)
         moment_e, moment_r = left.mean(energy[0]), right.mean(energy[1])
         if self.regularizer == "balance":
-            return _mean(balance(moment_e, moment_r), nonempty)
+            return average_over_sequences(balance(moment_e, moment_r).mean(1), nonempty)
         objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
         return reduce_objective(objective, self.conventions.reduction, keep=nonempty)
 
@@ -768,12 +775,6 @@ def _clean(
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)
-
-
-def _mean(value: Float[Tensor, "b h"], nonempty: Bool[Tensor, " b"]) -> Float[Tensor, ""]:
-    """Average over heads and over the sequences that have a token."""
-    share = nonempty.to(value)[:, None]
-    return (value * share).sum() / (share.sum() * value.shape[1]).clamp_min(1)
 
 
 def _given(tensor: Tensor | None) -> Tensor:

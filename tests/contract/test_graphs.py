@@ -1,0 +1,88 @@
+"""Compiled, exported and checkpointed layers give the same numbers, at every length."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from primal_attention.attention import ksvd_loss, ksvd_terms
+
+LENGTHS = (7, 12, 33, 90)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def _train(case, layer, call, arguments):
+    """Return output, regularizer and gradients of one training step."""
+    layer.zero_grad()
+    torch.manual_seed(2)
+    y = call(**arguments)
+    loss = ksvd_loss(layer) if layer.capabilities.aux_loss else y.new_zeros(())
+    (y.square().mean() + loss).backward()
+    grads = [p.grad for p in layer.parameters() if p.grad is not None]
+    return [y.detach(), loss.detach(), *grads]
+
+
+def _compiles(case, backend):
+    layer = case.build().train()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    for i, n in enumerate(LENGTHS):
+        arguments = case.inputs(b=2 + i, n=n, m=n // 2 + 1)
+        expected = _train(case, layer, layer, arguments)
+        # the first call may specialise; from then on one program serves every batch and length
+        strict = torch._dynamo.config.patch(error_on_recompile=True)
+        with strict if i else contextlib.nullcontext():
+            got = _train(case, layer, compiled, arguments)
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_t20_one_compiled_program_trains_at_every_length(mode_case):
+    _compiles(mode_case, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_t20_the_native_compiler_trains_at_every_length(mode_case):
+    _compiles(mode_case, "inductor")
+
+
+def test_t20_exports_with_dynamic_batch_and_length(mode_case):
+    layer, arguments = mode_case.build().eval(), mode_case.inputs(b=3, n=9, m=6)
+    batch, n, m = torch.export.Dim("b"), torch.export.Dim("n"), torch.export.Dim("m")
+    keys = m if "context" in arguments else n
+    dynamic = {"x": {0: batch, 1: n}, "context": {0: batch, 1: m}, "key_mask": {0: batch, 1: keys}}
+    shapes = {k: dynamic.get(k) for k in arguments}
+    program = torch.export.export(layer, (), arguments, dynamic_shapes=shapes)
+    for b, length, memory in ((2, 5, 4), (4, 40, 50), (5, 130, 2)):
+        other = mode_case.inputs(b=b, n=length, m=memory)
+        torch.testing.assert_close(program.module()(**other), layer(**other), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_t21_checkpointing_keeps_every_gradient(mode_case, compiled):
+    layer, arguments = mode_case.build().train(), mode_case.inputs()
+    expected = _train(mode_case, layer, layer, arguments)
+
+    def saving(**given):
+        return checkpoint(layer, **given, use_reentrant=False)
+
+    call = torch.compile(saving, fullgraph=True, backend="aot_eager") if compiled else saving
+    got = _train(mode_case, layer, call, arguments)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert ksvd_terms(layer) == {}
+
+
+def test_t21_reentrant_checkpointing_is_refused(aux_case):
+    layer = aux_case.build().train()
+    x = torch.randn(2, 5, 16, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=True)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        ksvd_loss(layer)

@@ -1,0 +1,45 @@
+"""Mechanisms that promise less than quadratic cost allocate nothing of quadratic size."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from primal_attention.attention import attention_entry, create_attention, list_attentions
+
+LINEAR = [name for name in list_attentions() if "²" not in attention_entry(name).cost]
+
+
+class Sizes(TorchDispatchMode):
+    """Records the number of elements of every tensor an operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(result):
+            if isinstance(t, torch.Tensor):
+                # a view or an expanded tensor costs what its storage costs
+                size = t.untyped_storage().nbytes() // max(t.element_size(), 1)
+                self.largest, self.total = max(self.largest, size), self.total + size
+        return result
+
+
+def _sizes(name, n, flags):
+    layer = create_attention(name, 16, 2).train()
+    x = torch.randn(1, n, 16, requires_grad=True)
+    with Sizes() as sizes:
+        layer(x, key_mask=torch.ones(1, n, dtype=torch.bool), **flags).sum().backward()
+    return sizes
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_t25_memory_grows_linearly(name, is_causal):
+    if is_causal and not attention_entry(name).capabilities.causal:
+        pytest.skip("has no causal form, and says so")
+    flags = {"is_causal": True} if is_causal else {}
+    short, long = _sizes(name, 2048, flags), _sizes(name, 4096, flags)
+    assert long.largest < 4096 * 4096 / 4
+    assert long.total < 2.3 * short.total
