@@ -1,7 +1,7 @@
 """The asymmetric kernel SVD as a scikit-learn estimator."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -163,7 +163,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.max_passes = max_passes
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, Y: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, Y: ArrayLike | None = None) -> "KernelSVD":
         """Decompose the kernel between the rows of ``X`` and the rows of ``Y``.
 
         Parameters
