@@ -1,6 +1,7 @@
 """Attention mechanisms with one contract, by class or by name."""
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
@@ -10,6 +11,7 @@ from primal_attention.attention.registry import (
     list_attentions,
     register_attention,
 )
+from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
 from primal_attention.attention.softmax import SoftmaxAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
 
@@ -19,10 +21,13 @@ __all__ = [
     "Capabilities",
     "Core",
     "Diagnostics",
+    "GaussianAttention",
     "LinearAttention",
     "MultiHeadAttention",
+    "NystromDiagnostics",
     "PrimalAttention",
     "PublishesTerms",
+    "SkyformerAttention",
     "SoftmaxAttention",
     "State",
     "attention_entry",

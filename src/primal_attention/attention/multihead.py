@@ -1,9 +1,10 @@
 """The multi-head shell around mechanisms that are functions of queries, keys and values."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from primal_attention.attention.base import Attention, Capabilities, State
@@ -18,6 +19,8 @@ class Core(nn.Module):
     """
 
     capabilities: Capabilities = Capabilities()
+    ordered: bool = False
+    """Positions matter: padding arrives after the real tokens, whose slots are their positions."""
 
     def forward(
         self,
@@ -111,10 +114,17 @@ class MultiHeadAttention(Attention):
         if key_mask is not None:
             # where, not multiply: a NaN in a padded slot must not survive
             memory = torch.where(key_mask[:, :, None], memory, 0.0)
+        order, keep = None, key_mask
+        if key_mask is not None and self.core.ordered:
+            order = real_first(key_mask)
+            memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
         q = self._split(self.q_proj(memory if context is None else x))
         k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
-        y = self.core(q, k, v, key_mask=key_mask, is_causal=is_causal)
-        y = self.dropout(self.out_proj(self._merge(y)))
+        y = self.core(q, k, v, key_mask=keep, is_causal=is_causal)
+        y = self._merge(y)
+        if order is not None and context is None:
+            y = take_tokens(y, order.argsort(1))
+        y = self.dropout(self.out_proj(y))
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
         return y
@@ -146,6 +156,51 @@ class MultiHeadAttention(Attention):
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
         return y, state
+
+
+def real_first(key_mask: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:
+    """Return the slots of each sequence with the real ones first, both kinds in order."""
+    return (~key_mask).to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def take_tokens(x: Float[Tensor, "b n c"], slots: Int[Tensor, "b k"]) -> Float[Tensor, "b k c"]:
+    """Return the tokens in the given slots of each sequence."""
+    return x.gather(1, slots[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+class Aligned(NamedTuple):
+    """A window and the tokens after it, moved together to the right."""
+
+    window: list[Tensor]
+    tokens: list[Tensor]
+    slots: Int[Tensor, "b t"]
+    """Where each token went."""
+
+    def read(self, y: Float[Tensor, "b h t v"]) -> Float[Tensor, "b h t v"]:
+        """Return the outputs in the order in which the tokens came."""
+        return y.gather(2, self.slots[:, None, :, None].expand_as(y))
+
+
+def close_gaps(
+    window: Sequence[Float[Tensor, "b h w _"]],
+    tokens: Sequence[Float[Tensor, "b h t _"]],
+    seen: Int[Tensor, " b"],
+    key_mask: Bool[Tensor, "b t"],
+) -> Aligned:
+    """Move padding in front of the real tokens of a window and of what follows it.
+
+    Afterwards slots are positions again, counted from the last one. The window ends with the
+    ``min(seen, w)`` tokens it has.
+    """
+    w = window[0].shape[2]
+    was = torch.arange(w, device=key_mask.device) >= w - seen[:, None]
+    order = torch.cat([was, key_mask], dim=1).to(torch.uint8).argsort(dim=1, stable=True)
+    slots = (order.argsort(1)[:, w:] - w).clamp_min(0)
+    both = []
+    for old, new in zip(window, tokens, strict=True):
+        all_ = torch.cat([old, new], dim=2)
+        both.append(all_.gather(2, order[:, None, :, None].expand_as(all_)))
+    return Aligned([t[:, :, :w] for t in both], [t[:, :, w:] for t in both], slots)
 
 
 def seen_after(

@@ -1,0 +1,150 @@
+"""Attention with the Gaussian kernel, computed exactly (Chen et al. 2021, arXiv 2111.00035).
+
+    y_i = Σ_j κ(q̃_i, k̃_j) v_j  [/ Σ_j κ(q̃_i, k̃_j)],      κ(x, y) = exp(−‖x − y‖² / 2)
+
+``q̃ = q d^(-1/4)``, so that ``κ(q̃, k̃)`` is ``exp(q·k / √d)`` normalised from both sides. The paper
+leaves the rows unnormalised (``normalize=False``): their sum then runs from zero to ``n``.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.registry import register_attention
+from primal_attention.functional.nystrom import gaussian_attention
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["GaussianAttention", "GaussianCore"]
+
+_UNIT_SCALE = 0.5
+"""Initial root mean square of queries and keys with ``qk_norm``; at one most pairs are far apart"""
+
+
+class GaussianCore(Core):
+    """``κ(q̃, k̃) v`` at the cost of fused softmax; its decoding state grows with every token."""
+
+    capabilities = Capabilities()
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        normalize: bool = True,
+        qk_norm: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.scale: nn.Parameter | None = None
+        if qk_norm:
+            scale = torch.full((num_heads,), math.log(_UNIT_SCALE), device=device, dtype=dtype)
+            self.scale = nn.Parameter(scale)
+
+    def points(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """Return scaled queries or keys, in float32 or better."""
+        wide = accumulator(x)
+        x = x.to(wide)
+        if self.scale is not None:
+            size = (x.square().mean(-1, keepdim=True) + 1e-12).rsqrt()
+            x = x * size * self.scale.to(wide).exp()[:, None, None]
+        return x * x.shape[-1] ** -0.25
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the kernel sum or average of the values; zero for a row without keys."""
+        return gaussian_attention(
+            self.points(q),
+            self.points(k),
+            v,
+            key_mask=key_mask,
+            is_causal=is_causal,
+            normalize=self.normalize,
+        )
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return an empty cache of keys, values and which of them are real."""
+        keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
+        return State((k, v, keep), keep.sum(1))
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
+        old_k, old_v, old_keep = state.tensors
+        b, _, t, _ = q.shape
+        new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
+        keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
+        keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        pairs = keep[:, None, :].expand(-1, t, -1).tril(old_keep.shape[1])
+        y = gaussian_attention(
+            self.points(q), self.points(keys), values, pair_mask=pairs, normalize=self.normalize
+        )
+        return y, State((keys, values, keep), seen_after(state, k, key_mask))
+
+
+class GaussianAttention(MultiHeadAttention):
+    """Multi-head attention with exact Gaussian-kernel weights.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        normalize: Divide each row of weights by its sum. The paper does not, and its outputs grow
+            with the number of tokens near a query.
+        qk_norm: Give queries and keys a learned norm per head. Without it a row dies, gradient
+            included, once its query is far from all keys.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> GaussianAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        normalize: bool = True,
+        qk_norm: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        core = GaussianCore(
+            num_heads, normalize=normalize, qk_norm=qk_norm, device=device, dtype=dtype
+        )
+        super().__init__(
+            dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+
+register_attention(
+    "gaussian",
+    GaussianAttention,
+    capabilities=GaussianCore.capabilities,
+    cost="n²",
+    summary="exact Gaussian kernel at the speed of fused softmax",
+)

@@ -1,0 +1,298 @@
+"""Skyformer: Gaussian-kernel attention by the lifted Nyström method (Chen et al. 2021, 2111.00035).
+
+    y = κ(q̃, z) (κ(z, z) + γ I)⁻¹ κ(z, k̃) v        with few landmarks z
+
+Landmarks are taken from the tokens, half from the queries and half from the keys, or learned.
+Learned ones belong to no sequence, so they also serve causal attention: the last ``window`` keys
+count exactly, older ones through a state of constant size.
+"""
+
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.gaussian import GaussianCore
+from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, seen_after
+from primal_attention.attention.registry import register_attention
+from primal_attention.functional.nystrom import (
+    Inverse,
+    kmeans_landmarks,
+    nystrom_attention,
+    nystrom_error,
+    nystrom_residual,
+    row_average,
+    segment_means,
+    strided_landmarks,
+    windowed_nystrom,
+    with_ones,
+)
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["NystromDiagnostics", "SkyformerAttention", "SkyformerCore"]
+
+Landmarks = Literal["strided", "segments", "kmeans", "learned"]
+
+
+class NystromDiagnostics(NamedTuple):
+    """How well the landmarks explain the tokens."""
+
+    residual_q: Float[Tensor, "b h n"]
+    """``κ(x, x) − φ(x)·φ(x)`` of each query: 0 explained, 1 unseen by every landmark."""
+    residual_k: Float[Tensor, "b h m"]
+    """The same of each key."""
+    error: Float[Tensor, "b h"]
+    """``‖C − C̃‖₂ / ‖C‖₂`` against the exact kernel matrix."""
+
+
+class SkyformerCore(GaussianCore):
+    """The lifted Nyström form of Gaussian attention, ``O(n s (d + v) + s³)`` time per head."""
+
+    ordered = True
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        num_landmarks: int,
+        landmarks: Landmarks,
+        ridge: float,
+        inverse: Inverse,
+        window: int,
+        normalize: bool = True,
+        qk_norm: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        super().__init__(num_heads, normalize=normalize, qk_norm=qk_norm, **factory)
+        for name, value, choices in (
+            ("landmarks", landmarks, get_args(Landmarks)),
+            ("inverse", inverse, get_args(Inverse)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+        if num_landmarks < 2 or window < 1:
+            raise ValueError(
+                f"num_landmarks must be at least 2 and window at least 1, got {num_landmarks} and "
+                f"{window}."
+            )
+        if ridge <= 0:
+            raise ValueError(f"ridge must be positive, got {ridge}; 1e-3 is a good start.")
+        self.landmarks, self.num_landmarks = landmarks, num_landmarks
+        self.ridge, self.inverse, self.window = ridge, inverse, window
+        learned = landmarks == "learned"
+        self.capabilities = Capabilities(causal=learned, stateful=learned)
+        if learned:
+            # where projections of unit tokens lie at first: variance 1/3, then the scale of points
+            start = torch.randn(num_heads, num_landmarks, head_dim, **factory)
+            self.z = nn.Parameter(start * 3**-0.5 * head_dim**-0.25)
+
+    def choose(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        key_mask: Bool[Tensor, "b m"] | None = None,
+    ) -> Float[Tensor, "b h s d"]:
+        """Return the landmarks for scaled queries and keys."""
+        if self.landmarks == "learned":
+            return self.z.to(q.dtype).expand(q.shape[0], -1, -1, -1)
+        # as many queries as keys: padding ends both, since the two are one sequence
+        own = key_mask if key_mask is not None and q.shape[2] == k.shape[2] else None
+        pick = segment_means if self.landmarks == "segments" else strided_landmarks
+        half = self.num_landmarks // 2
+        z = torch.cat([pick(q, half, own), pick(k, self.num_landmarks - half, key_mask)], dim=2)
+        if self.landmarks != "kmeans":
+            return z
+        both, keep = torch.cat([q, k], dim=2), None
+        if key_mask is not None:
+            ones = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
+            keep = torch.cat([ones if own is None else own, key_mask], dim=1)
+        return kmeans_landmarks(both, z, keep)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the approximate kernel sum or average of the values."""
+        q, k = self.points(q), self.points(k)
+        if is_causal:
+            return self._causal(q, k, with_ones(v, key_mask), None)[0].to(v.dtype)
+        return nystrom_attention(
+            q,
+            k,
+            v,
+            self.choose(q, k, key_mask),
+            ridge=self.ridge,
+            key_mask=key_mask,
+            normalize=self.normalize,
+            inverse=self.inverse,
+        )
+
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        y, after = windowed_nystrom(
+            q, k, v, self.z, window=self.window, ridge=self.ridge, state=state
+        )
+        return (row_average(y, self.ridge) if self.normalize else y[..., :-1]), after
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return zero sums and a window without keys."""
+        b, h, _, d = k.shape
+        width, wide = v.shape[-1] + 1, accumulator(k)
+        sums = k.new_zeros(b, h, self.num_landmarks, width, dtype=wide)
+        keys = k.new_zeros(b, h, self.window, d, dtype=wide)
+        values = k.new_zeros(b, h, self.window, width, dtype=wide)
+        return State((sums, keys, values), torch.zeros(b, dtype=torch.long, device=k.device))
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Attend to the window exactly and to older tokens by sums; the cost does not grow."""
+        sums, keys, values = state.tensors
+        q, k, v_ = self.points(q), self.points(k), with_ones(v, key_mask)
+        seen = seen_after(state, k, key_mask)
+        if key_mask is None:
+            y, after = self._causal(q, k, v_, (sums, keys, values))
+            return y.to(v.dtype), State(after, seen)
+        moved = close_gaps([keys, keys, values], [q, k, v_], state.seen, key_mask)
+        window, tokens = moved.window, moved.tokens
+        y, after = self._causal(tokens[0], tokens[1], tokens[2], (sums, window[1], window[2]))
+        return moved.read(y).to(v.dtype), State(after, seen)
+
+
+class SkyformerAttention(MultiHeadAttention):
+    """Multi-head Gaussian attention through landmarks: linear in the number of tokens.
+
+    The paper's layer is ``normalize=False, ridge=0.1, inverse="published"``.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        num_landmarks: How many landmarks; half of them queries.
+        landmarks: ``"strided"`` (evenly spaced tokens), ``"segments"`` (means of runs of tokens,
+            for inputs whose neighbours are alike), ``"kmeans"`` (five Lloyd steps: the most
+            accurate, two to three times the cost) or ``"learned"`` (parameters; causal too).
+        ridge: ``γ``, relative to the unit diagonal of the landmarks' Gram matrix.
+        inverse: ``"cholesky"``, or products only: ``"schulz"``, or ``"published"``, the paper's six
+            steps, which have not converged.
+        window: In causal attention, how many of the last keys count exactly.
+        normalize: Divide each row of weights by its sum; the paper does not.
+        qk_norm: Give queries and keys a learned norm per head. Without it a row dies, gradient
+            included, once its query is far from all keys.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> attn = SkyformerAttention(16, 4, num_landmarks=8)
+        >>> attn(torch.randn(2, 100, 16)).shape
+        torch.Size([2, 100, 16])
+    """
+
+    core: SkyformerCore
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        num_landmarks: int = 128,
+        landmarks: Landmarks = "strided",
+        ridge: float = 1e-3,
+        inverse: Inverse = "cholesky",
+        window: int = 64,
+        normalize: bool = True,
+        qk_norm: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        core = SkyformerCore(
+            dim // max(num_heads, 1),
+            num_heads,
+            num_landmarks=num_landmarks,
+            landmarks=landmarks,
+            ridge=ridge,
+            inverse=inverse,
+            window=window,
+            normalize=normalize,
+            qk_norm=qk_norm,
+            device=device,
+            dtype=dtype,
+        )
+        super().__init__(
+            dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+    @torch.no_grad()
+    def diagnose(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+    ) -> NystromDiagnostics:
+        """Measure how well the landmarks represent these tokens, real ones and padded ones alike.
+
+        The error forms the dense matrix; the residuals are linear in the number of tokens.
+
+        Args:
+            x: Tokens, as for ``forward``.
+            context: Memory, as for ``forward``.
+            key_mask: ``True`` where a token of the memory is real.
+
+        Example:
+            >>> layer = SkyformerAttention(16, 2, num_landmarks=64)
+            >>> bool((layer.diagnose(torch.randn(1, 20, 16)).error < 0.01).all())
+            True
+        """
+        self._check(x, context, key_mask)
+        memory = x if context is None else context
+        if key_mask is not None:
+            memory = torch.where(key_mask[:, :, None], memory, 0.0)
+        x = memory if context is None else x
+        q, k = (
+            self.core.points(self._split(p(t)))
+            for p, t in ((self.q_proj, x), (self.k_proj, memory))
+        )
+        z, ridge = self.core.choose(q, k, key_mask), self.core.ridge
+        return NystromDiagnostics(
+            nystrom_residual(q, z, ridge),
+            nystrom_residual(k, z, ridge),
+            nystrom_error(q, k, z, ridge=ridge, key_mask=key_mask, inverse=self.core.inverse),
+        )
+
+
+register_attention(
+    "skyformer",
+    SkyformerAttention,
+    capabilities=Capabilities(causal=False, stateful=False),
+    cost="n",
+    summary="Gaussian kernel through landmarks among the tokens",
+)
+register_attention(
+    "skyformer-learned",
+    functools.partial(SkyformerAttention, landmarks="learned"),
+    capabilities=Capabilities(),
+    cost="n",
+    summary="Gaussian kernel through learned landmarks; exact for the last keys when causal",
+)

@@ -1,0 +1,494 @@
+"""Gaussian-kernel attention, exact and by the lifted Nyström method (Chen et al. 2021, 2111.00035).
+
+    C = κ(Q, K),   κ(x, y) = exp(−‖x − y‖² / 2)
+    C ≈ κ(Q, Z) (κ(Z, Z) + γ I)⁻¹ κ(Z, K)       for landmarks Z among queries *and* keys
+
+``C`` is a block of the Gram matrix of the stacked queries and keys; that matrix is positive
+definite, so the classical Nyström theory holds although ``C`` itself is not even symmetric.
+
+Points arrive scaled: a layer with head width ``d`` passes ``q d^(-1/4)`` and ``k d^(-1/4)``.
+Everything runs in float32 or better, also under autocast.
+
+The exact form costs what fused softmax costs. ``κ(q, k) = exp(q·k − ‖k‖²/2 − ‖q‖²/2)`` is a softmax
+score with a key bias, carried by one more channel; and a *sink*, one more key whose logit is
+``‖q‖²/2``, has weight one on the scale of ``C``, so the ratio to its weight undoes the softmax
+denominator. Both are exact, differentiable and never form ``n × m``.
+"""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
+
+from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.primal import even_indices
+
+__all__ = [
+    "Inverse",
+    "WindowedNystrom",
+    "gaussian_attention",
+    "gaussian_gram",
+    "kmeans_landmarks",
+    "landmark_gram",
+    "nystrom_attention",
+    "nystrom_error",
+    "nystrom_features",
+    "nystrom_residual",
+    "row_average",
+    "schulz_inverse",
+    "segment_means",
+    "strided_landmarks",
+    "windowed_nystrom",
+    "with_ones",
+]
+
+Inverse = Literal["cholesky", "schulz", "published"]
+
+_ABSENT = -1e30
+"""Logit of a key that is not there; finite, so that no infinity meets a zero in backward."""
+
+
+class _Gram(torch.autograd.Function):
+    """``exp(−‖x − y‖²/2)``, keeping the points and the result for backward and nothing between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        gram = (x @ y.transpose(-1, -2)).sub_(_half_square(x)).sub_(_half_square(y).mT)
+        gram.clamp_max_(0).exp_()
+        ctx.save_for_backward(x, y, gram)
+        return gram
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, gram = ctx.saved_tensors
+        weight = grad * gram
+        grad_x = (weight @ y).addcmul_(x, weight.sum(-1, keepdim=True), value=-1)
+        grad_y = (weight.mT @ x).addcmul_(y, weight.sum(-2).unsqueeze(-1), value=-1)
+        return grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape)
+
+
+def _half_square(x: Tensor) -> Tensor:
+    return x.square().sum(-1, keepdim=True) / 2
+
+
+def gaussian_gram(
+    x: Float[Tensor, "*#batch n d"], y: Float[Tensor, "*#batch m d"]
+) -> Float[Tensor, "*batch n m"]:
+    """Return ``exp(−‖x_i − y_j‖² / 2)`` in float32 or better; never above one.
+
+    Example:
+        >>> x = torch.zeros(1, 1, 1, 2)
+        >>> gaussian_gram(x, x + 1).round(decimals=4)
+        tensor([[[[0.3679]]]])
+    """
+    wide = accumulator(x)
+    with full_precision(x):
+        x, y = x.to(wide), y.to(wide)
+        if torch.compiler.is_compiling():
+            exponent = x @ y.mT - _half_square(x) - _half_square(y).mT
+            return exponent.clamp_max(0).exp()
+        return _Gram.apply(x, y)  # type: ignore[no-untyped-call]
+
+
+def gaussian_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    pair_mask: Bool[Tensor, "b n m"] | None = None,
+    is_causal: bool = False,
+    normalize: bool = False,
+) -> Float[Tensor, "b h n v"]:
+    """Return ``κ(q, k) v`` exactly, at the speed and memory of fused softmax attention.
+
+    Args:
+        q: Scaled queries.
+        k: Scaled keys.
+        v: Values.
+        key_mask: ``True`` where a key is real.
+        pair_mask: ``True`` where a query may see a key; instead of ``is_causal``.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+        normalize: Divide each row by its sum. A row without keys is zero either way.
+
+    Example:
+        >>> x = torch.zeros(1, 1, 3, 2)
+        >>> gaussian_attention(x, x, torch.ones(1, 1, 3, 1), is_causal=True).flatten()
+        tensor([1., 2., 3.])
+    """
+    wide, width = accumulator(q), v.shape[-1]
+    with full_precision(q):
+        q_, k_, v_ = (t.to(wide) for t in (q, k, v))
+        level = -_half_square(k_)
+        if key_mask is not None:
+            level = torch.where(key_mask[:, None, :, None], level, _ABSENT)
+        ones = torch.ones_like(q_[..., :1])
+        # one channel for the key bias, one for the sink, one value column for the sink's weight
+        q_ = torch.cat([q_, ones, _half_square(q_)], dim=-1)
+        k_ = torch.cat([k_, level, torch.zeros_like(level)], dim=-1)
+        if not normalize:
+            # the sink comes first and brings a query of its own, so that causal order holds
+            k_ = torch.cat([_sink(k_[:, :, :1]), k_], dim=2)
+            q_, v_ = pad(q_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
+            v_[:, :, 0, -1] = 1.0
+            pair_mask = None if pair_mask is None else pad(pair_mask, (1, 0, 1, 0), value=True)
+        gap = q_.shape[-1] - v_.shape[-1]
+        # the fused kernel wants values as wide as the keys
+        q_, k_ = pad(q_, (0, max(-gap, 0))), pad(k_, (0, max(-gap, 0)))
+        mask = None if pair_mask is None else pair_mask[:, None].expand(-1, q.shape[1], -1, -1)
+        y = scaled_dot_product_attention(
+            q_, k_, pad(v_, (0, max(gap, 0))), mask, is_causal=is_causal, scale=1.0
+        )
+        if not normalize:
+            y = y[:, :, 1:]
+            return (y[..., :width] / y[..., width : width + 1]).to(v.dtype)
+        return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
+
+
+def _sink(like: Tensor) -> Tensor:
+    zero = torch.zeros_like(like[..., :-1])
+    return torch.cat([zero, torch.ones_like(like[..., -1:])], dim=-1)
+
+
+def _drop_empty_rows(
+    y: Tensor, key_mask: Tensor | None, pair_mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Zero the rows that see no key: a softmax over nothing has no meaning."""
+    if pair_mask is not None:
+        seen = pair_mask if key_mask is None else pair_mask & key_mask[:, None]
+        return torch.where(seen.any(-1)[:, None, :, None], y, 0.0)
+    if key_mask is None:
+        return y
+    if is_causal:
+        return torch.where((key_mask.cumsum(1) > 0)[:, None, :, None], y, 0.0)
+    return torch.where(key_mask.any(1)[:, None, None, None], y, 0.0)
+
+
+def landmark_gram(z: Float[Tensor, "b h s d"], ridge: float) -> Float[Tensor, "b h s s"]:
+    """Return ``κ(Z, Z) + γ I``, safe to factor whatever the norm of the landmarks.
+
+    Distances are summed difference by difference. The expanded square loses ``‖z‖² eps`` of each
+    exponent, enough to make the matrix indefinite; this form is off by a few ``eps`` per entry. The
+    ridge is at least ``4 s eps``, which covers that and the rounding of the factorisation, so one
+    attempt suffices.
+    """
+    wide, s = accumulator(z), z.shape[2]
+    with full_precision(z):
+        z = z.to(wide)
+        distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
+        gamma = max(ridge, 4 * s * torch.finfo(wide).eps)
+        return (distance.square() / -2).exp() + gamma * torch.eye(s, dtype=wide, device=z.device)
+
+
+def schulz_inverse(
+    m: Float[Tensor, "b h s s"], steps: int = 8, *, published_start: bool = False
+) -> Float[Tensor, "b h s s"]:
+    """Return the inverse of a positive definite, entrywise positive matrix by matrix products only.
+
+    The matrix is scaled by its row sums to ``N = D^(-1/2) M D^(-1/2)``, whose eigenvalues lie in
+    ``(0, 1]``; then ``Z ← Z (13 − N Z (15 − N Z (7 − N Z))) / 4``. An eigenvalue ``λ`` is inverted
+    once ``3.25^steps`` times the starting gap exceeds one, and damped until then.
+
+    Args:
+        m: The matrix.
+        steps: Iterations; six in the paper.
+        published_start: Start at ``Nᵀ / ‖N‖₁``, gap ``λ²``, as the paper does. By default at the
+            identity, gap ``λ``, which needs half the steps.
+
+    Example:
+        >>> m = torch.tensor([[[[2.0, 1.0], [1.0, 2.0]]]])
+        >>> (schulz_inverse(m) @ m).round(decimals=4)
+        tensor([[[[1., 0.],
+                  [0., 1.]]]])
+    """
+    wide, eye = accumulator(m), torch.eye(m.shape[-1], dtype=accumulator(m), device=m.device)
+    with full_precision(m):
+        m = m.to(wide)
+        scale = m.sum(-1, keepdim=True).rsqrt()
+        n_m = scale * m * scale.mT
+        z = eye.expand_as(n_m)
+        if published_start:
+            # the norm of each matrix by itself: batch mates must not meet here
+            z = n_m.mT / n_m.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
+        for _ in range(steps):
+            nz = n_m @ z
+            z = z @ (13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))) / 4
+        return scale * z * scale.mT
+
+
+def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
+    """Return ``M⁻¹ t``."""
+    if inverse == "cholesky":
+        # _ex: a NaN among the inputs must come out as NaN, not as an exception mid-graph
+        return torch.cholesky_solve(t, torch.linalg.cholesky_ex(m).L)
+    if inverse == "schulz":
+        return schulz_inverse(m) @ t
+    if inverse == "published":
+        return schulz_inverse(m, 6, published_start=True) @ t
+    raise ValueError(f"inverse must be one of {get_args(Inverse)}, got {inverse!r}.")
+
+
+def with_ones(
+    v: Float[Tensor, "b h m v"], key_mask: Bool[Tensor, "b m"] | None
+) -> Float[Tensor, "b h m u"]:
+    """Return the values and a column of ones, all zero where a key is absent."""
+    v = v.to(accumulator(v))
+    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    return v if key_mask is None else torch.where(key_mask[:, None, :, None], v, 0.0)
+
+
+def row_average(y: Float[Tensor, "b h n u"], ridge: float) -> Float[Tensor, "b h n v"]:
+    """Return sums over the row sum in their last column, ``t / (t² + γ²)`` times as much.
+
+    A low-rank row sum below the ridge is noise, maybe negative; such a row fades to zero.
+    """
+    total = y[..., -1:]
+    return y[..., :-1] * total / (total.square() + ridge * ridge)
+
+
+def nystrom_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    v: Float[Tensor, "b h m v"],
+    z: Float[Tensor, "b h s d"],
+    *,
+    ridge: float = 1e-3,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    normalize: bool = False,
+    inverse: Inverse = "cholesky",
+) -> Float[Tensor, "b h n v"]:
+    """Return ``κ(q, z) (κ(z, z) + γ I)⁻¹ κ(z, k) v``, the lifted Nyström form of ``κ(q, k) v``.
+
+    Costs ``O((n + m) s (d + v) + s³)`` per head.
+
+    Args:
+        q: Scaled queries.
+        k: Scaled keys.
+        v: Values.
+        z: Landmarks, in the space of the scaled queries and keys.
+        ridge: ``γ``, on the scale of the unit diagonal of ``κ(z, z)``.
+        key_mask: ``True`` where a key is real.
+        normalize: Divide each row by its sum; rows whose sum is below the ridge fade to zero.
+        inverse: ``"cholesky"``, or the iteration of the paper, well started (``"schulz"``, 8 steps)
+            or as published (``"published"``, 6 steps: a spectral filter rather than an inverse).
+
+    Example:
+        >>> x = torch.randn(1, 1, 5, 2, dtype=torch.float64)
+        >>> exact = gaussian_attention(x, x, x)
+        >>> torch.allclose(nystrom_attention(x, x, x, x, ridge=1e-9), exact)
+        True
+    """
+    with full_precision(q):
+        t = gaussian_gram(k, z).mT @ with_ones(v, key_mask)  # [b h s u]
+        y = gaussian_gram(q, z) @ _solve(landmark_gram(z, ridge), t, inverse)
+        return (row_average(y, ridge) if normalize else y[..., :-1]).to(v.dtype)
+
+
+def nystrom_features(
+    x: Float[Tensor, "b h n d"], z: Float[Tensor, "#b h s d"], ridge: float = 1e-3
+) -> Float[Tensor, "b h n s"]:
+    """Return ``φ(x) = L⁻¹ κ(Z, x)``, ``L Lᵀ = κ(Z, Z) + γ I``: inner products are Nyström's kernel.
+
+    Example:
+        >>> x = torch.randn(1, 1, 5, 2, dtype=torch.float64)
+        >>> phi = nystrom_features(x, x, 1e-9)
+        >>> torch.allclose(phi @ phi.mT, gaussian_gram(x, x), atol=1e-6)
+        True
+    """
+    with full_precision(x):
+        factor = torch.linalg.cholesky_ex(landmark_gram(z, ridge)).L
+        gram = gaussian_gram(x, z)
+        return torch.linalg.solve_triangular(factor, gram.mT, upper=False).mT
+
+
+def nystrom_residual(
+    x: Float[Tensor, "b h n d"], z: Float[Tensor, "#b h s d"], ridge: float = 1e-3
+) -> Float[Tensor, "b h n"]:
+    """Return ``κ(x, x) − φ(x)·φ(x)`` per token: 0 where the landmarks explain it, 1 where not.
+
+    This is also the posterior variance of a Gaussian process with inducing points ``z``.
+    """
+    return 1 - nystrom_features(x, z, ridge).square().sum(-1)
+
+
+def nystrom_error(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    z: Float[Tensor, "b h s d"],
+    *,
+    ridge: float = 1e-3,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    inverse: Inverse = "cholesky",
+) -> Float[Tensor, "b h"]:
+    """Return ``‖C − C̃‖₂ / ‖C‖₂`` over the real keys; forms ``n × m``, so for diagnosis only."""
+    unit = torch.eye(k.shape[2], dtype=accumulator(k), device=k.device).expand(*k.shape[:3], -1)
+    exact = gaussian_gram(q, k)
+    if key_mask is not None:
+        exact = torch.where(key_mask[:, None, None, :], exact, 0.0)
+    low = nystrom_attention(q, k, unit, z, ridge=ridge, key_mask=key_mask, inverse=inverse)
+    difference, size = (torch.linalg.matrix_norm(t, 2) for t in (exact - low, exact))
+    return difference / size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
+def strided_landmarks(
+    x: Float[Tensor, "b h n d"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
+) -> Float[Tensor, "b h {num} d"]:
+    """Return ``num`` evenly spaced real tokens; repeated if there are fewer, zeros if none."""
+    n = x.shape[2]
+    x = pad(x, (0, 0, 0, 1))  # the zero row that an empty sequence samples
+    if key_mask is None:
+        at = even_indices(n, num, x.device).clamp(0, n)
+        return x.index_select(2, at)
+    seen = key_mask.cumsum(1)
+    rank = even_indices(key_mask.sum(1), num)  # [b num]
+    # without any real token the search ends at n, the zero row
+    at = torch.searchsorted(seen, rank + 1)
+    return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1]))
+
+
+def segment_means(
+    x: Float[Tensor, "b h n d"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
+) -> Float[Tensor, "b h {num} d"]:
+    """Return the means of ``num`` consecutive runs of real tokens, as equal in length as possible.
+
+    Runs are counted over real tokens, so padding on any side changes nothing. With fewer tokens
+    than runs, an empty run repeats the one before it; without tokens all are zero.
+
+    Example:
+        >>> segment_means(torch.arange(4.0).view(1, 1, 4, 1), 2).flatten()
+        tensor([0.5000, 2.5000])
+    """
+    b, _, n, _ = x.shape
+    real = torch.ones(b, n, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+    rank = real.cumsum(1) - 1
+    segment = rank * num // real.sum(1, keepdim=True).clamp_min(1)
+    return _group_means(x, segment.clamp(0, num - 1), real, num)
+
+
+def _group_means(x: Tensor, group: Tensor, real: Tensor, num: int) -> Tensor:
+    """Return the mean of each group; an empty one repeats the last non-empty group before it."""
+    share = real.to(x.dtype)
+    count = share.new_zeros(real.shape[0], num).scatter_add(1, group, share)
+    at = group[:, None, :, None].expand_as(x)
+    total = x.new_zeros(*x.shape[:2], num, x.shape[-1])
+    total = total.scatter_add(2, at, x * share[:, None, :, None])
+    mean = total / count.clamp_min(1)[:, None, :, None]
+    order = torch.arange(num, device=x.device).expand_as(count)
+    last = torch.where(count > 0, order, 0).cummax(1).values
+    return mean.gather(2, last[:, None, :, None].expand_as(mean))
+
+
+def kmeans_landmarks(
+    x: Float[Tensor, "b h n d"],
+    start: Float[Tensor, "b h s d"],
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    *,
+    steps: int = 5,
+) -> Float[Tensor, "b h s d"]:
+    """Return cluster means of the real tokens after a few Lloyd steps; ``O(steps n s d)``.
+
+    Gradients flow through the means, not through the assignment. A cluster that loses all its
+    tokens keeps its centre.
+    """
+    s = start.shape[2]
+    real = None if key_mask is None else key_mask[:, None, :, None]
+    z, share = start.detach(), torch.zeros_like(x[..., :1])
+    for _ in range(steps):
+        with torch.no_grad():
+            nearest = (x.detach() @ z.mT - _half_square(z).mT).argmax(-1)
+            share = one_hot(nearest, s).to(x.dtype)  # [b h n s]
+            if real is not None:
+                share = torch.where(real, share, 0.0)
+            count = share.sum(2)[..., None]
+            z = torch.where(count > 0, share.mT @ x.detach() / count.clamp_min(1), z)
+    return torch.where(count > 0, share.mT @ x / count.clamp_min(1), z) if steps else start
+
+
+class WindowedNystrom(NamedTuple):
+    """Causal outputs and the state to continue them."""
+
+    values: Float[Tensor, "b h n v"]
+    state: tuple[Float[Tensor, "b h s v"], Float[Tensor, "b h w d"], Float[Tensor, "b h w v"]]
+    """Sums over old keys, then the last ``w`` keys and values."""
+
+
+def windowed_nystrom(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n v"],
+    z: Float[Tensor, "h s d"],
+    *,
+    window: int = 64,
+    ridge: float = 1e-3,
+    state: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> WindowedNystrom:
+    """Return causal Gaussian attention: exact for the last ``window`` keys, Nyström for older ones.
+
+        y_i = Σ_{i-w < j ≤ i} κ(q_i, k_j) v_j + φ(q_i) Σ_{j ≤ i-w} φ(k_j)ᵀ v_j
+
+    Landmarks that belong to no sequence keep this strictly causal, and its state constant in size.
+
+    Args:
+        q: Scaled queries.
+        k: Scaled keys.
+        v: Values, zero where a key is absent.
+        z: Landmarks, the same for every sequence.
+        window: How many keys are seen exactly.
+        ridge: ``γ``, on the scale of the unit diagonal of ``κ(z, z)``.
+        state: Where to continue, from an earlier call.
+    """
+    b, h, n, d = q.shape
+    with full_precision(q):
+        wide = accumulator(q)
+        q_, k_, v_ = (t.to(wide) for t in (q, k, v))
+        if state is None:
+            state = (
+                q_.new_zeros(b, h, z.shape[1], v_.shape[-1]),
+                q_.new_zeros(b, h, window, d),
+                q_.new_zeros(b, h, window, v_.shape[-1]),
+            )
+        old = state[0]
+        k_, v_ = torch.cat([state[1], k_], dim=2), torch.cat([state[2], v_], dim=2)
+        points = z[None].to(wide)
+        phi_q, phi_k = (nystrom_features(t, points, ridge) for t in (q_, k_))
+        if not torch.compiler.is_exporting() and n <= window:
+            y = _dense_window(q_, k_, v_, phi_q, phi_k, window)
+        else:
+            q_, phi = pad(q_, (0, 0, window, 0)), pad(phi_q, (0, 0, window, 0))
+            y = _chunked_window(q_, k_, v_, phi, phi_k, window)
+            # a copy, not a view: exported programs could not prove its strides for every length
+            y = y.index_select(2, torch.arange(window, window + n, device=q.device))
+        y = y + phi_q @ old
+        after = old + phi_k[:, :, :n].mT @ v_[:, :, :n], k_[:, :, n:], v_[:, :, n:]
+        return WindowedNystrom(y.to(v.dtype), after)
+
+
+def _dense_window(
+    q: Tensor, k: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, window: int
+) -> Tensor:
+    """Return the sums for a few queries, the first of them ``window`` slots after the first key."""
+    lag = torch.arange(q.shape[2], device=q.device)[:, None] + window
+    lag = lag - torch.arange(k.shape[2], device=q.device)
+    weights = torch.where(lag < window, gaussian_gram(q, k), phi_q @ phi_k.mT)
+    return torch.where(lag >= 0, weights, 0.0) @ v
+
+
+def _chunked_window(
+    q: Tensor, k: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, window: int
+) -> Tensor:
+    """Return the sums by chunks of ``window`` slots: own, previous, and all older ones."""
+    n = q.shape[2]
+    groups = (n + window - 1) // window
+    q, k, v, phi_q, phi_k = (
+        pad(t, (0, 0, 0, groups * window - n)).unflatten(2, (groups, window))
+        for t in (q, k, v, phi_q, phi_k)
+    )  # [b h g i d]
+    y = gaussian_gram(q, k).tril() @ v
+    total = (phi_k.mT @ v).cumsum(2)
+    y = y + phi_q @ pad(total, (0, 0, 0, 0, 2, 0))[:, :, :groups]
+    k, v, phi_k = (pad(t, (0, 0, 0, 0, 1, 0))[:, :, :groups] for t in (k, v, phi_k))
+    y = y + (gaussian_gram(q, k).triu(1) + (phi_q @ phi_k.mT).tril()) @ v
+    return y.flatten(2, 3)
