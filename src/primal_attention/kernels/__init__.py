@@ -5,9 +5,9 @@ from primal_attention.kernels.base import (
     Kernel,
     RandomFeatureMap,
     Relation,
-    full_precision,
 )
 from primal_attention.kernels.exact import Cosine, DotProduct, Exponential, Gaussian
+from primal_attention.kernels.maclaurin import MaclaurinFeatures
 from primal_attention.kernels.random import (
     PositiveFeatures,
     TrigonometricFeatures,
@@ -23,12 +23,12 @@ __all__ = [
     "FeatureMap",
     "Gaussian",
     "Kernel",
+    "MaclaurinFeatures",
     "PositiveFeatures",
     "RandomFeatureMap",
     "Relation",
     "Series",
     "TrigonometricFeatures",
     "draw_directions",
-    "full_precision",
     "named_series",
 ]

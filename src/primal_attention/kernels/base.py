@@ -12,21 +12,10 @@ from torch import Tensor, nn
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["FeatureMap", "Kernel", "RandomFeatureMap", "Relation", "full_precision"]
+__all__ = ["FeatureMap", "Kernel", "RandomFeatureMap", "Relation"]
 
 Relation = Literal["exact", "unbiased", "truncated"]
 """Features reproduce the kernel exactly, on average over draws, or up to a cut of its series."""
-
-
-def full_precision(x: Tensor) -> torch.autocast:
-    """Return a region in which autocast is off, for sums that need float32.
-
-    Example:
-        >>> with torch.autocast("cpu", torch.bfloat16), full_precision(torch.ones(2)):
-        ...     print((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
-        torch.float32
-    """
-    return torch.autocast(x.device.type, enabled=False)
 
 
 class Kernel(nn.Module):

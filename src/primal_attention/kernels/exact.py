@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.kernels.base import FeatureMap, Kernel, Relation, full_precision, wide
+from primal_attention.functional.precision import full_precision
+from primal_attention.kernels.base import FeatureMap, Kernel, Relation, wide
 from primal_attention.kernels.series import Series, named_series
 
 __all__ = ["Cosine", "DotProduct", "Exponential", "Gaussian"]

@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.kernels.base import Kernel, RandomFeatureMap, full_precision, wide
+from primal_attention.functional.precision import full_precision
+from primal_attention.kernels.base import Kernel, RandomFeatureMap, wide
 from primal_attention.kernels.exact import Exponential, Gaussian, unit
 
 __all__ = ["Directions", "PositiveFeatures", "TrigonometricFeatures", "draw_directions"]

@@ -1,0 +1,224 @@
+"""Random Maclaurin features of ``f(x·y)``, ``f(s) = Σ_N a_N s^N`` (Kar & Karnick 2012).
+
+    Z(x) = √(a_N / η_N) Π_{i=1..N} (ω_i·x),     N ~ η,   ω ∈ {±1}^d,     E Z(x) Z(y) = f(x·y)
+
+The variance of one such feature, degrees from one up, is
+
+    Σ_N (a_N² / η_N) μ^N − (f(x·y) − a_0)²,     μ = ‖x‖²‖y‖² + 2 (x·y)² − 2 Σ_k x_k² y_k²,
+
+least for ``η_N ∝ a_N μ^{N/2}``. Rows of length ``√τ`` have ``μ ≈ τ²``, so the best law is
+``η_N ∝ a_N τ^N``. Low degrees need no draw at all: ``√a_0``, ``√a_1 x`` and the ``x_i x_j``
+reproduce theirs exactly, and take most of the variance with them. Beyond, a fixed number of
+features per degree replaces the lottery of degrees.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from primal_attention.functional.precision import full_precision
+from primal_attention.kernels.base import RandomFeatureMap, Relation, wide
+from primal_attention.kernels.exact import DotProduct
+from primal_attention.kernels.series import Series, named_series
+
+__all__ = ["Law", "MaclaurinFeatures"]
+
+Law = Literal["optimal", "geometric"]
+
+
+class MaclaurinFeatures(RandomFeatureMap):
+    """Features of a dot-product kernel: low degrees exact, high degrees by random signs.
+
+    Args:
+        dim: Width ``d`` of the rows.
+        num_features: Width of the features, everything counted.
+        series: A name of :data:`~primal_attention.kernels.series.SERIES`, or coefficients.
+        scale: Largest ``‖x‖‖y‖`` to expect; decides how many features each degree gets.
+        exact_degree: Last degree without a draw: 0, 1 or 2. Unless given, the largest that fits.
+        law: ``"optimal"`` for ``scale``, or ``"geometric"``, the published ``η_N ∝ 2^{-(N+1)}``.
+        stratified: Give each degree its share of the features instead of drawing degrees.
+        max_degree: Last degree; those above are cut off.
+        num_heads: Draw signs of their own for each head; rows are then ``[... h n d]``.
+        generator: Where the draw comes from.
+        device: Where to keep it.
+        dtype: In which type to keep it.
+
+    Example:
+        >>> phi = MaclaurinFeatures(4, 15, "exp", exact_degree=2)
+        >>> x = torch.eye(4)[:1]
+        >>> phi.approximate(x, x)
+        tensor([[2.5000]])
+    """
+
+    relation: Relation = "truncated"
+    is_positive = False
+    kernel: DotProduct
+
+    def __init__(
+        self,
+        dim: int,
+        num_features: int,
+        series: str | Series | Sequence[float] = "exp",
+        *,
+        scale: float = 1.0,
+        exact_degree: int | None = None,
+        law: Law = "optimal",
+        stratified: bool = True,
+        max_degree: int = 20,
+        num_heads: int | None = None,
+        generator: torch.Generator | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if law not in ("optimal", "geometric"):
+            raise ValueError(f"law must be 'optimal' or 'geometric', got {law!r}.")
+        sizes = [1, 1 + dim, 1 + dim + dim * (dim + 1) // 2]
+        if exact_degree is None:
+            exact_degree = max((n for n in range(3) if sizes[n] <= num_features), default=0)
+            # a first degree without room for others is a kernel that is linear
+            if exact_degree == 1 and num_features <= dim + 1:
+                exact_degree = 0
+        if exact_degree not in (0, 1, 2) or sizes[exact_degree] > num_features:
+            raise ValueError(
+                f"exact_degree must be 0, 1 or 2 and leave room: degrees up to {exact_degree} of "
+                f"width {dim} need {sizes[min(max(exact_degree, 0), 2)]} features, got "
+                f"{num_features}."
+            )
+        self.dim, self.num_features = dim, num_features
+        self.kernel = DotProduct(series)
+        self.series = named_series(series)
+        self.scale, self.exact_degree, self.max_degree = scale, exact_degree, max_degree
+        self.law: Law = law
+        self.stratified = stratified
+        self._num_heads = num_heads
+        self._free = num_features - sizes[exact_degree]
+        self._coefficients = self.series.coefficients(max_degree)
+        self.counts: tuple[tuple[int, int], ...] = ()
+        """How many random features each degree has, as pairs (degree, number)."""
+        self._draw(generator, device, dtype)
+
+    def degree_law(self) -> dict[int, float]:
+        """Return the probability ``η_N`` of each degree that is drawn."""
+        degrees = range(self.exact_degree + 1, self.max_degree + 1)
+        if self.law == "geometric":
+            mass = {n: 2.0 ** -(n + 1) for n in degrees}
+        else:
+            mass = {n: self._coefficients[n] * self.scale**n for n in degrees}
+        total = sum(mass.values())
+        return {n: value / total for n, value in mass.items() if value > 0}
+
+    def expected_gram(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]
+    ) -> Float[Tensor, "*batch n m"]:
+        """Return the mean of ``approximate`` over draws: the kernel without the degrees cut off."""
+        degrees = {n for n, _ in self.counts} if self.stratified else set(self.degree_law())
+        kept = [
+            a if n <= self.exact_degree or (n in degrees and self._free) else 0.0
+            for n, a in enumerate(self._coefficients)
+        ]
+        return DotProduct(kept).gram(x, y)
+
+    def variance(
+        self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]
+    ) -> Float[Tensor, "*batch n m"]:
+        """Return the exact variance of ``approximate`` over draws."""
+        x, y = wide(x), wide(y)
+        inner = x @ y.transpose(-1, -2)
+        square = x.square().sum(-1)[..., :, None] * y.square().sum(-1)[..., None, :]
+        mu = square + 2 * inner**2 - 2 * (x**2 @ (y**2).transpose(-1, -2))
+        total, mean = torch.zeros_like(inner), torch.zeros_like(inner)
+        if self.stratified:
+            for n, count in self.counts:
+                total = total + self._coefficients[n] ** 2 * (mu**n - inner ** (2 * n)) / count
+            return total
+        for n, eta in self.degree_law().items():
+            total = total + self._coefficients[n] ** 2 / eta * mu**n
+            mean = mean + self._coefficients[n] * inner**n
+        return (total - mean**2) / max(self._free, 1)
+
+    def query_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
+        """Return the features, ordered by degree."""
+        with full_precision(x):
+            x = wide(x)
+            a = self._coefficients
+            parts = [torch.full_like(x[..., :1], math.sqrt(a[0]))]
+            if self.exact_degree >= 1:
+                parts.append(math.sqrt(a[1]) * x)
+            if self.exact_degree == 2:
+                parts.append(math.sqrt(a[2]) * x.square())
+                row, column = torch.triu_indices(self.dim, self.dim, 1, device=x.device)
+                parts.append(math.sqrt(2 * a[2]) * x[..., row] * x[..., column])
+            signs = self.get_buffer("signs").to(x.dtype)
+            project, start, law = x @ signs.transpose(-1, -2), 0, self.degree_law()
+            for n, count in self.counts:
+                factors = project[..., start : start + n * count].unflatten(-1, (n, count))
+                product = factors[..., 0, :]
+                for i in range(1, n):
+                    product = product * factors[..., i, :]
+                share = count if self.stratified else law[n] * self._free
+                parts.append(math.sqrt(a[n] / share) * product)
+                start += n * count
+            return torch.cat(parts, dim=-1)
+
+    def redraw_(self, generator: torch.Generator | None = None) -> None:
+        """Draw new signs, and new degrees where degrees are drawn, in place."""
+        self._draw(generator)
+
+    def _draw(
+        self, generator: torch.Generator | None, device: Any = None, dtype: Any = None
+    ) -> None:
+        counts = self._shares() if self.stratified else self._lottery(generator)
+        self.counts = tuple((n, c) for n, c in sorted(counts.items()) if c)
+        sets = () if self._num_heads is None else (self._num_heads,)
+        rows = sum(n * c for n, c in self.counts)
+        coins = torch.randint(2, (*sets, rows, self.dim), generator=generator)
+        self._store("signs", (2 * coins - 1).double(), device, dtype)
+        degrees = torch.tensor([n for n, c in self.counts for _ in range(c)], dtype=torch.long)
+        where = self.get_buffer("signs").device
+        self.register_buffer("degrees", degrees.to(where))
+
+    def _shares(self) -> dict[int, int]:
+        """Return the features of each degree in proportion to the law, by largest remainder."""
+        if not self._free:
+            return {}
+        ideal = {n: self._free * eta for n, eta in self.degree_law().items()}
+        counts = {n: int(value) for n, value in ideal.items()}
+        left = self._free - sum(counts.values())
+        for n in sorted(ideal, key=lambda n: counts[n] - ideal[n])[:left]:
+            counts[n] += 1
+        return counts
+
+    def _lottery(self, generator: torch.Generator | None) -> dict[int, int]:
+        law = self.degree_law()
+        if not self._free:
+            return {}
+        mass = torch.tensor(list(law.values()), dtype=torch.float64)
+        drawn = torch.multinomial(mass, self._free, replacement=True, generator=generator)
+        found = torch.bincount(drawn, minlength=len(law)).tolist()
+        return dict(zip(law, found, strict=True))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # drawn degrees differ from draw to draw, and with them the number of signs
+        degrees = state_dict.get(f"{prefix}degrees")
+        signs = state_dict.get(f"{prefix}signs")
+        if degrees is not None and signs is not None:
+            found = degrees.tolist()
+            if len(found) == self._free:
+                self.counts = tuple((n, found.count(n)) for n in sorted(set(found)))
+                for name, value in (("degrees", degrees), ("signs", signs)):
+                    old = self.get_buffer(name)
+                    if old.shape != value.shape:
+                        self._buffers[name] = value.new_empty(value.shape).to(old)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Describe the series and the split of the features."""
+        return (
+            f"{self.dim}, {self.num_features}, {self.series.name!r}, scale={self.scale:.4g}, "
+            f"exact_degree={self.exact_degree}, law={self.law!r}, stratified={self.stratified}"
+        )

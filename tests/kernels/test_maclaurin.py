@@ -1,0 +1,197 @@
+"""Random Maclaurin features: exact low degrees, unbiased high ones, variance and rate."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from primal_attention.kernels import SERIES, MaclaurinFeatures, named_series
+
+PUBLISHED = {"exact_degree": 0, "law": "geometric", "stratified": False}
+
+
+def _generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _rows(n: int, dim: int, tau: float, seed: int = 5) -> torch.Tensor:
+    rows = torch.randn(n, dim, generator=_generator(seed), dtype=torch.float64)
+    return math.sqrt(tau) * rows / rows.norm(dim=-1, keepdim=True)
+
+
+def _build(dim, p, series="exp", seed=0, **options) -> MaclaurinFeatures:
+    options = {"dtype": torch.float64, "generator": _generator(seed), **options}
+    return MaclaurinFeatures(dim, p, series, **options)
+
+
+@pytest.mark.parametrize("series", ["exp", "inverse", "logi", "sqrt", "trigh"])
+def test_degrees_up_to_two_are_exact(series):
+    x, y = _rows(6, 5, 0.9), _rows(7, 5, 0.9, seed=6)
+    phi = _build(5, 21, series, exact_degree=2)
+    assert phi.counts == ()
+    s = x @ y.T
+    expected = named_series(SERIES[series].coefficients(2))(s)
+    torch.testing.assert_close(phi.approximate(x, y), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(phi.expected_gram(x, y), expected, rtol=0, atol=1e-12)
+
+
+def test_weights_of_the_second_order_exponential_are_positive():
+    x, y = 3 * torch.randn(50, 5), 3 * torch.randn(50, 5)
+    phi = MaclaurinFeatures(5, 21, "exp", exact_degree=2)
+    assert phi.approximate(x, y).min() > 0.49
+
+
+@pytest.mark.parametrize(("p", "degree"), [(4, 0), (5, 0), (6, 1), (14, 1), (15, 2), (40, 2)])
+def test_as_many_low_degrees_are_exact_as_fit(p, degree):
+    assert _build(4, p).exact_degree == degree
+
+
+@pytest.mark.parametrize("p", [1, 2, 6, 30, 128])
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["ours", "published"])
+def test_every_feature_is_counted(p, options):
+    phi = _build(4, p, **options)
+    features = phi.query_features(_rows(3, 4, 1.0))
+    assert features.shape == (3, p)
+    assert features.isfinite().all()
+
+
+def test_the_optimal_law_follows_coefficients_and_scale():
+    law = _build(8, 64, "exp", scale=0.5, exact_degree=1).degree_law()
+    assert sum(law.values()) == pytest.approx(1)
+    assert law[3] / law[2] == pytest.approx(0.5 / 3)
+    assert min(law) == 2
+
+
+def test_the_published_law_halves_with_each_degree():
+    law = _build(8, 64, **PUBLISHED).degree_law()
+    assert list(law) == list(range(1, 21))
+    assert law[2] / law[1] == pytest.approx(0.5)
+
+
+def test_shares_are_in_proportion_and_the_same_for_every_seed():
+    counts = dict(_build(32, 128, "exp", scale=1.0).counts)
+    assert counts[2] > counts[3] > counts[4] >= 1
+    assert sum(counts.values()) == 128 - 33
+    assert counts == dict(_build(32, 128, "exp", scale=1.0, seed=9).counts)
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["ours", "published"])
+@pytest.mark.parametrize("series", ["exp", "logi", "sqrt"])
+def test_the_mean_over_draws_is_the_expected_gram(series, options):
+    x, y = _rows(4, 6, 0.5), _rows(4, 6, 0.5, seed=6)
+    phi = _build(6, 20, series, scale=0.5, **options)
+    mean = torch.zeros(4, 4, dtype=torch.float64)
+    for seed in range(600):
+        phi.redraw_(_generator(seed))
+        mean += phi.approximate(x, y) / 600
+    error = (mean - phi.expected_gram(x, y)) / (phi.variance(x, y) / 600).sqrt()
+    assert error.abs().max() < 4.5
+
+
+def test_what_is_cut_off_is_small_against_the_noise():
+    x, y = _rows(8, 32, 1.0), _rows(8, 32, 1.0, seed=6)
+    phi = _build(32, 128, scale=1.0)
+    bias = (phi.gram(x, y) - phi.expected_gram(x, y)).abs()
+    assert (bias < 0.1 * phi.variance(x, y).sqrt()).all()
+
+
+def test_exact_degrees_and_the_optimal_law_cut_the_variance():
+    # one feature of each kind, x·y = 0.076, tau = 1/√32: published 0.0748, ours 0.00044
+    x, y = _rows(1, 32, 32**-0.5), _rows(1, 32, 32**-0.5, seed=2)
+    y = y - (x @ y.T) / (x @ x.T) * x
+    y = 0.43 * x + math.sqrt(1 - 0.43**2) * 32**-0.25 * y / y.norm()
+    published = _build(32, 2, **PUBLISHED).variance(x, y)
+    ours = _build(32, 34, scale=32**-0.5, stratified=False).variance(x, y)
+    assert published.item() == pytest.approx(0.075, rel=0.1)
+    assert ours.item() < published.item() / 100
+
+
+def test_kernel_error_at_the_published_scale_is_small():
+    x, y = _rows(64, 32, 32**-0.5), _rows(64, 32, 32**-0.5, seed=6)
+    phi = _build(32, 128, scale=32**-0.5)
+    assert (phi.approximate(x, y) - phi.gram(x, y)).square().mean().sqrt() < 0.004
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["ours", "published"])
+def test_error_falls_with_the_square_root_of_the_features(options):
+    x, y = _rows(32, 16, 1.0), _rows(32, 16, 1.0, seed=6)
+
+    def error(p: int) -> float:
+        maps = [_build(16, p, seed=s, **{"exact_degree": 1, **options}) for s in range(8)]
+        squares = [(m.approximate(x, y) - m.gram(x, y)).square().mean().item() for m in maps]
+        return math.sqrt(sum(squares) / len(squares))
+
+    # the exact part takes 17 of the features
+    fixed = 0 if options else 17
+    assert 1.6 < error(128 + fixed) / error(512 + fixed) < 2.5
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["ours", "published"])
+def test_the_draw_is_saved_copied_and_moved(options):
+    phi, x = _build(4, 30, seed=1, **options), _rows(3, 4, 1.0)
+    expected = phi.query_features(x)
+    other = _build(4, 30, seed=2, **options)
+    assert not torch.equal(other.query_features(x), expected)
+    other.load_state_dict(phi.state_dict())
+    for same in (other, copy.deepcopy(phi), pickle.loads(pickle.dumps(phi)), phi.eval()):
+        assert torch.equal(same.query_features(x), expected)
+    phi.redraw_(_generator(3))
+    assert not torch.equal(phi.query_features(x), expected)
+    phi.redraw_(_generator(1))
+    assert torch.equal(phi.query_features(x), expected)
+    assert phi.float().signs.dtype == torch.float32
+    assert phi.degrees.dtype == torch.long
+
+
+def test_a_draw_of_another_size_does_not_load():
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        _build(4, 30).load_state_dict(_build(4, 31).state_dict())
+
+
+def test_heads_have_their_own_signs():
+    phi = _build(4, 30, num_heads=2)
+    features = phi.query_features(_rows(3, 4, 1.0).expand(2, 2, 3, 4))
+    torch.testing.assert_close(features[0], features[1])
+    assert not torch.allclose(features[:, 0], features[:, 1])
+
+
+@pytest.mark.parametrize("options", [{}, PUBLISHED, {"exact_degree": 2}], ids=str)
+def test_features_have_exact_gradients(options):
+    phi = _build(3, 12, **options)
+    x = torch.zeros(1, 3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(phi.query_features, x)
+    assert torch.autograd.gradcheck(phi.query_features, _rows(2, 3, 1.0).requires_grad_())
+
+
+def test_features_are_full_precision_under_autocast():
+    phi, x = MaclaurinFeatures(4, 30), torch.randn(5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = phi.query_features(x)
+    assert torch.equal(got, phi.query_features(x))
+
+
+def test_options_that_make_no_sense_raise():
+    with pytest.raises(ValueError, match="need 15 features, got 10"):
+        MaclaurinFeatures(4, 10, exact_degree=2)
+    with pytest.raises(ValueError, match="must be 0, 1 or 2"):
+        MaclaurinFeatures(4, 10, exact_degree=3)
+    with pytest.raises(ValueError, match="'optimal' or 'geometric', got 'uniform'"):
+        MaclaurinFeatures(4, 10, law="uniform")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", [32**-0.5, 0.5])
+@pytest.mark.parametrize("series", ["exp", "inverse", "logi", "sqrt"])
+def test_published_features_are_unbiased_with_the_variance_of_the_formula(series, tau):
+    x, y = _rows(1, 32, tau), _rows(1, 32, tau, seed=2)
+    draws = 200_000
+    phi = _build(32, draws + 1, series, **PUBLISHED)
+    products = (phi.query_features(x) * phi.query_features(y))[0]
+    constant, single = products[0], products[1:] * draws
+    z = (single.mean() + constant - phi.gram(x, y)[0, 0]) / (single.std() / draws**0.5)
+    assert abs(z.item()) < 4.5
+    if series != "inverse":
+        formula = phi.variance(x, y).item() * draws
+        assert single.var().item() == pytest.approx(formula, rel=0.1)
