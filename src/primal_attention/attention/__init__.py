@@ -1,6 +1,7 @@
 """Attention mechanisms with one contract, by class or by name."""
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
@@ -21,6 +22,7 @@ __all__ = [
     "Capabilities",
     "Core",
     "Diagnostics",
+    "FavorAttention",
     "GaussianAttention",
     "LinearAttention",
     "MultiHeadAttention",

@@ -46,7 +46,8 @@ def exponential_attention(
 ) -> ExponentialSums:
     """Return attention with weights ``Σ_p exp(log_q_ip + log_k_jp)``; zero for a row without keys.
 
-    ``O((n + m) p v)`` time, in causal order too.
+    ``O((n + m) p v)`` time, in causal order too. There, one maximum serves all features: a query
+    whose features miss those of every key by more than ``e^-40`` in float32 counts as without keys.
 
     Args:
         log_q: Logarithms of the query features, float32 or better.
@@ -80,7 +81,9 @@ def exponential_attention(
 
 def _divide(sums: Tensor) -> Tensor:
     total = sums[..., -1:]
-    return sums[..., :-1] / torch.where(total > 0, total, 1.0)
+    # below the root of the smallest number the gradient of a ratio overflows
+    resolved = total > torch.finfo(total.dtype).tiny ** 0.5
+    return torch.where(resolved, sums[..., :-1] / torch.where(resolved, total, 1.0), 0.0)
 
 
 def _query_features(log_q: Tensor) -> Tensor:

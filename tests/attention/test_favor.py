@@ -1,0 +1,127 @@
+"""FAVOR+: equal to its own dense form, close to softmax, in order and safe."""
+
+import pytest
+import torch
+
+from primal_attention.attention import FavorAttention
+from primal_attention.functional import naive, naive_family
+
+
+def _heads(n, m=None, size=1.0, d=8, dtype=torch.float64):
+    m = n if m is None else m
+    return (
+        size * torch.randn(2, 2, n, d, dtype=dtype),
+        size * torch.randn(2, 2, m, d, dtype=dtype),
+        torch.randn(2, 2, m, 4, dtype=dtype),
+    )
+
+
+def _core(p=64, seed=0, dtype=torch.float64, **options):
+    generator = torch.Generator().manual_seed(seed)
+    return FavorAttention(16, 2, num_features=p, generator=generator, dtype=dtype, **options).core
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_core_agrees_with_its_dense_truth_in_values_and_gradients(masked, is_causal):
+    core, inputs = _core(), [t.requires_grad_() for t in _heads(70)]
+    mask = torch.rand(2, 70) < 0.7 if masked else None
+    if masked:
+        mask[:, 0] = True
+    fast = core(*inputs, key_mask=mask, is_causal=is_causal)
+    logs = [core.features.log_features(t) for t in inputs[:2]]
+    slow = naive_family.exponential_attention(*logs, inputs[2], mask, is_causal)
+    torch.testing.assert_close(fast, slow)
+    weight = torch.randn_like(fast)
+    for got, expected in zip(
+        torch.autograd.grad((fast * weight).sum(), inputs),
+        torch.autograd.grad((slow * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_many_features_come_close_to_softmax(is_causal):
+    q, k, v = _heads(20, size=0.5)
+    exact = naive.softmax_attention(q, k, v, is_causal=is_causal)
+    few, many = (_core(p)(q, k, v, is_causal=is_causal) - exact for p in (64, 16384))
+    assert many.abs().max() < 0.05
+    assert many.norm() < few.norm() / 6
+
+
+def test_antithetic_features_come_closer_to_softmax():
+    q, k, v = _heads(40, size=0.5)
+    exact = naive.softmax_attention(q, k, v)
+
+    def error(**options):
+        return sum((_core(32, s, **options)(q, k, v) - exact).norm() for s in range(20))
+
+    assert error(antithetic=True) < error()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_rows_sum_to_one(is_causal):
+    q, k, _ = _heads(30)
+    weights = _core().weights(q, k, is_causal=is_causal)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert (weights >= 0).all()
+
+
+def test_permuted_tokens_give_permuted_outputs():
+    q, k, v = _heads(30)
+    core, order = _core(), torch.randperm(30)
+    expected = core(q, k, v)[:, :, order]
+    torch.testing.assert_close(core(q[:, :, order], k[:, :, order], v[:, :, order]), expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):
+    inputs = [t.requires_grad_() for t in _heads(90, size=size, dtype=torch.float32)]
+    y = _core(dtype=torch.float32)(*inputs, is_causal=is_causal)
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in inputs)
+
+
+def test_half_precision_inputs_do_not_overflow():
+    q, k, v = (t.half() for t in _heads(40, size=30.0, dtype=torch.float32))
+    for is_causal in (False, True):
+        y = _core(dtype=torch.float32)(q, k, v, is_causal=is_causal)
+        assert y.dtype == torch.float16
+        assert y.isfinite().all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 10.0, 100.0])
+def test_large_future_keys_leave_the_past_bit_equal(factor):
+    # the defect of the public package: a maximum over the whole sequence and an epsilon
+    q, k, v = _heads(100, dtype=torch.float32)
+    core = _core(dtype=torch.float32)
+    past = core(q, k, v, is_causal=True)[:, :, :40]
+    k[:, :, 40:] *= factor
+    v[:, :, 40:] += 1
+    assert torch.equal(core(q, k, v, is_causal=True)[:, :, :40], past)
+
+
+def test_masked_keys_stay_out_of_the_denominator():
+    q, k, v = _heads(20)
+    mask = torch.arange(20).expand(2, -1) < 13
+    got = _core()(q, k, v, key_mask=mask)
+    torch.testing.assert_close(got, _core()(q, k[:, :, :13], v[:, :, :13]))
+
+
+def test_redraw_changes_the_layer_and_eval_does_not():
+    layer, x = FavorAttention(16, 2, num_features=32), torch.randn(1, 6, 16)
+    before = layer.eval()(x)
+    assert torch.equal(layer(x), before)
+    layer.core.redraw_(torch.Generator().manual_seed(5))
+    assert not torch.equal(layer(x), before)
+
+
+def test_a_loaded_layer_has_the_same_features():
+    first, second = (FavorAttention(16, 2, num_features=32) for _ in range(2))
+    x = torch.randn(1, 6, 16)
+    assert "core.features.directions" in first.state_dict()
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(x), second(x))
