@@ -67,7 +67,7 @@ def __getattr__(name: str) -> Any:
     try:
         from primal_attention.ksvd.estimator import KernelSVD
     except ModuleNotFoundError as error:
-        if error.name != "sklearn":
+        if (error.name or "").partition(".")[0] != "sklearn":
             raise
         raise ModuleNotFoundError(
             "KernelSVD needs scikit-learn; run `pip install primal-attention[sklearn]`.",

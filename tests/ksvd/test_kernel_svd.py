@@ -1,0 +1,249 @@
+"""The scikit-learn estimator."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from primal_attention.ksvd import KernelSVD
+
+pytest.importorskip("sklearn")
+from sklearn.base import clone
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def softmax_of(queries: NDArray[np.float64], keys: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(queries @ np.triu(np.ones((3, 3))) @ keys.T / 3)
+
+
+@pytest.mark.raw
+@parametrize_with_checks(
+    [
+        KernelSVD(),
+        KernelSVD(solver="matrix_free", center=True),
+        KernelSVD(solver="nystrom"),
+        KernelSVD(kernel="linear", solver="qr"),
+    ]
+)
+def test_scikit_learn_estimator_checks(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+def test_no_estimator_check_is_skipped() -> None:
+    # one of them needs this variable before scipy is imported
+    code = (
+        "from sklearn.utils.estimator_checks import check_estimator\n"
+        "from primal_attention.ksvd import KernelSVD\n"
+        "results = check_estimator(KernelSVD(), on_fail=None)\n"
+        "left = [r['check_name'] for r in results if r['status'] != 'passed']\n"
+        "assert results and not left, left\n"
+    )
+    environment = {**os.environ, "SCIPY_ARRAY_API": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.parametrize("solver", ["dense", "matrix_free"])
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ("rbf", {"gamma": 0.4}),
+        ("linear", {}),
+        ("cosine", {}),
+        ("poly", {"gamma": 0.5, "degree": 2, "coef0": 1.0}),
+    ],
+)
+def test_symmetric_positive_kernel_reproduces_kernel_pca(kernel, options, solver) -> None:
+    # columns of different scale keep the leading eigenvalues apart
+    x = rng().normal(size=(200, 3)) * [1.5, 1.0, 0.6]
+    new = rng().normal(size=(9, 3))
+    theirs = KernelPCA(3, kernel=kernel, eigen_solver="dense", **options).fit(x)
+    ours = KernelSVD(
+        3,
+        kernel="polynomial" if kernel == "poly" else kernel,
+        center=True,
+        solver=solver,
+        tol=1e-10,
+        random_state=0,
+        **options,
+    ).fit(x)
+    np.testing.assert_allclose(ours.singular_values_, theirs.eigenvalues_, rtol=1e-9)
+    sign = np.sign((ours.transform(x) * theirs.transform(x)).sum(0))
+    for rows in (x, new):
+        np.testing.assert_allclose(ours.transform(rows), sign * theirs.transform(rows), atol=1e-7)
+        np.testing.assert_allclose(ours.transform_right(rows), ours.transform(rows), atol=1e-7)
+
+
+def test_linear_centered_kernel_is_pca() -> None:
+    x = rng().normal(size=(100, 5)) * [5, 4, 3, 2, 1]
+    ours = KernelSVD(3, kernel="linear", center=True).fit_transform(x)
+    np.testing.assert_allclose(np.abs(ours), np.abs(PCA(3).fit_transform(x)), atol=1e-9)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("kernel", ["cosine", "exponential", "laplacian", "rbf", softmax_of])
+def test_both_transforms_multiply_to_the_kernel(kernel, center) -> None:
+    x, y = rng().normal(size=(40, 3)), rng().normal(size=(25, 3))
+    svd = KernelSVD(25, kernel=kernel, center=center).fit(x, y)
+    k = svd._kernel()(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+    if center:
+        k = k - k.mean(0) - k.mean(1, keepdims=True) + k.mean()
+    np.testing.assert_allclose(svd.transform(x) @ svd.transform_right(y).T, k, atol=1e-9)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("solver", ["dense", "matrix_free"])
+def test_new_rows_on_both_sides_follow_the_training_kernel(solver, center) -> None:
+    generator = rng()
+    x, y = generator.normal(size=(150, 3)), generator.normal(size=(130, 3))
+    new_x, new_y = generator.normal(size=(6, 3)), generator.normal(size=(4, 3))
+    svd = KernelSVD(
+        4, kernel=softmax_of, center=center, solver=solver, tol=1e-10, random_state=0
+    ).fit(x, y)
+    k, left, right = softmax_of(x, y), softmax_of(new_x, y), softmax_of(x, new_y)
+    if center:
+        left = left - left.mean(1, keepdims=True) - k.mean(0) + k.mean()
+        right = right - right.mean(0) - k.mean(1, keepdims=True) + k.mean()
+    root = np.sqrt(svd.singular_values_)
+    np.testing.assert_allclose(
+        svd.transform(new_x), left @ svd.right_vectors_ / root, rtol=1e-6, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        svd.transform_right(new_y), right.T @ svd.left_vectors_ / root, rtol=1e-6, atol=1e-7
+    )
+    np.testing.assert_allclose(svd.transform(x), svd.left_vectors_ * root, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        svd.transform_right(y), svd.right_vectors_ * root, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_row_normalized_attention_as_a_callable_kernel() -> None:
+    # a kernel may close over training data: its normalizer is then part of its definition
+    x, y = rng().normal(size=(50, 3)), rng().normal(size=(40, 3))
+
+    def attention(queries, keys):
+        return np.exp(queries @ keys.T) / np.exp(queries @ y.T).sum(1, keepdims=True)
+
+    svd = KernelSVD(3, kernel=attention).fit(x, y)
+    weights = attention(x, y)
+    np.testing.assert_allclose(weights.sum(1), 1)
+    np.testing.assert_allclose(
+        svd.singular_values_, np.linalg.svd(weights, compute_uv=False)[:3], rtol=1e-10
+    )
+
+
+def test_sides_of_different_width_need_a_callable_kernel() -> None:
+    x, y = rng().normal(size=(30, 3)), rng().normal(size=(20, 2))
+    svd = KernelSVD(2, kernel=lambda a, b: np.cos(a[:, :1] - b[:, 1])).fit(x, y)
+    assert svd.transform(x).shape == (30, 2)
+    assert svd.transform_right(y).shape == (20, 2)
+    with pytest.raises(ValueError, match="X has 3 features and Y has 2"):
+        KernelSVD(2).fit(x, y)
+    with pytest.raises(ValueError, match="Y has 3 features, but the right side was fitted with 2"):
+        svd.transform_right(x)
+
+
+def test_targets_of_a_pipeline_are_ignored() -> None:
+    x = rng().normal(size=(30, 3))
+    plain = KernelSVD(2).fit(x)
+    for target in (np.arange(30), list(range(30))):
+        other = KernelSVD(2).fit(x, target)
+        np.testing.assert_array_equal(other.singular_values_, plain.singular_values_)
+    scores = make_pipeline(KernelSVD(2), PCA(1)).fit_transform(x, np.arange(30))
+    assert scores.shape == (30, 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n", "d", "expected"),
+    [
+        ("rbf", 100, 3, "dense"),
+        ("rbf", 700, 3, "matrix_free"),
+        ("linear", 100, 3, "qr"),
+        ("cosine", 700, 3, "qr"),
+        ("linear", 20, 30, "dense"),
+    ],
+)
+def test_auto_picks_the_cheapest_exact_solver(kernel, n, d, expected) -> None:
+    x = rng().normal(size=(n, d))
+    auto = KernelSVD(2, kernel=kernel, random_state=0).fit(x)
+    assert auto.solver_ == expected
+    dense = KernelSVD(2, kernel=kernel, solver="dense").fit(x)
+    np.testing.assert_allclose(auto.singular_values_, dense.singular_values_, rtol=1e-8)
+
+
+def test_directions_without_singular_value_are_dropped() -> None:
+    x = rng().normal(size=(50, 3))
+    for solver in ("dense", "qr", "matrix_free", "nystrom"):
+        svd = KernelSVD(10, kernel="linear", solver=solver, random_state=0).fit(x)
+        assert svd.n_components_ == 3
+        assert svd.transform(x).shape == (50, 3)
+        assert list(svd.get_feature_names_out()) == ["kernelsvd0", "kernelsvd1", "kernelsvd2"]
+
+
+def test_same_random_state_same_result() -> None:
+    x = rng().normal(size=(600, 3))
+    first, second = (KernelSVD(3, random_state=7).fit(x) for _ in range(2))
+    np.testing.assert_array_equal(first.left_vectors_, second.left_vectors_)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dtype_is_kept_and_training_data_is_copied(dtype) -> None:
+    x = rng().normal(size=(60, 3)).astype(dtype)
+    svd = KernelSVD(2, center=True).fit(x)
+    before = svd.transform(x.copy())
+    new = x.copy()
+    x[:] = 0
+    assert before.dtype == dtype
+    assert svd.left_vectors_.dtype == dtype
+    np.testing.assert_array_equal(svd.transform(new), before)
+
+
+def test_pickle_and_clone() -> None:
+    x = rng().normal(size=(60, 3))
+    svd = KernelSVD(2, kernel="laplacian", center=True).fit(x)
+    again = pickle.loads(pickle.dumps(svd))
+    np.testing.assert_array_equal(again.transform(x), svd.transform(x))
+    assert clone(svd).get_params() == svd.get_params()
+
+
+@pytest.mark.raw
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel": "gauss"}, "got 'gauss'"),
+        ({"solver": "lu"}, "solver must be one of"),
+        ({"solver": "qr"}, "explicit features"),
+        ({"n_components": 0}, "n_components must be at least 1, got 0"),
+        ({"n_landmarks": 0}, "n_landmarks must be at least 1"),
+        ({"kernel": lambda a, b: np.ones(3)}, r"kernel returned shape \(3,\) for 20 and 20 rows"),
+    ],
+)
+def test_wrong_parameters_are_named(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        KernelSVD(**options).fit(rng().normal(size=(20, 3)))
+
+
+def test_solvers_do_not_import_scikit_learn_and_the_estimator_names_its_extra() -> None:
+    code = (
+        "import sys, primal_attention.ksvd as k\n"
+        "assert 'sklearn' not in sys.modules\n"
+        "sys.modules['sklearn'] = None\n"
+        "try:\n"
+        "    k.KernelSVD\n"
+        "except ModuleNotFoundError as e:\n"
+        "    assert 'primal-attention[sklearn]' in str(e), e\n"
+        "else:\n"
+        "    raise SystemExit('no error')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
