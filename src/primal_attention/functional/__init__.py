@@ -2,6 +2,7 @@
 
 from primal_attention.functional.ksvd import (
     Reduction,
+    average_over_sequences,
     balance,
     dual_residual,
     effective_rank,
@@ -37,6 +38,7 @@ __all__ = [
     "CausalSums",
     "Projection",
     "Reduction",
+    "average_over_sequences",
     "balance",
     "causal_sums",
     "decayed_sum",

@@ -23,6 +23,7 @@ from primal_attention.functional.precision import full_precision
 
 __all__ = [
     "Reduction",
+    "average_over_sequences",
     "balance",
     "dual_residual",
     "effective_rank",
@@ -80,15 +81,22 @@ def reduce_objective(
         reduction: Which of the three.
         keep: ``False`` for sequences without any token; they are left out.
     """
-    weight = torch.ones_like(objective[:, :1]) if keep is None else keep[:, None].to(objective)
-    share = weight / weight.sum().clamp_min(1)  # [b 1]
     if reduction == "sample":
-        return (share[:, 0] * objective.mean(1).square()).sum()
+        return average_over_sequences(objective.mean(1).square(), keep)
     if reduction == "batch":
-        return (share[:, 0] * objective.mean(1)).sum().square()
+        return average_over_sequences(objective.mean(1), keep).square()
     if reduction == "head":
-        return (share * objective.square()).sum() / objective.shape[1]
+        return average_over_sequences(objective.square().mean(1), keep)
     raise ValueError(f"reduction must be 'sample', 'batch' or 'head', got {reduction!r}.")
+
+
+def average_over_sequences(
+    value: Float[Tensor, " b"], keep: Bool[Tensor, " b"] | None
+) -> Float[Tensor, ""]:
+    """Return the mean over the sequences to keep; zero if there is none."""
+    if keep is None:
+        return value.sum() / max(value.shape[0], 1)
+    return torch.where(keep, value, 0.0).sum() / keep.sum().clamp_min(1)
 
 
 def kkt_residual(

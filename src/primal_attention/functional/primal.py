@@ -11,6 +11,7 @@ autograd would keep of it.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ def effective_weights(
     f: Float[Tensor, "b h m d"], w: Float[Tensor, "h m s"]
 ) -> Float[Tensor, "b h d s"]:
     """Return ``W_{e|X} = Fᵀ W_e``; costs ``O(m d s)`` per head."""
-    return torch.einsum("bhmd,hms->bhds", f, w.to(f.dtype))
+    return torch.einsum("bhmd,hms->bhsd", f, w.to(f.dtype)).mT
 
 
 def _inverse_norm(
@@ -201,7 +202,8 @@ class _Project(torch.autograd.Function):
 
     Keeps the inputs, the scores and one number per row for backward. Heads stay where the
     projection left them: ``q`` is a strided view, products run over slices of it and write into
-    slices of the result, so no rearranged copy is ever made.
+    slices of the result, so no rearranged copy is ever made. All passes over a tile of tokens are
+    done before the next tile, while it is in cache; temporaries are never longer than a tile.
     """
 
     @staticmethod
@@ -212,66 +214,102 @@ class _Project(torch.autograd.Function):
         b, h, n, _ = inputs[0].shape
         sides, s = len(inputs), weights[0].shape[-1]
         scores = inputs[0].new_empty(b, n, h, sides, s)
-        inverse = scores.new_empty(b, n, h, sides, 1, dtype=accumulator(scores))
-        for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
-            torch.linalg.vector_norm(
-                q.transpose(1, 2), dim=-1, dtype=inverse.dtype, out=inverse[..., i, 0]
-            )
-            _multiply(q, w, out=scores[..., i, :].transpose(1, 2))
-        inverse.clamp_min_(eps).reciprocal_()
-        if key_mask is not None:
-            # zero here makes the score, the energy and every gradient of a padded token vanish
-            inverse.masked_fill_(~key_mask[:, :, None, None, None], 0.0)
-        inverse = inverse.to(scores.dtype)
-        scores.mul_(inverse)
+        inverse = scores.new_empty(b, n, h, sides, 1)
+        energy = scores.new_zeros(b, h * sides * s, dtype=accumulator(scores))
+        for tile in _tiles(b, n):
+            part, scale = scores[tile], inverse[tile]
+            for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
+                q = q.transpose(1, 2)[tile]
+                norm = torch.linalg.vector_norm(q, dim=-1, dtype=energy.dtype)
+                scale[..., i, 0] = norm.clamp_min_(eps).reciprocal_()
+                _multiply(q, _of(w, tile), out=part[..., i, :])
+            if key_mask is not None:
+                # zero here makes score, energy and every gradient of a padded token vanish
+                scale.masked_fill_(~key_mask[tile][..., None, None, None], 0.0)
+            part.mul_(scale)
+            energy[tile[0]] += part.flatten(2).to(energy.dtype).square().sum(1)
         ctx.save_for_backward(scores, inverse, *pairs)
         ctx.eps = eps
-        energy = scores.flatten(2).to(accumulator(scores)).square().sum(1)
         return scores.flatten(3).transpose(1, 2), energy.unflatten(1, (h, -1))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         scores, inverse, *pairs = ctx.saved_tensors
-        # one flat row per token: element-wise passes are fastest over long contiguous rows
-        flat = grad_scores.transpose(1, 2).flatten(2)
-        twice = grad_energy.to(flat.dtype).flatten(1)[:, None]
-        flat = torch.addcmul(flat, scores.flatten(2), twice, value=2)
-        grad = flat.view_as(scores)  # [b n h sides s]
-        # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
-        radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
-        radial.masked_fill_(inverse >= 1 / ctx.eps, 0.0)
-        grad.mul_(inverse)
+        inputs, weights = pairs[::2], pairs[1::2]
+        b, n = scores.shape[:2]
+        grad_scores = grad_scores.transpose(1, 2).flatten(2)
+        twice = 2 * grad_energy.to(scores.dtype).flatten(1)[:, None]
+        grad_inputs = [torch.empty_like(q.transpose(1, 2)).transpose(1, 2) for q in inputs]
+        # transposed: with the wider factor on the right the product is faster
+        grad_weights = [
+            q.new_zeros(b, *w.shape[1:]).mT.contiguous()
+            for q, w in zip(inputs, weights, strict=True)
+        ]
+        for tile in _tiles(b, n):
+            part, scale = scores[tile], inverse[tile]
+            # one flat row per token: element-wise passes are fastest over long contiguous rows
+            grad = torch.addcmul(grad_scores[tile], part.flatten(2), twice[tile[0]]).view_as(part)
+            # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
+            radial = (grad * part).sum(-1, keepdim=True).mul_(scale).mul_(scale).neg_()
+            radial.masked_fill_(scale >= 1 / ctx.eps, 0.0)
+            grad.mul_(scale)
+            for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
+                q, grad_q = q.transpose(1, 2)[tile], grad_inputs[i].transpose(1, 2)[tile]
+                torch.mul(q, radial[..., i, :], out=grad_q)
+                _multiply(grad[..., i, :], _of(w, tile).mT, out=grad_q, accumulate=True)
+                _contract(grad[..., i, :], q, out=grad_weights[i][tile[0]])
         results: list[Tensor | None] = [None, None]
-        for i, (q, w) in enumerate(zip(pairs[::2], pairs[1::2], strict=True)):
-            side = grad[..., i, :].transpose(1, 2)
-            grad_q = torch.mul(q.transpose(1, 2), radial[..., i, :]).transpose(1, 2)
-            _multiply(side, w.transpose(-1, -2), out=grad_q, accumulate=True)
-            results += [grad_q, _contract(q, side, shared=w.shape[0] != q.shape[0])]
+        for grad_q, grad_w, w in zip(grad_inputs, grad_weights, weights, strict=True):
+            results += [grad_q, grad_w.mT if w.shape[0] == b else grad_w.mT.sum(0, keepdim=True)]
         return tuple(results)
 
 
-def _multiply(a: Tensor, w: Tensor, *, out: Tensor, accumulate: bool = False) -> None:
-    """Write or add ``a @ w`` into ``out`` by slices along the shorter of batch and heads."""
-    w = w.expand(a.shape[0], -1, -1, -1)
-    axis = 0 if a.shape[0] <= a.shape[1] else 1
-    for left, right, slot in zip(a.unbind(axis), w.unbind(axis), out.unbind(axis), strict=True):
+_TILE = 4096
+"""Tokens per tile: small enough for the cache, large enough to hide the calls."""
+
+
+def _tiles(b: int, n: int) -> Iterator[tuple[slice, slice]]:
+    """Cut ``b`` sequences of ``n`` tokens into tiles: several short ones, or part of a long one."""
+    rows = max(1, _TILE // max(n, 1))
+    for i in range(0, b, rows):
+        for j in range(0, n, _TILE):
+            yield slice(i, i + rows), slice(j, j + _TILE)
+
+
+def _of(w: Tensor, tile: tuple[slice, slice]) -> Tensor:
+    """Return the weights of a tile's sequences; one set for all stays as it is."""
+    return w if w.shape[0] == 1 else w[tile[0]]
+
+
+def _pairs(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield matching three-dimensional slices along the shorter of batch and heads."""
+    b, h = tensors[0].shape[:2]
+    axis = 0 if b <= h else 1
+    return zip(*(t.expand(b, -1, -1, -1).unbind(axis) for t in tensors), strict=True)
+
+
+def _multiply(
+    a: Float[Tensor, "b n h d"],
+    w: Float[Tensor, "#b h d s"],
+    *,
+    out: Float[Tensor, "b n h s"],
+    accumulate: bool = False,
+) -> None:
+    """Write or add ``a @ w`` into ``out``."""
+    for left, right, slot in _pairs(a.transpose(1, 2), w, out.transpose(1, 2)):
         if accumulate:
             slot.baddbmm_(left, right)
         else:
             torch.bmm(left, right, out=slot)
 
 
-def _contract(a: Tensor, g: Tensor, *, shared: bool) -> Tensor:
-    """Return ``aᵀ g`` per batch entry and head, or summed over the batch if ``shared``."""
-    b, h, _, d = a.shape
-    # gᵀ a, transposed afterwards: the wider factor on the right is the faster product
-    result = a.new_empty(b, h, g.shape[-1], d)
-    axis = 0 if b <= h else 1
-    for left, right, slot in zip(g.unbind(axis), a.unbind(axis), result.unbind(axis), strict=True):
-        torch.bmm(left.transpose(-1, -2), right, out=slot)
-    result = result.transpose(-1, -2)
-    return result.sum(0, keepdim=True) if shared else result
+def _contract(
+    g: Float[Tensor, "b n h s"], a: Float[Tensor, "b n h d"], *, out: Float[Tensor, "b h s d"]
+) -> None:
+    """Add ``gᵀ a`` into ``out``."""
+    for left, right, slot in _pairs(g.permute(0, 2, 3, 1), a.transpose(1, 2), out):
+        slot.baddbmm_(left, right)
 
 
 def project(
