@@ -377,14 +377,15 @@ class PrimalAttention(Attention, PublishesTerms):
         self._check(x, context, key_mask, is_causal, return_aux)
         self._check_mixing(is_causal)
         wants_term = self.regularizer is not None and (return_aux or self.training)
-        x, context = _clean(x, context, key_mask)
+        aware = key_mask if self.conventions.mask == "aware" else None
+        x, context = _clean(x, context, aware)
         if is_causal:
             y, term, _ = self._causal(x, key_mask, None, wants_term)
         else:
             y, term = self._bidirectional(x, context, key_mask, wants_term)
         y = self.dropout(y)
-        if key_mask is not None and context is None:
-            y = torch.where(key_mask[:, :, None], y, 0.0)
+        if aware is not None and context is None:
+            y = torch.where(aware[:, :, None], y, 0.0)
         if return_aux:
             return y, Aux(term)
         if term is not None:

@@ -1,0 +1,122 @@
+"""The benchmark measures what it says it measures."""
+
+import pytest
+import torch
+
+from primal_attention.attention import PrimalAttention, ksvd_loss
+from primal_attention.bench.__main__ import main
+from primal_attention.bench.claims import check_claims, check_decoding
+from primal_attention.bench.layers import (
+    Measurement,
+    Sweep,
+    TextbookPrimal,
+    decoding_rows,
+    run_sweep,
+)
+from primal_attention.bench.memory import PeakMemory, kept_for_backward
+from primal_attention.bench.output import markdown_table, to_csv, write_atomically
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+def test_textbook_layer_computes_the_same_function_and_gradients(rank):
+    layer = PrimalAttention(16, 2, rank=rank, dtype=torch.float64)
+    x = torch.randn(2, 30, 16, dtype=torch.float64)
+    results = []
+    for module in (layer, TextbookPrimal(layer)):
+        loss = module(x).square().mean() + ksvd_loss(module)
+        results.append((loss, *torch.autograd.grad(loss, list(layer.parameters()))))
+    torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
+
+
+def test_peak_memory_counts_what_lives_at_once():
+    with PeakMemory() as memory:
+        a = torch.ones(1000)
+        b = a + 1
+        del a
+        c = b + 1
+        view = c[:10]
+    assert memory.peak == 8000
+    assert view.shape == (10,)
+    assert memory.live == 8000
+
+
+def test_kept_for_backward_counts_each_storage_once_and_no_known_tensor():
+    x = torch.randn(100, requires_grad=True)
+    assert kept_for_backward(lambda: x.square(), [x]) == 0
+    assert kept_for_backward(lambda: x.exp().square(), [x]) == 400
+
+
+def test_fast_layer_keeps_at_most_six_tenths_of_the_textbook_memory():
+    layer, x = PrimalAttention(128, 2, rank=20), torch.randn(1, 2048, 128)
+    known = [x, *layer.parameters()]
+    fast = kept_for_backward(lambda: layer(x), known)
+    textbook = kept_for_backward(lambda: TextbookPrimal(layer)(x), known)
+    assert fast <= 0.6 * textbook
+
+
+def test_sweep_leaves_out_what_would_exceed_the_budget():
+    sweep = Sweep(lengths=(8, 100_000), shapes=((2, 8),), names=("softmax",), rank=4, budget=1e-9)
+    rows = list(run_sweep(sweep))
+    assert [r.n for r in rows] == [8]
+
+
+def test_decoding_state_is_constant_for_primal_and_grows_for_softmax():
+    rows = decoding_rows((4, 16), (2, 8), 4, ("primal", "softmax"))
+    sizes = {(r["name"], r["position"]): r["state_numbers"] for r in rows}
+    assert sizes["primal", 4] == sizes["primal", 16]
+    assert sizes["softmax", 4] < sizes["softmax", 16]
+    assert [c.promise.split(":")[0] for c in check_decoding(rows)] == ["primal"]
+
+
+def _row(name: str, n: int, step_ms: float, kept_mb: float = 1.0) -> Measurement:
+    return Measurement(name, 8, 64, n, "eager", 1.0, step_ms, 1.0, kept_mb, 1)
+
+
+def test_claims_follow_the_numbers():
+    rows = [_row("floor", 2048, 10), _row("primal", 2048, 11), _row("linear", 2048, 10.9)]
+    verdict = {c.promise: c.holds for c in check_claims(rows)}
+    assert verdict["step ≤ 1.2 × projection floor, 8 heads of 64, n ≥ 2,048"] is True
+    assert verdict["faster than linear attention at n ≥ 1,024, 8 heads of 64"] is False
+    assert verdict["15 × faster than softmax at 16,384, 8 heads of 64"] is None
+
+
+def test_command_prints_a_table_and_saves_files(tmp_path, capsys):
+    arguments = ["--n", "8,16", "--shapes", "2x8", "--rank", "4", "--repeats", "1"]
+    assert main([*arguments, "--threads", "1", "--out", str(tmp_path)]) == 0
+    assert "primal-textbook" in capsys.readouterr().out
+    saved = {p.name for p in tmp_path.iterdir()}
+    assert saved == {"layers.csv", "layers.json", "layers.png", "decoding.csv", "claims.csv"}
+
+
+def test_help_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from primal_attention.bench import __main__ as m\n"
+        "try: m.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False")
+
+
+def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "table.csv"
+    write_atomically(path, "old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_read_as_text_and_as_csv():
+    table = markdown_table(["a", "bb"], [[1, "x"]])
+    assert table.splitlines() == ["| a | bb |", "|---|----|", "| 1 | x  |"]
+    assert to_csv([{"a": 1, "b": 2}], "note") == "# note\na,b\n1,2\n"
