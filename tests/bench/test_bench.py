@@ -85,7 +85,7 @@ def test_command_prints_a_table_and_saves_files(tmp_path, capsys):
     assert main([*arguments, "--threads", "1", "--out", str(tmp_path)]) == 0
     assert "primal-textbook" in capsys.readouterr().out
     saved = {p.name for p in tmp_path.iterdir()}
-    assert saved == {"layers.csv", "layers.json", "layers.png", "decoding.csv", "claims.csv"}
+    assert saved == {"layers.csv", "layers.md", "layers.png"}
 
 
 def test_help_does_not_import_torch():

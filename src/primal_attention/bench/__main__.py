@@ -41,14 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     from primal_attention.bench.claims import check_claims, check_decoding
-    from primal_attention.bench.layers import Sweep, decoding_rows, run_sweep
-    from primal_attention.bench.output import (
-        hardware,
-        markdown_table,
-        to_csv,
-        to_json,
-        write_atomically,
-    )
+    from primal_attention.bench.layers import Sweep, decoding_rows, run_sweep, summarize
+    from primal_attention.bench.output import hardware, markdown_table, to_csv, write_atomically
     from primal_attention.bench.plot import plot_sweep
 
     torch.set_num_threads(threads)
@@ -59,47 +53,26 @@ def main(argv: list[str] | None = None) -> int:
         print(f"  … {line}", file=sys.stderr, flush=True)
 
     rows = list(run_sweep(sweep, progress))
-    floor = {(r.heads, r.n): r.step_ms for r in rows if r.name == "floor"}
-    header = ["layer", "heads", "n", "forward ms", "step ms", "× floor", "peak MiB", "kept MiB"]
-    print(
-        markdown_table(
-            header,
-            [
-                [
-                    r.name,
-                    f"{r.heads}×{r.head_dim}",
-                    r.n,
-                    f"{r.forward_ms:.2f}",
-                    f"{r.step_ms:.2f}",
-                    f"{r.step_ms / floor[r.heads, r.n]:.2f}" if (r.heads, r.n) in floor else "",
-                    f"{r.peak_mb:.1f}",
-                    f"{r.kept_mb:.1f}",
-                ]
-                for r in rows
-            ],
-        )
-    )
+    facts = {**hardware(), "batch": sweep.batch, "rank": sweep.rank, "seed": sweep.seed}
+    parts = [", ".join(f"{key}: {value}" for key, value in facts.items()), *summarize(rows)]
     stem = "compiled" if sweep.compiled else "layers"
-    facts = {**hardware(), **asdict(sweep)}
-    claims = []
     if not sweep.compiled:
         progress("decoding")
         names = [n for n in sweep.names if n not in ("floor", "primal-textbook")]
         steps = decoding_rows((64, max(sweep.lengths)), sweep.shapes[-1], sweep.rank, names)
-        print("\n" + markdown_table(list(steps[0]), [list(row.values()) for row in steps]))
+        parts.append("One decoding step after prefixes of two lengths:")
+        parts.append(markdown_table(list(steps[0]), [list(row.values()) for row in steps]))
+        verdict = {True: "yes", False: "**no**", None: "not measured"}
         claims = [*check_claims(rows), *check_decoding(steps)]
-        verdict = {True: "yes", False: "NO", None: "not measured"}
         table = [[c.promise, c.measured, verdict[c.holds]] for c in claims]
-        print("\n" + markdown_table(["claim", "measured", "holds"], table))
-        write_atomically(out / "decoding.csv", to_csv(steps))
-        write_atomically(out / "claims.csv", to_csv([c._asdict() for c in claims]))
-    comment = ", ".join(f"{k}: {facts[k]}" for k in ("cpu", "threads", "torch", "batch", "rank"))
-    write_atomically(out / f"{stem}.csv", to_csv([asdict(r) for r in rows], comment))
-    write_atomically(
-        out / f"{stem}.json", to_json({"facts": facts, "rows": [asdict(r) for r in rows]})
-    )
+        parts.append("What was promised, as ratios of step times or bytes within this run:")
+        parts.append(markdown_table(["promise", "measured", "holds"], table))
+    report = "\n\n".join(parts) + "\n"
+    print(report)
+    write_atomically(out / f"{stem}.md", report)
+    write_atomically(out / f"{stem}.csv", to_csv([asdict(r) for r in rows]))
     write_atomically(out / f"{stem}.png", plot_sweep(rows))
-    print(f"\nSaved to {out}/ ({comment}).")
+    print(f"Saved {stem}.md, {stem}.csv and {stem}.png in {out}.")
     return 0
 
 

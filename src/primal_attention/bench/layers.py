@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from primal_attention.attention import Attention, PrimalAttention, create_attention, ksvd_loss
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.bench.memory import PeakMemory, kept_for_backward
+from primal_attention.bench.output import markdown_table
 from primal_attention.functional import ksvd_objective, parameter_trace, reduce_objective
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "build",
     "decoding_rows",
     "run_sweep",
+    "summarize",
 ]
 
 
@@ -233,6 +235,42 @@ def _memory(layer: nn.Module, x: Tensor) -> tuple[int, int]:
         _step(layer, x)
     kept = kept_for_backward(lambda: layer(x), [x, *layer.parameters()])
     return memory.peak, kept
+
+
+def summarize(rows: Sequence[Measurement]) -> list[str]:
+    """Return headed markdown tables: times as multiples of the projection floor, and memory."""
+    parts = []
+    for heads, head_dim in dict.fromkeys((r.heads, r.head_dim) for r in rows):
+        table = {(r.name, r.n): r for r in rows if (r.heads, r.head_dim) == (heads, head_dim)}
+        names = list(dict.fromkeys(name for name, _ in table))
+        for title, field in (
+            ("forward and backward with the KSVD term", "step_ms"),
+            ("forward alone", "forward_ms"),
+            ("MiB kept for backward", "kept_mb"),
+            ("MiB at the peak of a step", "peak_mb"),
+        ):
+            is_time = field.endswith("ms")
+            values = {key: getattr(row, field) for key, row in table.items()}
+            if not any(values.values()):
+                continue
+            unit = ", ms and multiples of the floor" if is_time else ""
+            cells = []
+            for n in dict.fromkeys(n for _, n in table):
+                floor = values.get(("floor", n))
+                cells.append(
+                    [f"{n:,}", *(_cell(values.get((k, n)), is_time, floor) for k in names)]
+                )
+            parts.append(f"{heads} heads of {head_dim}: {title}{unit}")
+            parts.append(markdown_table(["tokens", *names], cells))
+    return parts
+
+
+def _cell(value: float | None, is_time: bool, floor: float | None) -> str:
+    if value is None:
+        return "—"
+    if not is_time or not floor:
+        return f"{value:,.1f}"
+    return f"{value:,.1f} ({value / floor:.2f})"
 
 
 def decoding_rows(
