@@ -1,7 +1,10 @@
 """Attention mechanisms with one contract, by class or by name."""
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.favor import FavorAttention
+from primal_attention.attention.features import FeatureCore, KernelCore
+from primal_attention.attention.flow import FlowAttention
 from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
@@ -12,6 +15,7 @@ from primal_attention.attention.registry import (
     list_attentions,
     register_attention,
 )
+from primal_attention.attention.schoenbat import SchoenbatAttention
 from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
 from primal_attention.attention.softmax import SoftmaxAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
@@ -21,14 +25,19 @@ __all__ = [
     "Aux",
     "Capabilities",
     "Core",
+    "CosformerAttention",
     "Diagnostics",
     "FavorAttention",
+    "FeatureCore",
+    "FlowAttention",
     "GaussianAttention",
+    "KernelCore",
     "LinearAttention",
     "MultiHeadAttention",
     "NystromDiagnostics",
     "PrimalAttention",
     "PublishesTerms",
+    "SchoenbatAttention",
     "SkyformerAttention",
     "SoftmaxAttention",
     "State",

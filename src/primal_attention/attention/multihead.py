@@ -21,6 +21,8 @@ class Core(nn.Module):
     capabilities: Capabilities = Capabilities()
     ordered: bool = False
     """Positions matter: padding arrives after the real tokens, whose slots are their positions."""
+    takes_query_mask: bool = False
+    """Queries influence each other: ``forward`` is also told, as ``query_mask``, which are real."""
 
     def forward(
         self,
@@ -120,7 +122,11 @@ class MultiHeadAttention(Attention):
             memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
         q = self._split(self.q_proj(memory if context is None else x))
         k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
-        y = self.core(q, k, v, key_mask=keep, is_causal=is_causal)
+        also = {}
+        if keep is not None and self.core.takes_query_mask:
+            real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            also = {"query_mask": keep if context is None else real}
+        y = self.core(q, k, v, key_mask=keep, is_causal=is_causal, **also)
         y = self._merge(y)
         if order is not None and context is None:
             y = take_tokens(y, order.argsort(1))

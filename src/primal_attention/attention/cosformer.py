@@ -1,0 +1,119 @@
+"""cosFormer: features that fade with distance (Qin et al. 2022, arXiv 2202.08791).
+
+    A_ij = ReLU(q_i)·ReLU(k_j) cos(π (i − j) / 2M)
+
+The cosine of a difference is an inner product of cosines and sines, so the weights stay features.
+The paper takes the current length for ``M``; then no two lengths share a function and causal
+order is lost. Here the horizon ``M`` is fixed. Beyond it the published weight turns negative, so
+by default it is squared: ``cos² = (1 + cos(π (i − j) / M)) / 2`` is positive at every distance.
+"""
+
+import math
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from primal_attention.attention.base import Capabilities
+from primal_attention.attention.features import FeatureCore
+from primal_attention.attention.multihead import MultiHeadAttention
+from primal_attention.attention.registry import register_attention
+
+__all__ = ["CosformerAttention", "CosformerCore"]
+
+
+class CosformerCore(FeatureCore):
+    """``ReLU`` features times waves of the position: ``O((n + m) d v)`` time, constant state.
+
+    Args:
+        horizon: Distance ``M`` at which the weight reaches zero.
+        power: 2, or 1 for the published weight, which takes at most ``horizon`` tokens.
+    """
+
+    capabilities = Capabilities(relative_position=True)
+    ordered = True
+
+    def __init__(self, horizon: int = 1024, power: Literal[1, 2] = 2) -> None:
+        super().__init__()
+        if horizon < 1:
+            raise ValueError(f"horizon must be a positive number of tokens, got {horizon}.")
+        if power not in (1, 2):
+            raise ValueError(f"power must be 1 or 2, got {power}.")
+        self.horizon, self.power = horizon, power
+
+    def query_features(
+        self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b h n p"]:
+        """Return ``ReLU(x)`` times cosine and sine of the position, and times one if squared."""
+        # whole turns are taken off as integers: angles stay exact at any length
+        turn = position % (4 * self.horizon)
+        angle = turn.to(x.dtype) * (math.pi * self.power / (2 * self.horizon))
+        angle = angle[:, None, :, None]
+        x = x.relu()
+        if self.power == 1:
+            return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
+        x = x * 0.5**0.5
+        return torch.cat([x, x * angle.cos(), x * angle.sin()], dim=-1)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the kernel average of the values; zero for a row without keys."""
+        if self.power == 1 and max(q.shape[2], k.shape[2]) > self.horizon:
+            raise ValueError(
+                f"cosformer with power=1 has negative weights beyond its horizon of {self.horizon} "
+                f"tokens, got {max(q.shape[2], k.shape[2])}; raise the horizon or use power=2."
+            )
+        return super().forward(q, k, v, key_mask=key_mask, is_causal=is_causal)
+
+
+class CosformerAttention(MultiHeadAttention):
+    """Multi-head linear attention whose weights fade with the distance of two tokens.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        horizon: Distance in tokens at which the weight reaches zero; the paper's is the length.
+        power: 2, or 1 for the published weight, which takes at most ``horizon`` tokens.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> CosformerAttention(16, 4, horizon=64)(torch.randn(2, 5, 16), is_causal=True).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        horizon: int = 1024,
+        power: Literal[1, 2] = 2,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        core = CosformerCore(horizon, power)
+        super().__init__(
+            dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+
+register_attention(
+    "cosformer",
+    CosformerAttention,
+    capabilities=CosformerCore.capabilities,
+    cost="n",
+    summary="ReLU features that fade with distance",
+)

@@ -1,0 +1,117 @@
+"""Flow attention: competition of keys and allocation to queries by conservation of flow.
+
+Wu et al. 2022, arXiv 2202.06258. Formulas in :mod:`primal_attention.functional.flow`.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.registry import register_attention
+from primal_attention.functional.flow import (
+    FlowState,
+    causal_flow_attention,
+    empty_flow,
+    flow_attention,
+)
+from primal_attention.functional.precision import full_precision
+
+__all__ = ["FlowAttention", "FlowCore"]
+
+
+class FlowCore(Core):
+    """Flow attention in ``O((n + m) d v)`` time; the state is six sums, ``d × v`` the largest."""
+
+    capabilities = Capabilities()
+    takes_query_mask = True
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        query_mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return what each query collects; zero for a row without keys.
+
+        An output depends on the other queries, so those that are padding must be named. Without a
+        ``query_mask``, as many queries as keys are taken for the same tokens.
+        """
+        if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
+            query_mask = key_mask
+        with full_precision(q):
+            if is_causal:
+                seen = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
+                state = empty_flow(k, v)
+                y, _ = causal_flow_attention(q, k, v, state=state, seen=seen, key_mask=key_mask)
+            else:
+                y = flow_attention(q, k, v, key_mask=key_mask, query_mask=query_mask)
+        return y.to(v.dtype)
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return zero sums."""
+        seen = torch.zeros(k.shape[0], dtype=torch.long, device=k.device)
+        return State(tuple(empty_flow(k, v)), seen)
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Add the new tokens to the six sums and read them."""
+        with full_precision(q):
+            y, after = causal_flow_attention(
+                q, k, v, state=FlowState(*state.tensors), seen=state.seen, key_mask=key_mask
+            )
+        return y.to(v.dtype), State(tuple(after), seen_after(state, k, key_mask))
+
+
+class FlowAttention(MultiHeadAttention):
+    """Multi-head flow attention.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> FlowAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(
+            dim, num_heads, FlowCore(), bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+
+register_attention(
+    "flow",
+    FlowAttention,
+    capabilities=FlowCore.capabilities,
+    cost="n",
+    summary="flow conservation: keys compete, queries choose (Flowformer)",
+)

@@ -1,0 +1,81 @@
+"""cosFormer: the decomposition, the horizon, and positions through padding and decoding."""
+
+import pytest
+import torch
+
+from primal_attention.attention import CosformerAttention
+from primal_attention.attention.cosformer import CosformerCore
+from primal_attention.functional import naive_family
+
+
+def _heads(n, m=None):
+    m = n if m is None else m
+    sizes = ((n, 8), (m, 8), (m, 4))
+    return [torch.randn(2, 2, length, width, dtype=torch.float64) for length, width in sizes]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_features_decompose_the_dense_cosine_weights(power):
+    q, k, _ = _heads(30, 40)
+    core = CosformerCore(50, power)
+    position = [torch.arange(t.shape[2]).expand(2, -1) for t in (q, k)]
+    got = core.query_features(q, position[0]) @ core.key_features(k, position[1]).mT
+    expected = naive_family.cosformer_weights(q, k, 50, power)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_core_agrees_with_its_dense_truth_in_values_and_gradients(power, is_causal):
+    inputs = [t.requires_grad_() for t in _heads(70)]
+    mask = torch.arange(70).expand(2, -1) < 61
+    fast = CosformerCore(100, power)(*inputs, key_mask=mask, is_causal=is_causal)
+    weights = naive_family.cosformer_weights(*inputs[:2], 100, power)
+    slow = naive_family.normalized(weights, inputs[2], mask, is_causal)
+    torch.testing.assert_close(fast, slow)
+    probe = torch.randn_like(fast)
+    for got, expected in zip(
+        torch.autograd.grad((fast * probe).sum(), inputs),
+        torch.autograd.grad((slow * probe).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_squared_weights_are_positive_far_beyond_the_horizon():
+    q, k, _ = _heads(40)
+    weights = CosformerCore(8).weights(q, k)
+    assert weights.min() > -1e-12
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+def test_the_published_weight_refuses_lengths_beyond_its_horizon():
+    layer = CosformerAttention(16, 2, horizon=8, power=1)
+    assert layer(torch.randn(1, 8, 16)).shape == (1, 8, 16)
+    with pytest.raises(ValueError, match=r"horizon of 8 tokens, got 9.*power=2"):
+        layer(torch.randn(1, 9, 16))
+
+
+def test_weights_depend_on_distance_only():
+    q, k, _ = _heads(1)
+    q, k = q.expand(-1, -1, 20, -1), k.expand(-1, -1, 20, -1)
+    weights = naive_family.cosformer_weights(q, k, 16, 2)
+    torch.testing.assert_close(weights[..., 3, 7], weights[..., 10, 14])
+    core = CosformerCore(16)
+    late = torch.arange(20).expand(2, -1) + 10**9
+    got = core.query_features(q, late) @ core.key_features(k, late).mT
+    torch.testing.assert_close(got, weights)
+
+
+def test_nearer_tokens_weigh_more():
+    x = torch.ones(1, 1, 30, 4)
+    row = CosformerCore(64).weights(x, x)[0, 0, 0]
+    assert (row.diff() < 0).all()
+
+
+@pytest.mark.raw
+def test_options_that_make_no_sense_raise():
+    with pytest.raises(ValueError, match="horizon must be a positive number"):
+        CosformerCore(0)
+    with pytest.raises(ValueError, match="power must be 1 or 2, got 3"):
+        CosformerCore(8, 3)
