@@ -1,0 +1,43 @@
+"""The README runs, and its table is the registry's."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import primal_attention
+from primal_attention.info import attention_table, update_table
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_every_python_block_of_the_readme_runs():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.DOTALL)
+    assert blocks
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), namespace)
+
+
+def test_the_table_of_attentions_is_the_registry():
+    text = README.read_text("utf-8")
+    assert text == update_table(text), "run python -m primal_attention.info --update README.md"
+
+
+def test_the_table_has_one_row_for_each_attention():
+    assert len(attention_table().splitlines()) > 5
+    with pytest.raises(ValueError, match="no place for the table"):
+        update_table("nothing")
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text("utf-8")):
+        assert (README.parent / target).exists(), target
+
+
+def test_citation_and_changelog_carry_the_version():
+    citation = yaml.safe_load((README.parent / "CITATION.cff").read_text("utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == primal_attention.__version__
+    assert "## [Unreleased]" in (README.parent / "CHANGELOG.md").read_text("utf-8")
