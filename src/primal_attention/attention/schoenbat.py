@@ -231,7 +231,12 @@ class SchoenbatAttention(MultiHeadAttention):
             dtype=dtype,
         )
         core = SchoenbatCore(
-            features, num_heads, temperature=temperature, post=post, device=device, dtype=dtype
+            features,
+            max(num_heads, 1),
+            temperature=temperature,
+            post=post,
+            device=device,
+            dtype=dtype,
         )
         super().__init__(
             dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
