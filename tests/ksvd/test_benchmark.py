@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from primal_attention.bench import ksvd as benchmark
+from primal_attention.ksvd import named_kernel
+
+
+def test_quadratic_features_reproduce_their_kernel() -> None:
+    x, y = benchmark._data(40)
+    phi_x, phi_y = (benchmark._quadratic_features(t) for t in (x, y))
+    kernel = named_kernel("polynomial", gamma=1.0, degree=2)
+    assert phi_x.shape == (40, 231)
+    torch.testing.assert_close(phi_x @ phi_y.T, kernel(x, y), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("solver", "tolerance"), [("dense", 1e-12), ("matrix_free", 1e-8), ("nystrom", 0.3)]
+)
+def test_measured_spectra_agree(solver: str, tolerance: float) -> None:
+    exact, found = (benchmark.measure(name, 400, rank=5) for name in ("qr", solver))
+    assert benchmark._error(found, exact) < tolerance
+    assert found.peak_mb > 0
+
+
+@pytest.mark.slow
+def test_command_prints_a_table_and_saves_it(tmp_path, capsys) -> None:
+    out = tmp_path / "deep" / "ksvd"
+    assert benchmark.main(["--n", "300", "--rank", "3", "--out", str(out)]) == 0
+    assert "| matrix_free" in capsys.readouterr().out
+    assert out.with_suffix(".csv").read_text().startswith("# python -m primal_attention.bench.ksvd")
+    assert out.with_suffix(".json").exists()
+    assert len(list(out.parent.iterdir())) == 2
+
+
+@pytest.mark.slow
+def test_memory_is_linear_in_the_rows() -> None:
+    """8,000 × 8,000 doubles would take 488 MB; the solver needs a fraction of it beyond 2,000."""
+    small, large = (benchmark._measure_apart("matrix_free", n, 16) for n in (2000, 8000))
+    assert large.peak_mb - small.peak_mb < 150
