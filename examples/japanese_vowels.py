@@ -2,7 +2,7 @@
 
 Nine speakers say two vowels; each recording is a series of 7 to 29 steps with 12 channels (Kudo et
 al. 1999, UCI). Both models differ in the attention alone. A sixth of the training part is set aside
-to choose the epoch, by validation loss; the test part is looked at once, afterwards.
+to choose the epoch, by validation loss; a run scores the test part once, at its end.
 
     make demo                                       # about a minute on two cores
     python examples/japanese_vowels.py --quick      # two epochs, to see that it runs
@@ -187,7 +187,7 @@ def inspect(model: EncoderClassifier, part: Part) -> tuple[Tensor, dict[str, flo
     numbers = {"effective rank": effective_rank(torch.stack(spectra)).mean().item()}
     if measured:
         means = torch.stack(measured).mean(0).tolist()
-        numbers |= zip(("KKT residual", "balance", "off-diagonality"), means, strict=True)
+        numbers |= zip(("squared KKT residual", "balance", "off-diagonality"), means, strict=True)
     return torch.stack(spectra), numbers
 
 
@@ -217,7 +217,7 @@ def picture(trained: dict[str, Tensor], fresh: dict[str, Tensor]) -> bytes:
 
 NOTE = (
     "One seed; ± is the binomial standard error. The epoch was chosen by validation loss, the test "
-    "part used once. Peak memory: most bytes of tensors alive in one training step, model and "
+    "part scored once, at the end. Peak memory: most bytes of tensors alive in one step, model and "
     "optimiser included. Series of at most 29 steps are too short for a layer that is linear in "
     "length to save time or memory. A KKT residual of 0 would mean that the learned directions are "
     "singular directions. Spectra: all test series, mean over series and heads, band one standard "
