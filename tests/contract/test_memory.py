@@ -42,4 +42,6 @@ def test_t25_memory_grows_linearly(name, is_causal):
     flags = {"is_causal": True} if is_causal else {}
     short, long = _sizes(name, 2048, flags), _sizes(name, 4096, flags)
     assert long.largest < 4096 * 4096 / 4
-    assert long.total < 2.3 * short.total
+    # n log n: one more level of blocks at twice the length
+    logarithmic = "log" in attention_entry(name).cost
+    assert long.total < (3.2 if logarithmic else 2.3) * short.total

@@ -6,6 +6,7 @@ from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.features import FeatureCore, KernelCore
 from primal_attention.attention.flow import FlowAttention
 from primal_attention.attention.gaussian import GaussianAttention
+from primal_attention.attention.kernelized import KernelizedAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
@@ -32,6 +33,7 @@ __all__ = [
     "FlowAttention",
     "GaussianAttention",
     "KernelCore",
+    "KernelizedAttention",
     "LinearAttention",
     "MultiHeadAttention",
     "NystromDiagnostics",

@@ -454,7 +454,7 @@ def windowed_nystrom(
         k_, v_ = torch.cat([state[1], k_], dim=2), torch.cat([state[2], v_], dim=2)
         points = z[None].to(wide)
         phi_q, phi_k = (nystrom_features(t, points, ridge) for t in (q_, k_))
-        if not torch.compiler.is_exporting() and n <= window:
+        if not torch.compiler.is_compiling() and n <= window:
             y = _dense_window(q_, k_, v_, phi_q, phi_k, window)
         else:
             q_, phi = pad(q_, (0, 0, window, 0)), pad(phi_q, (0, 0, window, 0))

@@ -1,0 +1,237 @@
+"""Kernel attention with relative positions (Luo et al. 2021, arXiv 2106.12566).
+
+    y_i = Σ_j c_{j-i} φ(q̂_i)·φ(k̂_j) v_j / Σ_j c_{j-i} φ(q̂_i)·φ(k̂_j)
+
+Queries and keys have length one, ``φ`` are positive random features of ``exp(s q̂·k̂)``, and ``c`` is
+a learned weight per lag. Unit length keeps the features' variance small, and the weights give back
+the sharpness it costs: by content alone two weights of a row differ by at most ``e²`` (``e^{2s}``).
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.multihead import (
+    Core,
+    MultiHeadAttention,
+    close_gaps,
+    real_first,
+    seen_after,
+)
+from primal_attention.attention.positions import Position, RelativePosition
+from primal_attention.attention.registry import register_attention
+from primal_attention.functional.nystrom import with_ones
+from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.toeplitz import WindowState
+from primal_attention.kernels import PositiveFeatures
+
+__all__ = ["KernelizedAttention", "KernelizedCore"]
+
+_HOTTEST = 3.0
+"""Upper bound of a learned temperature; the variance of the features grows like its exponential."""
+
+
+class KernelizedCore(Core):
+    """Normalised positive random features times a weight per lag."""
+
+    ordered = True
+
+    def __init__(
+        self,
+        features: PositiveFeatures,
+        position: RelativePosition,
+        *,
+        num_heads: int,
+        temperature: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.features, self.position = features, position
+        self.capabilities = Capabilities(relative_position=True)
+        self.temperature: nn.Parameter | None = None
+        if temperature:
+            # softplus of this is one
+            start = torch.full((num_heads,), math.log(math.expm1(1)), device=device, dtype=dtype)
+            self.temperature = nn.Parameter(start)
+
+    def maps(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
+        """Return the features of unit rows, in float32 or better."""
+        x = x.to(accumulator(x))
+        x = x * (x.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
+        if self.temperature is not None:
+            heat = softplus(self.temperature.to(x.dtype)).clamp_max(_HOTTEST)
+            x = x * heat.sqrt()[:, None, None]
+        return self.features.query_features(x)
+
+    def redraw_(self, generator: torch.Generator | None = None) -> None:
+        """Draw new random features, in place; call it between training steps."""
+        self.features.redraw_(generator)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the weighted kernel average of the values; zero for a row without keys."""
+        with full_precision(q):
+            value = with_ones(v, key_mask)
+            sums = self.position.sums(self.maps(q), self.maps(k), value, is_causal=is_causal)
+            return _average(sums).to(v.dtype)
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return zero sums and an empty window, or an empty cache for other positions."""
+        (b, h, _, _), p, u, wide = (
+            k.shape,
+            self.features.num_features,
+            v.shape[-1] + 1,
+            accumulator(k),
+        )
+        seen = torch.zeros(b, dtype=torch.long, device=k.device)
+        if self.position.kind != "window":
+            empty = (k.new_zeros(b, h, 0, w, dtype=wide) for w in (p, u))
+            return State((*empty, torch.zeros(b, 0, dtype=torch.bool, device=k.device)), seen)
+        w = self.position.reach
+        shapes = ((b, h, p, u), (b, h, w, p), (b, h, w, u))
+        return State(tuple(k.new_zeros(s, dtype=wide) for s in shapes), seen)
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Add the new tokens and read; at constant cost if weights are constant beyond a window."""
+        seen = seen_after(state, k, key_mask)
+        with full_precision(q):
+            query, key, value = self.maps(q), self.maps(k), with_ones(v, key_mask)
+            if self.position.kind != "window":
+                sums, after = self._extend(query, key, value, state, key_mask)
+            elif key_mask is None:
+                sums, after = self.position.step(query, key, value, WindowState(*state.tensors))
+            else:
+                old, keys, values = state.tensors
+                moved = close_gaps([keys, keys, values], [query, key, value], state.seen, key_mask)
+                window, tokens = moved.window, moved.tokens
+                sums, after = self.position.step(
+                    tokens[0], tokens[1], tokens[2], WindowState(old, window[1], window[2])
+                )
+                sums = moved.read(sums)
+            return _average(sums).to(v.dtype), State(tuple(after), seen)
+
+    def _extend(
+        self, query: Tensor, key: Tensor, value: Tensor, state: State, key_mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the sums over a cache of all keys, and the cache."""
+        b, _, t, _ = key.shape
+        keep = torch.ones(b, t, dtype=torch.bool, device=key.device)
+        keep = torch.cat([state.tensors[2], keep if key_mask is None else key_mask], dim=1)
+        keys = torch.cat([state.tensors[0], key], dim=2)
+        values = torch.cat([state.tensors[1], value], dim=2)
+        after = keys, values, keep
+        if state.tensors[2].shape[1] == 0:
+            # a prompt: the fast form, real tokens first
+            order = real_first(keep)[:, None, :, None]
+            tokens = [x.gather(2, order.expand_as(x)) for x in (query, key, value)]
+            sums = self.position.sums(tokens[0], tokens[1], tokens[2], is_causal=True)
+            return sums.gather(2, order.argsort(2).expand_as(sums)), after
+        at = self.position.places(keep.cumsum(1) - 1).clamp_min(0)
+        lag = at[:, None, :] - at[:, at.shape[1] - t :, None]
+        weights = torch.where(lag <= 0, self.position.weight(lag), 0.0).transpose(0, 1)
+        return (query @ keys.mT * weights) @ values, after
+
+
+def _average(sums: Float[Tensor, "b h n u"]) -> Float[Tensor, "b h n v"]:
+    total = sums[..., -1:]
+    return sums[..., :-1] / torch.where(total > 0, total, 1.0)
+
+
+class KernelizedAttention(MultiHeadAttention):
+    """Multi-head kernel attention with learned relative positions.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        num_features: Random features, an even number; 16 to 64 serve, more change little.
+        position: ``"window"`` (free weights up to a lag, constant beyond), ``"log"`` (ever coarser
+            with the lag, by FFT) or ``"grid"`` (rows and columns of an image, by FFT).
+        window: Lags with a weight of their own to each side; for ``"window"`` and ``"grid"``.
+        width: Columns of the grid.
+        temperature: Learn the sharpness of the content weights per head; they are ``exp(q̂·k̂)``
+            without.
+        generator: Where the features are drawn from.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> attn = KernelizedAttention(16, 4, window=8)
+        >>> attn(torch.randn(2, 50, 16), is_causal=True).shape
+        torch.Size([2, 50, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        num_features: int = 32,
+        position: Position = "window",
+        window: int = 64,
+        width: int | None = None,
+        temperature: bool = False,
+        generator: torch.Generator | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        heads = max(num_heads, 1)  # the base class explains what is wrong with fewer
+        features = PositiveFeatures(
+            max(dim // heads, 1),
+            num_features,
+            antithetic=True,
+            spread=2.0,  # of two unit rows
+            num_heads=heads,
+            generator=generator,
+            **factory,
+        )
+        core = KernelizedCore(
+            features,
+            RelativePosition(heads, position, window=window, width=width, **factory),
+            num_heads=heads,
+            temperature=temperature,
+            **factory,
+        )
+        super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
+
+
+register_attention(
+    "kernelized",
+    KernelizedAttention,
+    capabilities=Capabilities(relative_position=True),
+    cost="n",
+    summary="normalised positive features, free weights for near lags",
+)
+register_attention(
+    "kernelized-log",
+    functools.partial(KernelizedAttention, position="log"),
+    capabilities=Capabilities(relative_position=True),
+    cost="n log n",
+    summary="normalised positive features, weights for all lags by FFT",
+)

@@ -1,0 +1,154 @@
+"""Learned weights of relative positions, for any length and with parameters of fixed size.
+
+The weight of a lag ``t = key position − query position`` is ``c_t = exp(b_t − max b)``, one table
+per head. Three shapes of ``b``:
+
+- ``window``: free for ``|t| < w``, constant beyond on each side; leaves a constant decoding state;
+- ``log``: free for short lags, ever smoother for longer ones: linear between knots that are one
+  apart up to lag 16 and then spread in proportion to the lag, constant from lag 65,536 on;
+- ``grid``: tokens lie on a grid, row after row; free for row and column lags below ``w``.
+"""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from primal_attention.functional.precision import accumulator
+from primal_attention.functional.toeplitz import (
+    WindowState,
+    grid_lags,
+    grid_places,
+    toeplitz_sums,
+    windowed_step,
+    windowed_sums,
+)
+
+__all__ = ["Position", "RelativePosition"]
+
+Position = Literal["window", "log", "grid"]
+
+_NEAR = 16
+"""Lags up to which the log table has one knot per lag."""
+_FAR = 2**16
+"""Lag from which on it is constant."""
+
+
+class RelativePosition(nn.Module):
+    """The weight ``c_t`` of each lag per head, and sums weighted by it.
+
+    Args:
+        num_heads: Heads, each with a table of its own.
+        kind: ``"window"``, ``"log"`` or ``"grid"``.
+        window: Lags that are free to each side, for ``"window"`` and ``"grid"``.
+        width: Columns of the grid, for ``"grid"``.
+        device: Where to create the table.
+        dtype: Type of the table.
+
+    Example:
+        >>> position = RelativePosition(2, window=4)
+        >>> position.weight(torch.arange(-9, 10)).shape
+        torch.Size([2, 19])
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        kind: Position = "window",
+        *,
+        window: int = 64,
+        width: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if kind not in get_args(Position):
+            raise ValueError(f"position must be one of {get_args(Position)}, got {kind!r}.")
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}.")
+        if (kind == "grid") != (width is not None) or (width is not None and width < 1):
+            raise ValueError(
+                f"position='grid' needs the width of the grid and nothing else does, got "
+                f"position={kind!r} and width={width}."
+            )
+        self.kind: Position = kind
+        self.width = 1 if width is None else width
+        reach = round(_knot(_FAR)) if kind == "log" else window
+        self.reach = reach
+        shape = (num_heads, *[2 * reach + 1] * (2 if kind == "grid" else 1))
+        # zero: at first every lag counts the same
+        self.table = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+
+    def extra_repr(self) -> str:
+        """Return what the module's line shows when a model is printed."""
+        return f"{self.kind!r}, reach={self.reach}"
+
+    def levels(self) -> Tensor:
+        """Return the table less its maximum, per head, in float32 or better."""
+        b = self.table.to(accumulator(self.table))
+        return b - b.detach().flatten(1).amax(1).reshape(-1, *[1] * (b.dim() - 1))
+
+    def places(self, index: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """Return where the tokens lie on the line on which lags are taken."""
+        return grid_places(index, self.width) if self.kind == "grid" else index
+
+    def weight(self, lag: Int[Tensor, "*n"]) -> Float[Tensor, "h *n"]:
+        """Return ``c`` of lags between places."""
+        b, reach = self.levels(), self.reach
+        if self.kind == "grid":
+            rows, columns = (t.clamp(-reach, reach) + reach for t in grid_lags(lag, self.width))
+            return b[:, rows, columns].exp()
+        if self.kind == "window":
+            return b[:, lag.clamp(-reach, reach) + reach].exp()
+        size = lag.abs().clamp(max=_FAR).to(b.dtype)
+        stretched = _NEAR * (1 + (size.clamp_min(_NEAR) / _NEAR).log())
+        at = torch.where(size <= _NEAR, size, stretched) * lag.sign() + reach
+        at = at.clamp(0, 2 * reach)
+        low = at.floor().clamp_max(2 * reach - 1)
+        share, index = at - low, low.long()
+        return ((1 - share) * b[:, index] + share * b[:, index + 1]).exp()
+
+    def sums(
+        self,
+        q: Float[Tensor, "b h n p"],
+        k: Float[Tensor, "b h m p"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return ``Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j`` over all keys, or over ``j ≤ i``."""
+        if self.kind == "window":
+            return windowed_sums(q, k, v, self.levels().exp(), is_causal=is_causal)
+        if self.kind == "log":
+            c = self.weight(_lags(q.shape[2], k.shape[2], q.device))
+            return toeplitz_sums(q, k, v, c, is_causal=is_causal)
+        at_q, at_k = (self.places(torch.arange(t.shape[2], device=t.device)) for t in (q, k))
+        n, m = (s + (s - 1) // self.width * (self.width - 1) for s in (q.shape[2], k.shape[2]))
+        q, k, v = _spread(q, at_q, n), _spread(k, at_k, m), _spread(v, at_k, m)
+        c = self.weight(_lags(n, m, q.device))
+        return toeplitz_sums(q, k, v, c, is_causal=is_causal).index_select(2, at_q)
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t p"],
+        k: Float[Tensor, "b h t p"],
+        v: Float[Tensor, "b h t v"],
+        state: WindowState,
+    ) -> tuple[Float[Tensor, "b h t v"], WindowState]:
+        """Continue causal sums by ``t`` tokens; for ``window`` only."""
+        return windowed_step(q, k, v, self.levels().exp(), state)
+
+
+def _knot(lag: float) -> float:
+    return lag if lag <= _NEAR else _NEAR * (1 + math.log(lag / _NEAR))
+
+
+def _lags(n: int, m: int, device: torch.device) -> Int[Tensor, " l"]:
+    return torch.arange(torch.sym_max(n + m - 1, 0), device=device) - (n - 1)
+
+
+def _spread(x: Tensor, places: Tensor, length: int) -> Tensor:
+    empty = x.new_zeros(*x.shape[:2], length, x.shape[-1])
+    return empty.index_copy(2, places, x)

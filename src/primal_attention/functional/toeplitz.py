@@ -1,0 +1,444 @@
+"""Sums of outer products weighted by distance (Luo et al. 2021, arXiv 2106.12566).
+
+    y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j        over all keys, or over j ≤ i
+
+The lag is always ``key position − query position``: past keys have negative lags. A table ``c``
+holds one row of weights per head. Three ways to the same sums:
+
+- :func:`windowed_sums`, for weights that are constant beyond a window: dense inside the window,
+  one running sum outside; ``O(n w)``, strictly causal, constant state;
+- :func:`toeplitz_sums` by FFT, for any table: ``O(n log n)``;
+- the same by divide and conquer, ``O(n log² n)``, for causal sums. One transform of the whole
+  sequence has an error relative to its largest value, which drowns early rows and lets the future
+  seep into the past; transforms of separate blocks do neither.
+
+Two-dimensional positions need no code of their own: :func:`grid_places` puts the tokens of a grid
+on a line on which every pair of row and column lags is one lag.
+"""
+
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from primal_attention.functional.precision import accumulator, full_precision
+
+__all__ = [
+    "Backend",
+    "WindowState",
+    "WindowedSums",
+    "grid_lags",
+    "grid_places",
+    "toeplitz_matrix",
+    "toeplitz_sums",
+    "windowed_step",
+    "windowed_sums",
+]
+
+Backend = Literal["auto", "dense", "fft", "split"]
+
+_DENSE = 1024
+"""Lengths up to which two small matrix products beat the transforms."""
+_BLOCK = 256
+"""Longest diagonal block that divide and conquer computes densely."""
+_CHUNK = 64
+"""Shortest chunk of windowed sums."""
+
+
+def toeplitz_matrix(c: Float[Tensor, "h l"], n: int, m: int) -> Float[Tensor, "h n m"]:
+    """Return the matrices ``T_ij = c_{j-i}`` from tables of the lags ``1 − n … m − 1``.
+
+    Example:
+        >>> toeplitz_matrix(torch.arange(4.0)[None], 2, 3)
+        tensor([[[1., 2., 3.],
+                 [0., 1., 2.]]])
+    """
+    lag = torch.arange(m, device=c.device) - torch.arange(n, device=c.device)[:, None]
+    return c[:, lag + (n - 1)]
+
+
+def toeplitz_sums(
+    q: Float[Tensor, "b h n p"],
+    k: Float[Tensor, "b h m p"],
+    v: Float[Tensor, "b h m v"],
+    c: Float[Tensor, "h l"],
+    *,
+    is_causal: bool = False,
+    backend: Backend = "auto",
+) -> Float[Tensor, "b h n v"]:
+    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j``, in float32 or better.
+
+    Memory beside inputs and output is that of one feature at a time, also in backward.
+
+    Args:
+        q: Query features.
+        k: Key features, zero where a key is absent.
+        v: Values.
+        c: Weights of the lags ``1 − n … m − 1``; ``l = n + m − 1``.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+        backend: ``"dense"``, ``"fft"``, ``"split"`` (causal only) or the best of them for the size.
+
+    Example:
+        >>> ones = torch.ones(1, 1, 3, 1)
+        >>> toeplitz_sums(ones, ones, ones, torch.arange(5.0)[None]).flatten()
+        tensor([9., 6., 3.])
+    """
+    n, m = q.shape[2], k.shape[2]
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
+    if backend == "split" and not is_causal:
+        raise ValueError("backend='split' is causal; use 'fft', or is_causal=True.")
+    if is_causal and n != m:
+        raise ValueError(f"Causal sums need as many keys as queries, got {m} and {n}.")
+    if backend == "auto":
+        backend = _choose(n, m, is_causal)
+    wide = accumulator(q)
+    with full_precision(q):
+        q, k, v, c = (t.to(wide) for t in (q, k, v, c))
+        if backend == "split":
+            return _split_sums(q, k, v, c[:, :n].flip(-1))
+        if is_causal:
+            c = torch.where(torch.arange(c.shape[1], device=c.device) < n, c, 0.0)
+        if backend == "dense":
+            return _dense_sums(q, k, v, toeplitz_matrix(c, n, m))
+        if is_causal and torch.compiler.is_compiling():
+            # blocks need a known length; more digits push the noise below float32 instead
+            return _fft_sums(*(t.double() for t in (q, k, v, c))).to(wide)
+        return _fft_sums(q, k, v, c)
+
+
+def _choose(n: int, m: int, is_causal: bool) -> Backend:
+    if torch.compiler.is_compiling():
+        return "fft"  # the one form that is the same program for every length
+    if is_causal:
+        return "dense" if n <= _BLOCK else "split"
+    return "dense" if max(n, m) <= _DENSE else "fft"
+
+
+def _dense_sums(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+    return (q @ k.mT * weights) @ v
+
+
+def _fft_sums(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    n, m = q.shape[2], k.shape[2]
+    if torch.compiler.is_compiling():
+        length = n + m
+        spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None, None]
+        values = v.mT.contiguous()
+        y: Any = 0
+        # a few features at a time: the program stays short and its memory small
+        for query, key in zip(q.mT.split(8, 2), k.mT.split(8, 2), strict=True):
+            _, part = _convolve(values[:, :, None] * key[:, :, :, None], spectrum, length)
+            y = y + (query[:, :, :, None] * part[..., :n]).sum(2)
+        return y.mT
+    return _FFTSums.apply(q, k, v, c)  # type: ignore[no-untyped-call]
+
+
+def _impulse(c: Tensor, n: int, m: int, length: int) -> Tensor:
+    """Return the circular filter: lags at and before the query first, later ones from the end."""
+    at = torch.arange(length, device=c.device)
+    lag = torch.where(at < n, -at, length - at)
+    entry = c[:, (lag + (n - 1)).clamp(0, n + m - 2)]
+    return torch.where((at < n) | (at > length - m), entry, 0.0)
+
+
+def _convolve(x: Tensor, spectrum: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Return the transform of ``x`` and its circular convolution with a filter."""
+    x_hat = torch.fft.rfft(x, length)
+    return x_hat, torch.fft.irfft(x_hat * spectrum, length)
+
+
+class _FFTSums(torch.autograd.Function):
+    """The sums feature by feature; backward recomputes each transform."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v, c)
+        return _fft_forward(q, k, v, c)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, c = ctx.saved_tensors
+        return _fft_backward(q, k, v, c, grad)
+
+
+def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    n, m = q.shape[2], k.shape[2]
+    length = _fast_length(n + m - 1)
+    spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None]  # [h 1 f]
+    # transforms run along a contiguous last axis; a strided one is several times slower
+    queries, keys, values = (t.mT.contiguous() for t in (q, k, v))  # [b h p n]
+    y = torch.zeros_like(values[..., :1]).expand(-1, -1, -1, n).contiguous()
+    for r in range(q.shape[-1]):
+        _, part = _convolve(values * keys[:, :, r, None], spectrum, length)
+        y.addcmul_(queries[:, :, r, None], part[..., :n])
+    return y.mT
+
+
+def _fft_backward(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n, m = q.shape[2], k.shape[2]
+    length = _fast_length(n + m - 1)
+    spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None]
+    queries, keys, values, grad = (t.mT.contiguous() for t in (q, k, v, grad))
+    grad_q, grad_k = torch.empty_like(queries), torch.empty_like(keys)
+    grad_v, grad_filter = torch.zeros_like(values), torch.zeros_like(spectrum)
+    for r in range(q.shape[-1]):
+        query, key = queries[:, :, r, None], keys[:, :, r, None]
+        x_hat, part = _convolve(values * key, spectrum, length)
+        grad_q[:, :, r] = torch.linalg.vecdot(grad, part[..., :n], dim=2)
+        # the adjoint of a convolution is the correlation: the conjugate filter
+        g_hat, back = _convolve(grad * query, spectrum.conj(), length)
+        back = back[..., :m]
+        grad_k[:, :, r] = torch.linalg.vecdot(back, values, dim=2)
+        grad_v.addcmul_(back, key)
+        grad_filter += (g_hat * x_hat.conj()).sum((0, 2))[:, None]
+    impulse = torch.fft.irfft(grad_filter[:, 0], length)
+    past, future = impulse[:, :n].flip(-1), impulse[:, length - m + 1 :].flip(-1)
+    return grad_q.mT, grad_k.mT, grad_v.mT, torch.cat([past, future], dim=-1)
+
+
+def _fast_length(least: int) -> int:
+    """Return the next even length with small prime factors."""
+    best = 2
+    while best < least:
+        best *= 2
+    for odd in (3, 5, 9, 15):
+        length = 2 * odd
+        while length < least:
+            length *= 2
+        best = min(best, length)
+    return best
+
+
+def _split_sums(q: Tensor, k: Tensor, v: Tensor, past: Float[Tensor, "h n"]) -> Tensor:
+    """Return causal sums by divide and conquer; ``past_t`` is the weight of the lag ``−t``."""
+    n, levels = q.shape[2], 0
+    while n > _BLOCK << levels:
+        levels += 1
+    block = max(-(-n // (1 << levels)), 1)
+    fill = (block << levels) - n
+    q, k, v = (pad(t, (0, 0, 0, fill)) for t in (q, k, v))
+    past = pad(past, (0, fill))
+    if torch.compiler.is_compiling():
+        y = _split_forward(q, k, v, past, block, levels)
+    else:
+        y = _SplitSums.apply(q, k, v, past, block, levels)  # type: ignore[no-untyped-call]
+    return y[:, :, :n]
+
+
+class _SplitSums(torch.autograd.Function):
+    """Divide and conquer that keeps its inputs for backward and no level of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, past: Tensor, block: int, levels: int
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, past)
+        ctx.block, ctx.levels = block, levels
+        return _split_forward(q, k, v, past, block, levels)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, past = ctx.saved_tensors
+        block, heads = ctx.block, past.shape[0]
+        lag = _block_lags(block, q.device)
+        query, key, value, g = (t.unflatten(2, (-1, block)) for t in (q, k, v, grad))
+        scores, outer = query @ key.mT, g @ value.mT
+        by_weight = (scores * outer).sum((0, 2)).tril().flatten(1)  # [h i·j]
+        grad_past = torch.zeros_like(past)
+        grad_past.index_add_(1, lag.clamp_min(0).flatten(), by_weight)
+        weights = _block_weights(past, lag)
+        outer.mul_(weights)
+        grad_q, grad_k = (outer @ key).flatten(2, 3), (outer.mT @ query).flatten(2, 3)
+        grad_v = (scores.mul_(weights).mT @ g).flatten(2, 3)
+        for level in range(ctx.levels):
+            size = block << level
+            right_q, left_k, left_v = _halves(q, k, v, size)
+            right_g = _pairs(grad.unflatten(2, (-1, 2, size))[:, :, :, 1])
+            grads = _fft_backward(right_q, left_k, left_v, _between(past, size), right_g)
+            for total, half, part in zip((grad_q, grad_k, grad_v), (1, 0, 0), grads, strict=False):
+                slot = total.unflatten(2, (-1, 2, size))[:, :, :, half]
+                slot += part.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+            grad_past[:, 1 : 2 * size] += grads[3].flip(-1)
+        return grad_q, grad_k, grad_v, grad_past.view(heads, -1), None, None
+
+
+def _split_forward(
+    q: Tensor, k: Tensor, v: Tensor, past: Tensor, block: int, levels: int
+) -> Tensor:
+    tiles = [t.unflatten(2, (-1, block)) for t in (q, k, v)]
+    weights = _block_weights(past, _block_lags(block, q.device))
+    y = _dense_sums(tiles[0], tiles[1], tiles[2], weights).flatten(2, 3)
+    for level in range(levels):
+        size = block << level
+        right = _fft_sums(*_halves(q, k, v, size), _between(past, size))
+        sums = y.unflatten(2, (-1, 2, size))
+        right = sums[:, :, :, 1] + right.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
+        y = torch.stack([sums[:, :, :, 0], right], dim=3).flatten(2, 4)
+    return y
+
+
+def _block_lags(block: int, device: torch.device) -> Int[Tensor, "i j"]:
+    at = torch.arange(block, device=device)
+    return at[:, None] - at
+
+
+def _block_weights(past: Tensor, lag: Tensor) -> Float[Tensor, "h 1 i j"]:
+    return torch.where(lag >= 0, past[:, lag.clamp_min(0)], 0.0)[:, None]
+
+
+def _halves(q: Tensor, k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the right queries and the left keys and values of each pair of blocks."""
+    query, key, value = (t.unflatten(2, (-1, 2, size)) for t in (q, k, v))
+    return _pairs(query[:, :, :, 1]), _pairs(key[:, :, :, 0]), _pairs(value[:, :, :, 0])
+
+
+def _pairs(x: Float[Tensor, "b h g s p"]) -> Float[Tensor, "b*g h s p"]:
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _between(past: Tensor, size: int) -> Tensor:
+    """Return the weights of the lags ``1 − 2 size … −1`` at which a right half meets a left."""
+    return past[:, 1 : 2 * size].flip(-1)
+
+
+class WindowState(NamedTuple):
+    """What windowed sums remember of the past, in constant space."""
+
+    sums: Float[Tensor, "b h p v"]
+    """``Σ k_j v_jᵀ`` over keys that have left the window."""
+    keys: Float[Tensor, "b h w p"]
+    """The last ``w`` keys, oldest first."""
+    values: Float[Tensor, "b h w v"]
+    """Their values; zero where there was no key."""
+
+
+class WindowedSums(NamedTuple):
+    """Causal sums and the state to continue them."""
+
+    values: Float[Tensor, "b h n v"]
+    state: WindowState
+
+
+def windowed_sums(
+    q: Float[Tensor, "b h n p"],
+    k: Float[Tensor, "b h m p"],
+    v: Float[Tensor, "b h m v"],
+    c: Float[Tensor, "h odd"],
+    *,
+    is_causal: bool = False,
+) -> Float[Tensor, "b h n v"]:
+    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j`` for weights that are constant from a lag on.
+
+    Neighbouring chunks meet densely, distant ones through prefix and suffix sums; nothing is
+    subtracted, so positive weights give positive sums. ``O(n (w + p) (p + v))`` time.
+
+    Args:
+        q: Query features.
+        k: Key features.
+        v: Values, zero where a key is absent.
+        c: Weights of the lags ``−w … w``. The first also holds for all lags below, the last for all
+            above.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+
+    Example:
+        >>> ones = torch.ones(1, 1, 4, 1)
+        >>> windowed_sums(ones, ones, ones, torch.tensor([[1.0, 10.0, 0.0]])).flatten()
+        tensor([10., 11., 12., 13.])
+    """
+    wide, window = accumulator(q), c.shape[1] // 2
+    n, m = q.shape[2], k.shape[2]
+    if is_causal and n != m:
+        raise ValueError(f"Causal sums need as many keys as queries, got {m} and {n}.")
+    chunk = max(window, _CHUNK)
+    # one chunk more in a compiled program, which must not take a single one for granted
+    spare = chunk if torch.compiler.is_compiling() else 0
+    groups = (torch.sym_max(n, m) + spare + chunk - 1) // chunk
+    with full_precision(q):
+        c = c.to(wide)
+        q, k, v = (
+            pad(t.to(wide), (0, 0, 0, groups * chunk - t.shape[2])).unflatten(2, (-1, chunk))
+            for t in (q, k, v)
+        )  # [b h g i p]
+        total = k.mT @ v  # [b h g p v]
+        y = _meet(q, k, v, c, is_causal=is_causal)
+        y = y + _meet(q, _shift(k, 1), _shift(v, 1), c, -chunk)
+        past, future = c[:, :1, None, None], c[:, -1:, None, None]  # [h 1 1 1]
+        y = y + q @ (past * _shift(total.cumsum(2), 2))
+        if not is_causal:
+            y = y + _meet(q, _shift(k, -1), _shift(v, -1), c, chunk)
+            y = y + q @ (future * _shift(total.flip(2).cumsum(2).flip(2), -2))
+        # a copy, not a view: exported programs could not prove its strides for every length
+        return y.flatten(2, 3).index_select(2, torch.arange(n, device=q.device))
+
+
+def _meet(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor, offset: int = 0, is_causal: bool = False
+) -> Tensor:
+    """Return what chunks of queries collect from the chunks of keys ``offset`` slots away."""
+    at = torch.arange(q.shape[-2], device=q.device)
+    weights = _clipped(c, at - at[:, None] + offset)
+    return _dense_sums(q, k, v, (weights.tril() if is_causal else weights)[:, None])
+
+
+def _clipped(c: Float[Tensor, "h odd"], lag: Int[Tensor, "n m"]) -> Float[Tensor, "h n m"]:
+    window = c.shape[1] // 2
+    return c[:, lag.clamp(-window, window) + window]
+
+
+def _shift(x: Float[Tensor, "b h g i v"], by: int) -> Float[Tensor, "b h g i v"]:
+    """Return the chunks moved ``by`` places to the right, zeros coming in."""
+    groups = x.shape[2]
+    if by > 0:
+        return pad(x, (0, 0, 0, 0, by, 0))[:, :, :groups]
+    return pad(x, (0, 0, 0, 0, 0, -by))[:, :, -by:]
+
+
+def windowed_step(
+    q: Float[Tensor, "b h t p"],
+    k: Float[Tensor, "b h t p"],
+    v: Float[Tensor, "b h t v"],
+    c: Float[Tensor, "h odd"],
+    state: WindowState,
+) -> WindowedSums:
+    """Continue causal :func:`windowed_sums` by ``t`` tokens; ``O(w (p + v) + p v)`` for one."""
+    wide, window, t = accumulator(q), c.shape[1] // 2, q.shape[2]
+    with full_precision(q):
+        q, k, v, c = (x.to(wide) for x in (q, k, v, c))
+        keys, values = torch.cat([state.keys, k], dim=2), torch.cat([state.values, v], dim=2)
+        if t <= max(window, _CHUNK):
+            lag = torch.arange(window + t, device=q.device) - window
+            lag = lag - torch.arange(t, device=q.device)[:, None]
+            weights = torch.where(lag <= 0, _clipped(c, lag), 0.0)
+            y = _dense_sums(q, keys, values, weights)
+        else:
+            y = windowed_sums(pad(q, (0, 0, window, 0)), keys, values, c, is_causal=True)
+            y = y[:, :, window:]
+        y = y + c[:, :1, None] * (q @ state.sums)
+        sums = state.sums + keys[:, :, :t].mT @ values[:, :, :t]
+        return WindowedSums(y, WindowState(sums, keys[:, :, t:], values[:, :, t:]))
+
+
+def grid_places(index: Int[Tensor, "*n"], width: int) -> Int[Tensor, "*n"]:
+    """Return where the tokens of a grid, row after row, lie on a line with gaps between rows.
+
+    Gaps of ``width − 1`` make the lag on the line unique for each pair of row and column lags.
+
+    Example:
+        >>> grid_places(torch.arange(4), 2)
+        tensor([0, 1, 3, 4])
+    """
+    return index + index // width * (width - 1)
+
+
+def grid_lags(lag: Int[Tensor, "*n"], width: int) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
+    """Return the row and column lags of a lag between two places of :func:`grid_places`."""
+    stride = 2 * width - 1
+    rows = torch.div(lag + width - 1, stride, rounding_mode="floor")
+    return rows, lag - rows * stride
