@@ -244,6 +244,18 @@ def test_out_of_sample_scores_equal_the_left_vectors_on_old_rows() -> None:
     torch.testing.assert_close(apply_kernel(swap_sides(asymmetric), y, x, left), right * sigma)
 
 
+def test_centered_scores_of_new_rows_differ_by_a_shift() -> None:
+    x, y, new = randn(120, 3), randn(100, 3), randn(7, 3)
+    k, row = asymmetric(x, y), asymmetric(new, y)
+    left, sigma, right = dense_svd(k, 5, center=True)
+    means = kernel_means(asymmetric, x, y)
+    expected = (row - row.mean(1, keepdim=True) - k.mean(0) + k.mean()) @ right
+    got = apply_kernel(asymmetric, new, y, right) - means.columns @ right
+    torch.testing.assert_close(got, expected)
+    old = apply_kernel(swap_sides(asymmetric), y, x, left) - means.rows @ left
+    torch.testing.assert_close(old, right * sigma)
+
+
 def test_no_solver_builds_a_graph() -> None:
     x = randn(300, 3).requires_grad_()
     for solver in (matrix_free_svd, nystrom_svd):

@@ -96,7 +96,12 @@ def apply_kernel(
 
 @torch.no_grad()
 def kernel_means(kernel: Kernel, x: Float[Tensor, "n d"], y: Float[Tensor, "m dy"]) -> KernelMeans:
-    """Return the column and row means of ``κ(x, y)`` in one pass over blocks of rows."""
+    """Return the column and row means of ``κ(x, y)`` in one pass over blocks of rows.
+
+    Singular vectors of ``C K C`` sum to zero, so centring a new row only shifts its scores: they
+    are ``apply_kernel(kernel, new, y, right) - means.columns @ right``, and on the other side
+    ``apply_kernel(swap_sides(kernel), new, x, left) - means.rows @ left``.
+    """
     columns, rows = x.new_zeros(y.shape[0]), x.new_empty(x.shape[0])
     for block in _blocks(x, y.shape[0]):
         values = kernel(x[block], y)
@@ -260,7 +265,7 @@ def matrix_free_svd(
             f"matrix_free_svd has not converged to tol={tol:.1e} after {max_passes} passes; "
             "raise max_passes or tol.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return _finish(left @ u[:, :rank], sigma, right @ vt[:rank].T, rank)
 
