@@ -79,3 +79,13 @@ def test_options_that_make_no_sense_raise():
         CosformerCore(0)
     with pytest.raises(ValueError, match="power must be 1 or 2, got 3"):
         CosformerCore(8, 3)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):
+    inputs = [(size * t.float()).requires_grad_() for t in _heads(90)]
+    y = CosformerCore(32)(*inputs, is_causal=is_causal)
+    y.square().sum().backward()
+    assert y.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in inputs)
