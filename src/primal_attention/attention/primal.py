@@ -80,7 +80,7 @@ class Diagnostics(NamedTuple):
     objective: Float[Tensor, "b h"]
     """The KSVD objective ``J``; zero at a stationary point, but not only there."""
     kkt: Float[Tensor, "b h"]
-    """Relative KKT residual; zero if and only if the directions are singular directions."""
+    """Relative, squared KKT residual; zero if and only if the directions are singular ones."""
     balance: Float[Tensor, "b h"]
     """Imbalance of query-side and key-side energy, 0 to 1; zero is necessary for stationarity."""
     off_diagonality: Float[Tensor, "b h"]
