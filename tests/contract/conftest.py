@@ -2,7 +2,8 @@
 
 A test takes ``any_case`` (one per registered name and option set), ``causal_case``, ``cross_case``,
 ``padding_case``, ``stateful_case``, ``aux_case`` (those with the capability), ``mode_case`` (one
-per mode the mechanism can run) or ``core_case`` (the same, for functions of q, k and v). A
+per mode the mechanism can run), ``core_case`` (the same, for functions of q, k and v) or
+``plain_case`` (the default options in the commonest mode, for what takes seconds a row). A
 mechanism registered later is covered without an edit here.
 """
 
@@ -92,6 +93,10 @@ def _rows(needs: dict[str, bool]) -> list[Case]:
 MODE_ROWS = [
     Case(row.name, row.options, mode) for mode, needs in MODES.items() for row in _rows(needs)
 ]
+PLAIN_ROWS = [
+    Case(name, mode="masked" if attention_entry(name).capabilities.padding else "full")
+    for name in list_attentions()
+]
 ROWS = {
     "any_case": _rows({}),
     "causal_case": _rows({"causal": True}),
@@ -99,6 +104,7 @@ ROWS = {
     "padding_case": _rows({"padding": True}),
     "stateful_case": _rows({"stateful": True}),
     "aux_case": _rows({"aux_loss": True}),
+    "plain_case": PLAIN_ROWS,
     "mode_case": MODE_ROWS,
     "core_case": [
         row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)

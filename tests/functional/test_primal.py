@@ -376,6 +376,15 @@ def test_decayed_sums_continue_and_skip_padding(n, cut, chunk, seed):
     assert_close(torch.cat([first, second], dim=1), whole, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("decay", [0.1, 0.9])
+def test_decayed_sums_remember_across_any_gap(decay):
+    x, keep = _randn(1, 1000, 2), torch.zeros(1, 1000, dtype=torch.bool)
+    keep[:, [3, 4, 900, 901]] = True
+    packed = decayed_sum(x[keep][None], decay)
+    assert_close(decayed_sum(x, decay, key_mask=keep)[keep][None], packed)
+    assert_close(decayed_sum(x, decay, key_mask=keep)[:, 899], packed[:, 1])
+
+
 def test_running_sums_keep_their_accuracy_over_long_sequences():
     x = torch.randn(1, 20_000, 8) + 0.1
     exact = prefix_sum(x.double())

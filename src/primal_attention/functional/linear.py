@@ -14,7 +14,14 @@ from torch import Tensor
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["CausalSums", "causal_sums", "full_sums", "linear_attention"]
+__all__ = [
+    "CausalSums",
+    "causal_sums",
+    "from_chunks",
+    "full_sums",
+    "linear_attention",
+    "to_chunks",
+]
 
 
 class CausalSums(NamedTuple):
@@ -51,13 +58,7 @@ def causal_sums(
     """
     n = q.shape[2]
     wide = accumulator(q)
-    if not torch.compiler.is_compiling():
-        # no padding for a decoding step; a compiled program serves all lengths and keeps its chunk
-        chunk = min(chunk, max(n, 1))
-    pad = -n % chunk
-    q_, k_, v_ = (
-        torch.nn.functional.pad(t, (0, 0, 0, pad)).unflatten(2, (-1, chunk)) for t in (q, k, v)
-    )  # [b h g i p]
+    q_, k_, v_ = (to_chunks(t, chunk) for t in (q, k, v))  # [b h g i p]
     increments = (k_.transpose(-1, -2) @ v_).to(wide)  # [b h g p v]
     total = increments.cumsum(2)
     # shifted, not total - increments: a large key of the same chunk would leave rounding behind
@@ -67,7 +68,30 @@ def causal_sums(
     inside = (q_ @ k_.transpose(-1, -2)).tril() @ v_
     values = inside + q_ @ before.to(q.dtype)
     last = total[:, :, -1] if n > 0 else _empty_state(q, v, state)
-    return CausalSums(values.flatten(2, 3)[:, :, :n], last)
+    return CausalSums(from_chunks(values, n), last)
+
+
+def to_chunks(x: Float[Tensor, "*batch n w"], chunk: int) -> Float[Tensor, "*batch g i w"]:
+    """Return the tokens in groups of ``chunk``, the last one filled up with zeros.
+
+    A short sequence is one short chunk. A compiled program serves all lengths: it always has the
+    full chunk, and one to spare, because a single chunk would be a program of its own.
+    """
+    n = x.shape[-2]
+    if not torch.compiler.is_compiling():
+        chunk = min(chunk, max(n, 1))
+        return torch.nn.functional.pad(x, (0, 0, 0, -n % chunk)).unflatten(-2, (-1, chunk))
+    missing = (n + chunk - 1) // chunk * chunk + chunk - n
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)).unfold(-2, chunk, chunk).mT
+
+
+def from_chunks(x: Float[Tensor, "*batch g i w"], n: int) -> Float[Tensor, "*batch n w"]:
+    """Return the first ``n`` tokens of the groups that :func:`to_chunks` made."""
+    flat = x.flatten(-3, -2)
+    if not torch.compiler.is_compiling():
+        return flat[..., :n, :]
+    # a slice would tie an exported program to lengths that leave the strides alone
+    return torch.nn.functional.pad(flat, (0, 0, 0, n - flat.shape[-2]))
 
 
 def _empty_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
