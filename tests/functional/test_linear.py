@@ -1,0 +1,110 @@
+"""Sums of outer products in linear time against dense attention."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import elu
+from torch.testing import assert_close
+
+from primal_attention.functional import causal_sums, full_sums, linear_attention, naive
+from primal_attention.functional.linear import from_chunks, to_chunks
+
+few = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def _inputs(b, h, n, p, v, m=None):
+    m = n if m is None else m
+    shapes = ((b, h, n, p), (b, h, m, p), (b, h, m, v))
+    return [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def _same_with_gradients(got, expected, leaves):
+    assert_close(got, expected, atol=1e-10, rtol=1e-10)
+    probe = torch.randn_like(expected)
+    by_fast = torch.autograd.grad((got * probe).sum(), leaves)
+    by_truth = torch.autograd.grad((expected * probe).sum(), leaves)
+    for a, b in zip(by_fast, by_truth, strict=True):
+        assert_close(a, b, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 130])
+@pytest.mark.parametrize("chunk", [1, 16, 64])
+def test_causal_sums_are_triangular_products(n, chunk):
+    q, k, v = _inputs(2, 2, n, 3, 4)
+    expected = (q @ k.transpose(-1, -2)).tril() @ v
+    values, state = causal_sums(q, k, v, chunk=chunk)
+    _same_with_gradients(values, expected, (q, k, v))
+    assert_close(state, k.transpose(-1, -2) @ v)
+
+
+@few
+@given(n=st.integers(0, 30), cut=st.integers(0, 30), chunk=st.integers(1, 9))
+def test_causal_sums_continue_from_their_state(n, cut, chunk):
+    q, k, v = _inputs(1, 2, n, 3, 2)
+    cut = min(cut, n)
+    whole = causal_sums(q, k, v, chunk=chunk)
+    first = causal_sums(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut], chunk=chunk)
+    second = causal_sums(
+        q[:, :, cut:], k[:, :, cut:], v[:, :, cut:], state=first.state, chunk=chunk
+    )
+    values = torch.cat([first.values, second.values], dim=2)
+    assert_close(values, whole.values, atol=1e-10, rtol=1e-10)
+    assert_close(second.state, whole.state, atol=1e-10, rtol=1e-10)
+
+
+def test_a_huge_later_key_leaves_no_rounding_behind():
+    q, k, v = (t.detach().float() for t in _inputs(1, 1, 128, 3, 2))
+    values = causal_sums(q, k, v).values[:, :, :100]
+    k[:, :, 100:] *= 1e12
+    assert torch.equal(causal_sums(q, k, v).values[:, :, :100], values)
+
+
+def test_the_state_of_half_precision_sums_is_float32():
+    q, k, v = (t.detach().bfloat16() for t in _inputs(1, 1, 70, 3, 2))
+    values, state = causal_sums(q, k, v)
+    assert values.dtype == torch.bfloat16
+    assert state.dtype == torch.float32
+
+
+@pytest.mark.parametrize("m", [1, 4, 9])
+def test_full_sums_are_dense_products(m):
+    q, k, v = _inputs(2, 2, 5, 3, 4, m)
+    _same_with_gradients(full_sums(q, k, v), q @ k.transpose(-1, -2) @ v, (q, k, v))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_linear_attention_is_the_textbook_one(is_causal, masked):
+    q, k, v = _inputs(2, 2, 70, 3, 4)
+    keep = torch.rand(2, 70) < 0.7 if masked else None
+    flags = {"key_mask": keep, "is_causal": is_causal}
+    got = linear_attention(elu(q) + 1, elu(k) + 1, v, **flags).values
+    _same_with_gradients(got, naive.linear_attention(q, k, v, **flags), (q, k, v))
+
+
+def test_rows_without_keys_are_zero_with_zero_gradient():
+    q, k, v = _inputs(2, 1, 4, 3, 2)
+    nothing = torch.zeros(2, 4, dtype=torch.bool)
+    for is_causal in (False, True):
+        y = linear_attention(elu(q) + 1, elu(k) + 1, v, key_mask=nothing, is_causal=is_causal)
+        assert (y.values == 0).all()
+        assert all((g == 0).all() for g in torch.autograd.grad(y.values.sum(), (q, k, v)))
+
+
+def test_uniform_weights_average_the_values():
+    v = torch.randn(1, 1, 6, 2)
+    ones = torch.ones(1, 1, 6, 3)
+    mean = v.mean(2, keepdim=True).expand_as(v)
+    assert_close(linear_attention(ones, ones, v).values, mean)
+    steps = torch.arange(1.0, 7.0)[:, None]
+    assert_close(linear_attention(ones, ones, v, is_causal=True).values, v.cumsum(2) / steps)
+
+
+@few
+@given(n=st.integers(0, 20), chunk=st.integers(1, 9))
+def test_chunks_come_back(n, chunk):
+    x = torch.randn(2, 3, n, 4)
+    groups = to_chunks(x, chunk)
+    assert groups.shape[-2] <= chunk
+    assert torch.equal(from_chunks(groups, n), x)
