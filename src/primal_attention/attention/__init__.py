@@ -8,7 +8,9 @@ from primal_attention.attention.flow import FlowAttention
 from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.kernelized import KernelizedAttention
 from primal_attention.attention.linear import LinearAttention
+from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
+from primal_attention.attention.nystromformer import NystromformerAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
 from primal_attention.attention.registry import (
     attention_entry,
@@ -35,8 +37,10 @@ __all__ = [
     "KernelCore",
     "KernelizedAttention",
     "LinearAttention",
+    "LinformerAttention",
     "MultiHeadAttention",
     "NystromDiagnostics",
+    "NystromformerAttention",
     "PrimalAttention",
     "PublishesTerms",
     "SchoenbatAttention",

@@ -52,6 +52,7 @@ class SkyformerCore(GaussianCore):
     """The lifted Nyström form of Gaussian attention, ``O(n s (d + v) + s³)`` time per head."""
 
     ordered = True
+    takes_query_mask = True
 
     def __init__(
         self,
@@ -97,21 +98,21 @@ class SkyformerCore(GaussianCore):
         q: Float[Tensor, "b h n d"],
         k: Float[Tensor, "b h m d"],
         key_mask: Bool[Tensor, "b m"] | None = None,
+        query_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b h s d"]:
         """Return the landmarks for scaled queries and keys."""
         if self.landmarks == "learned":
             return self.z.to(q.dtype).expand(q.shape[0], -1, -1, -1)
-        # as many queries as keys: padding ends both, since the two are one sequence
-        own = key_mask if key_mask is not None and q.shape[2] == k.shape[2] else None
         pick = segment_means if self.landmarks == "segments" else strided_landmarks
         half = self.num_landmarks // 2
-        z = torch.cat([pick(q, half, own), pick(k, self.num_landmarks - half, key_mask)], dim=2)
+        z = torch.cat(
+            [pick(q, half, query_mask), pick(k, self.num_landmarks - half, key_mask)], dim=2
+        )
         if self.landmarks != "kmeans":
             return z
         both, keep = torch.cat([q, k], dim=2), None
-        if key_mask is not None:
-            ones = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device)
-            keep = torch.cat([ones if own is None else own, key_mask], dim=1)
+        if key_mask is not None and query_mask is not None:
+            keep = torch.cat([query_mask, key_mask], dim=1)
         return kmeans_landmarks(both, z, keep)
 
     def forward(
@@ -122,8 +123,15 @@ class SkyformerCore(GaussianCore):
         *,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
+        query_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the approximate kernel sum or average of the values."""
+        """Return the approximate kernel sum or average of the values.
+
+        Landmarks must not be padding. Without a ``query_mask``, as many queries as keys are taken
+        for the same tokens.
+        """
+        if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
+            query_mask = key_mask
         q, k = self.points(q), self.points(k)
         if is_causal:
             return self._causal(q, k, with_ones(v, key_mask), None)[0].to(v.dtype)
@@ -131,7 +139,7 @@ class SkyformerCore(GaussianCore):
             q,
             k,
             v,
-            self.choose(q, k, key_mask),
+            self.choose(q, k, key_mask, query_mask),
             ridge=self.ridge,
             key_mask=key_mask,
             normalize=self.normalize,
@@ -227,8 +235,8 @@ class SkyformerAttention(MultiHeadAttention):
         dtype: Any = None,
     ) -> None:
         core = SkyformerCore(
-            dim // max(num_heads, 1),
-            num_heads,
+            max(dim // max(num_heads, 1), 1),
+            max(num_heads, 1),
             num_landmarks=num_landmarks,
             landmarks=landmarks,
             ridge=ridge,
@@ -274,7 +282,10 @@ class SkyformerAttention(MultiHeadAttention):
             self.core.points(self._split(p(t)))
             for p, t in ((self.q_proj, x), (self.k_proj, memory))
         )
-        z, ridge = self.core.choose(q, k, key_mask), self.core.ridge
+        own = key_mask if context is None else None
+        if context is not None and key_mask is not None:
+            own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        z, ridge = self.core.choose(q, k, key_mask, own), self.core.ridge
         return NystromDiagnostics(
             nystrom_residual(q, z, ridge),
             nystrom_residual(k, z, ridge),

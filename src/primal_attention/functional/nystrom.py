@@ -36,6 +36,7 @@ __all__ = [
     "nystrom_error",
     "nystrom_features",
     "nystrom_residual",
+    "nystromformer_attention",
     "row_average",
     "schulz_inverse",
     "segment_means",
@@ -405,6 +406,48 @@ def kmeans_landmarks(
             count = share.sum(2)[..., None]
             z = torch.where(count > 0, share.mT @ x.detach() / count.clamp_min(1), z)
     return torch.where(count > 0, share.mT @ x / count.clamp_min(1), z) if steps else start
+
+
+def nystromformer_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    v: Float[Tensor, "b h m v"],
+    q_l: Float[Tensor, "b h s d"],
+    k_l: Float[Tensor, "b h s d"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    steps: int = 6,
+) -> Float[Tensor, "b h n v"]:
+    """Return ``softmax(q k̃ᵀ/√d) softmax(q̃ k̃ᵀ/√d)⁺ softmax(q̃ kᵀ/√d) v`` (Xiong et al. 2021).
+
+    Both tall factors go through the fused kernel, so no ``n × s`` matrix is kept.
+
+    Args:
+        q: Queries, not scaled.
+        k: Keys.
+        v: Values.
+        q_l: Query landmarks.
+        k_l: Key landmarks.
+        key_mask: ``True`` where a key is real.
+        steps: Iterations for the pseudo-inverse.
+    """
+    wide = accumulator(q)
+    with full_precision(q):
+        q, k, q_l, k_l = (t.to(wide) for t in (q, k, q_l, k_l))
+        mask = None
+        if key_mask is not None:
+            mask = key_mask[:, None, None, :].expand(-1, q.shape[1], q_l.shape[2], -1)
+        right = scaled_dot_product_attention(q_l, k, v.to(wide), attn_mask=mask)
+        if key_mask is not None:
+            right = torch.where(key_mask.any(1)[:, None, None, None], right, 0.0)
+        a = (q_l @ k_l.mT * q.shape[-1] ** -0.5).softmax(-1)
+        # each matrix by its own norms: batch mates must not meet here
+        columns, rows = (a.sum(i, keepdim=True).amax((-2, -1), keepdim=True) for i in (-2, -1))
+        z, eye = a.mT / (columns * rows), torch.eye(a.shape[-1], dtype=wide, device=a.device)
+        for _ in range(steps):
+            az = a @ z
+            z = z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az))) / 4
+        return scaled_dot_product_attention(q, k_l, z @ right).to(v.dtype)
 
 
 class WindowedNystrom(NamedTuple):

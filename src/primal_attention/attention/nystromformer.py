@@ -1,0 +1,134 @@
+"""Nyströmformer: softmax attention through landmarks (Xiong et al. 2021, arXiv 2102.03902).
+
+    y = softmax(q k̃ᵀ/√d) softmax(q̃ k̃ᵀ/√d)⁺ softmax(q̃ kᵀ/√d) v + conv(v)
+
+The landmarks ``q̃`` and ``k̃`` are means of runs of tokens, counted over real tokens only, so that
+padding on any side changes nothing; the pseudo-inverse is iterated for each matrix by itself.
+Segment means contain the future: there is no causal form.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from primal_attention.attention.base import Capabilities
+from primal_attention.attention.multihead import Core, MultiHeadAttention
+from primal_attention.attention.registry import register_attention
+from primal_attention.functional.nystrom import nystromformer_attention, segment_means
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["NystromformerAttention", "NystromformerCore"]
+
+
+class NystromformerCore(Core):
+    """Softmax through segment means in ``O(n s (d + v) + s³)`` time, plus a short convolution."""
+
+    ordered = True
+    takes_query_mask = True
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_landmarks: int = 64,
+        kernel_size: int | None = 33,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if num_landmarks < 1:
+            raise ValueError(f"num_landmarks must be at least 1, got {num_landmarks}.")
+        if kernel_size is not None and (kernel_size < 1 or kernel_size % 2 == 0):
+            raise ValueError(
+                f"kernel_size must be odd, or None for no convolution, got {kernel_size}."
+            )
+        self.num_landmarks = num_landmarks
+        # a convolution of the values has no place in cross-attention: queries are not their slots
+        self.capabilities = Capabilities(causal=False, stateful=False, cross=kernel_size is None)
+        self.conv: nn.Parameter | None = None
+        if kernel_size is not None:
+            self.conv = nn.Parameter(
+                torch.empty(num_heads, kernel_size, device=device, dtype=dtype)
+            )
+            nn.init.uniform_(self.conv, -(kernel_size**-0.5), kernel_size**-0.5)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        query_mask: Bool[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return approximate softmax averages of the values; zero for a row without keys.
+
+        Landmarks must not hold padding. Without a ``query_mask``, as many queries as keys are taken
+        for the same tokens.
+        """
+        if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
+            query_mask = key_mask
+        wide, dtype = accumulator(q), v.dtype
+        q, k, v = (t.to(wide) for t in (q, k, v))
+        if key_mask is not None:
+            v = torch.where(key_mask[:, None, :, None], v, 0.0)
+        q_l = segment_means(q, self.num_landmarks, query_mask)
+        k_l = segment_means(k, self.num_landmarks, key_mask)
+        y = nystromformer_attention(q, k, v, q_l, k_l, key_mask=key_mask)
+        if self.conv is not None and v.shape[2]:
+            weight = self.conv.to(wide)[:, None, :, None]  # [h 1 k 1]
+            half = self.conv.shape[1] // 2
+            y = y + conv2d(v, weight, padding=(half, 0), groups=v.shape[1])
+        return y.to(dtype)
+
+
+class NystromformerAttention(MultiHeadAttention):
+    """Multi-head softmax attention approximated through segment means.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        num_landmarks: Segment means on each side; with fewer tokens some repeat.
+        kernel_size: Length of the depthwise convolution of the values that the paper adds, or
+            ``None`` for none, which also allows cross-attention.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> attn = NystromformerAttention(16, 4, num_landmarks=8)
+        >>> attn(torch.randn(2, 100, 16)).shape
+        torch.Size([2, 100, 16])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        num_landmarks: int = 64,
+        kernel_size: int | None = 33,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        core = NystromformerCore(
+            max(num_heads, 1), num_landmarks=num_landmarks, kernel_size=kernel_size, **factory
+        )
+        super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
+
+
+register_attention(
+    "nystromformer",
+    NystromformerAttention,
+    capabilities=Capabilities(causal=False, stateful=False, cross=False),
+    cost="n",
+    summary="softmax through segment means, plus a short convolution",
+)
