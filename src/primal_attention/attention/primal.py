@@ -224,7 +224,9 @@ class PrimalAttention(Attention, PublishesTerms):
         self.conventions = conventions
         self.capabilities = Capabilities(
             padding=conventions.mask != "refuse",
-            cross=weights != "static" and conventions is SOUND,
+            causal=conventions == SOUND or conventions.causal_only,
+            stateful=conventions == SOUND or conventions.causal_only,
+            cross=weights != "static" and conventions == SOUND,
             aux_loss=regularizer is not None,
         )
         dim, h, d = self.dim, self.num_heads, self.head_dim
@@ -350,7 +352,7 @@ class PrimalAttention(Attention, PublishesTerms):
         Args:
             state_dict: The entries of one attention layer, its prefix removed.
         """
-        if self.conventions is SOUND:
+        if self.conventions == SOUND:
             raise RuntimeError(
                 "This layer follows our conventions, not a published variant's; build it with "
                 "PrimalAttention.reference(variant, ...) and load into that."
@@ -402,8 +404,6 @@ class PrimalAttention(Attention, PublishesTerms):
                     "its own token only. Use weights='data' or 'dual'.",
                     stacklevel=3,
                 )
-        if is_causal and self.conventions.mask == "output":
-            raise ValueError("This published layer is bidirectional; call it without is_causal.")
 
     def _bidirectional(
         self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, wants_term: bool
@@ -549,7 +549,7 @@ class PrimalAttention(Attention, PublishesTerms):
     @property
     def _through_scores(self) -> bool:
         """Whether forming the scores is cheaper than folding the output map into the weights."""
-        return self.rank < self.head_dim
+        return self.rank < self.head_dim or not _is_plain(self.concat)
 
     def _project(self, *pairs: tuple[Tensor, Tensor], keep: Tensor | None) -> Projection:
         return project(*pairs, key_mask=keep, eps=self.conventions.eps)
@@ -558,7 +558,8 @@ class PrimalAttention(Attention, PublishesTerms):
         self, scores: Float[Tensor, "b h n k"], keep: Tensor | None
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output from the scores of both sides."""
-        if not _is_plain(self.out_proj) or self._masks_output(keep):
+        plain = _is_plain(self.out_proj) and _is_plain(self.concat)
+        if not plain or self._masks_output(keep):
             heads = self.concat(scores)
             return self.out_proj(self._merge(self._mask_output(heads, keep)))
         # O (C s + c) = (O C) s + O c: folding C into O skips one pass and the n × c between them
@@ -707,7 +708,8 @@ class PrimalAttention(Attention, PublishesTerms):
                 "Causal data-dependent weights change with every token; there is no one kernel to "
                 "diagnose. Call diagnose without is_causal."
             )
-        x, context = _clean(x, context, key_mask)
+        keep = key_mask if self.conventions.mask == "aware" else None
+        x, context = _clean(x, context, keep)
         memory = x if context is None else context
         q, k = self.q_proj(memory if self.weights == "dual" else x), self.k_proj(memory)
         if is_causal:
@@ -715,7 +717,6 @@ class PrimalAttention(Attention, PublishesTerms):
             if self.weights == "static":
                 q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
         q, k = self._split(q), self._split(k)
-        keep = key_mask if self.conventions.mask == "aware" else None
         left = _Side(q, keep if context is None or self.weights == "dual" else None)
         right = _Side(k, keep)
         tied = self._tie(memory, q, k, keep)
@@ -744,6 +745,8 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def init_state(self, batch_size: int) -> State:
         """Return the state before the first token: ``2 c`` or ``2 c s`` zeros per sequence."""
+        if not self.capabilities.stateful:
+            return super().init_state(batch_size)
         weight = self.q_proj.weight
         shape: tuple[int, ...] = (batch_size, self.dim)
         if self.weights != "static":

@@ -1,0 +1,71 @@
+"""Softmax attention against torch's own multi-head attention and the textbook."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from primal_attention import SoftmaxAttention
+from primal_attention.functional import naive
+
+
+def _twins():
+    ours = SoftmaxAttention(12, 3, dtype=torch.float64)
+    torchs = nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        parts = (ours.q_proj, ours.k_proj, ours.v_proj)
+        torchs.in_proj_weight.copy_(torch.cat([p.weight for p in parts]))
+        torchs.in_proj_bias.copy_(torch.cat([p.bias for p in parts]))
+    torchs.out_proj.load_state_dict(ours.out_proj.state_dict())
+    return ours, torchs
+
+
+def _randn(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_it_is_torchs_multi_head_attention():
+    ours, torchs = _twins()
+    x, context = _randn(2, 5, 12), _randn(2, 7, 12)
+    assert_close(ours(x), torchs(x, x, x)[0])
+    assert_close(ours(x, context), torchs(x, context, context)[0])
+    order = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+    assert_close(ours(x, is_causal=True), torchs(x, x, x, attn_mask=order)[0])
+
+
+def test_key_mask_is_the_negation_of_torchs_padding_mask():
+    ours, torchs = _twins()
+    x, context = _randn(2, 5, 12), _randn(2, 7, 12)
+    keep = torch.arange(7) < torch.tensor([[7], [4]])
+    expected = torchs(x, context, context, key_padding_mask=~keep)[0]
+    assert_close(ours(x, context, key_mask=keep), expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_the_core_is_the_textbook_in_values_and_gradients(is_causal):
+    core = SoftmaxAttention(12, 3).core
+    q, k, v = (_randn(2, 3, 6, 4).requires_grad_() for _ in range(3))
+    keep = torch.tensor([[True] * 6, [False, True, True, False, True, False]])
+    got = core(q, k, v, key_mask=keep, is_causal=is_causal)
+    expected = torch.nan_to_num(naive.softmax_attention(q, k, v, keep, is_causal))
+    assert_close(got, expected)
+    rows = expected.isfinite().all(-1) & (expected != 0).any(-1)
+    by_core = torch.autograd.grad(got[rows].square().sum(), (q, k, v))
+    reference = naive.softmax_attention(q, k, v, keep, is_causal)
+    by_book = torch.autograd.grad(reference[rows].square().sum(), (q, k, v))
+    for a, b in zip(by_core, by_book, strict=True):
+        assert a.isfinite().all()
+        assert_close(a, torch.nan_to_num(b))
+
+
+def test_weights_are_probabilities():
+    core = SoftmaxAttention(12, 3).core
+    weights = core.weights(_randn(2, 3, 4, 4), _randn(2, 3, 6, 4))
+    assert_close(weights.sum(-1), torch.ones(2, 3, 4, dtype=torch.float64))
+    assert (weights > 0).all()
+
+
+def test_the_cache_holds_every_key_and_value():
+    layer = SoftmaxAttention(12, 3)
+    _, state = layer.step(torch.randn(2, 5, 12), layer.init_state(2))
+    assert state.numel == 2 * (2 * 5 * 12 + 5 + 1)
