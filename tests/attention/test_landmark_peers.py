@@ -106,7 +106,7 @@ def test_linformer_starts_as_local_averages_that_keep_constants():
     core = attn.core
     e = core.e_k @ core.basis(100, None, core.e_k)[0].T  # [h s m]
     assert_close(e.sum(-1), torch.ones(2, 8, **F64))
-    centre = (e[0].argmax(-1) + 0.5) / 100
+    centre = (e[0].argmax(-1).double() + 0.5) / 100
     assert_close(centre, (torch.arange(8, **F64) + 0.5) / 8, atol=0.07, rtol=0)
 
 

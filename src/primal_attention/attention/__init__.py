@@ -12,6 +12,7 @@ from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.nystromformer import NystromformerAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
+from primal_attention.attention.primal_relative import PrimalRelativeAttention
 from primal_attention.attention.registry import (
     attention_entry,
     create_attention,
@@ -42,6 +43,7 @@ __all__ = [
     "NystromDiagnostics",
     "NystromformerAttention",
     "PrimalAttention",
+    "PrimalRelativeAttention",
     "PublishesTerms",
     "SchoenbatAttention",
     "SkyformerAttention",

@@ -76,7 +76,7 @@ class LinformerCore(Core):
 
 
 def _cosines(at: Float[Tensor, "*n"], num: int) -> Float[Tensor, "*n s"]:
-    order = torch.arange(num, device=at.device)
+    order = torch.arange(num, device=at.device, dtype=at.dtype)
     scale = torch.where(order == 0, 1.0, 2.0).to(at.dtype).sqrt()
     return scale * torch.cos(math.pi * order * at[..., None])
 

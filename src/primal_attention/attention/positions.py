@@ -130,6 +130,29 @@ class RelativePosition(nn.Module):
         c = self.weight(_lags(n, m, q.device))
         return toeplitz_sums(q, k, v, c, is_causal=is_causal).index_select(2, at_q)
 
+    def totals(
+        self, at: Int[Tensor, "b n"], count: int | Int[Tensor, "b 1"] | None
+    ) -> Float[Tensor, "b h n 1"]:
+        """Return ``Σ_j c_{j-i}`` for queries at positions ``at``; for ``window`` only.
+
+        Args:
+            at: Positions ``i`` of the queries.
+            count: Number of keys, at positions from zero on; ``None`` for the causal ``j ≤ i``.
+        """
+        c, w = self.levels().exp(), self.reach
+
+        def run(weights: Tensor, last: Tensor) -> Tensor:
+            """Return the sum of the first ``last + 1`` weights, the final one repeating."""
+            prefix = torch.nn.functional.pad(weights.cumsum(1), (1, 0))  # [h w+2]
+            head = prefix[:, (last + 1).clamp(0, weights.shape[1])]
+            return head + weights[:, -1:, None] * (last + 1 - weights.shape[1]).clamp_min(0)
+
+        past, future = c[:, : w + 1].flip(1), c[:, w + 1 :]  # lags 0 … −w and 1 … w
+        total = run(past, at)
+        if count is not None:
+            total = total - run(past, at - count) + run(future, count - 2 - at)
+        return total.transpose(0, 1)[..., None]
+
     def step(
         self,
         q: Float[Tensor, "b h t p"],
