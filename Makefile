@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# packages whose shape annotations are checked at run time, in the second test run
+CHECKED := primal_attention.functional,primal_attention.kernels,primal_attention.ksvd,beartype.beartype
 
 .PHONY: demo test test-all lint bench docs clean
 
@@ -10,7 +12,7 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
-	$(BIN)/pytest -n 2 -m "not slow and not raw" --jaxtyping-packages=primal_attention,beartype.beartype tests/functional tests/ksvd
+	$(BIN)/pytest -n 2 -m "not slow and not raw" --jaxtyping-packages=$(CHECKED) tests/functional tests/kernels tests/ksvd
 
 test-all: $(READY)
 	$(BIN)/pytest -n 2

@@ -124,10 +124,10 @@ def causal_dual_scores(
 
 def ksvd_objective(
     e: Float[Tensor, "b h n s"],
-    r: Float[Tensor, "b h n s"],
+    r: Float[Tensor, "b h m s"],
     lam: Float[Tensor, "h s"],
-    w_e: Float[Tensor, "*batch m s"],
-    w_r: Float[Tensor, "*batch m s"],
+    w_e: Float[Tensor, "*batch k s"],
+    w_r: Float[Tensor, "*batch k s"],
 ) -> Float[Tensor, "b h"]:
     """Return ``J = ½ mean‖ℓ∘e‖² + ½ mean‖ℓ∘r‖² − Tr(W_eᵀ W_r)`` with explicit diagonal matrices."""
     diagonal = torch.diag_embed(lam)  # [h s s]
