@@ -154,15 +154,15 @@ class MaclaurinFeatures(RandomFeatureMap):
                 row, column = torch.triu_indices(self.dim, self.dim, 1, device=x.device)
                 parts.append(math.sqrt(2 * a[2]) * x[..., row] * x[..., column])
             signs = self.get_buffer("signs").to(x.dtype)
-            project, start, law = x @ signs.transpose(-1, -2), 0, self.degree_law()
+            project, law = x @ signs.transpose(-1, -2), self.degree_law()
+            # one split, not many slices: its backward is one concatenation
+            factors = list(project.split([c for n, c in self.counts for _ in range(n)], dim=-1))
             for n, count in self.counts:
-                factors = project[..., start : start + n * count].unflatten(-1, (n, count))
-                product = factors[..., 0, :]
-                for i in range(1, n):
-                    product = product * factors[..., i, :]
                 share = count if self.stratified else law[n] * self._free
-                parts.append(math.sqrt(a[n] / share) * product)
-                start += n * count
+                product = factors.pop(0) * math.sqrt(a[n] / share)
+                for _ in range(1, n):
+                    product = product * factors.pop(0)
+                parts.append(product)
             return torch.cat(parts, dim=-1)
 
     def redraw_(self, generator: torch.Generator | None = None) -> None:
