@@ -1,8 +1,8 @@
 """What small models with each mechanism can learn: looking up by content, copying by position.
 
 Two blocks of width 64 with four heads and learned absolute positions. Look-up: 24 tokens carry a
-key and a value, the last token asks for a key. Copy: 25 tokens, the answer at each is the token five
-back; without relative positions no kernel attention solves it, some of it is learned.
+key and a value, the last token asks for a key. Copy: 25 tokens, the answer at each is the token
+five back; without relative positions no kernel attention solves it, some of it is learned.
 """
 
 import pytest
