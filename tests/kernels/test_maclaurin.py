@@ -172,6 +172,7 @@ def test_features_are_full_precision_under_autocast():
     assert torch.equal(got, phi.query_features(x))
 
 
+@pytest.mark.raw
 def test_options_that_make_no_sense_raise():
     with pytest.raises(ValueError, match="need 15 features, got 10"):
         MaclaurinFeatures(4, 10, exact_degree=2)

@@ -175,6 +175,7 @@ def test_tilted_features_have_less_variance_for_large_norms():
     assert mean_square(8.0) < mean_square(None) / 2
 
 
+@pytest.mark.raw
 def test_options_that_make_no_sense_raise():
     with pytest.raises(ValueError, match="'iid' or 'orthogonal', got 'sphere'"):
         PositiveFeatures(4, 8, directions="sphere")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Inexact
 from torch import Tensor
 
 __all__ = ["SERIES", "Series", "named_series"]
@@ -43,11 +43,11 @@ class Series:
     closed: Callable[[Tensor], Tensor] | None = None
     degree: int = 20
 
-    def __call__(self, s: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def __call__(self, s: Inexact[Tensor, "*shape"]) -> Inexact[Tensor, "*shape"]:
         """Return ``f(s)``."""
         return self.truncated(s, self.degree) if self.closed is None else self.closed(s)
 
-    def truncated(self, s: Float[Tensor, "*shape"], degree: int) -> Float[Tensor, "*shape"]:
+    def truncated(self, s: Inexact[Tensor, "*shape"], degree: int) -> Inexact[Tensor, "*shape"]:
         """Return ``Σ_{N ≤ degree} a_N s^N``."""
         total = torch.zeros_like(s)
         for a in reversed(self.coefficients(degree)):
