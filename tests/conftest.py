@@ -1,8 +1,14 @@
 """Shared fixtures: every test starts from the same seeds."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
+
+
+# two workers on two cores: more threads only wait for each other, in child processes too
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +19,6 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread_each() -> None:
-    # two workers on two cores: more threads only wait for each other
     torch.set_num_threads(1)
 
 

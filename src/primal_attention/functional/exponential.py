@@ -82,7 +82,8 @@ def exponential_attention(
 def _divide(sums: Tensor) -> Tensor:
     total = sums[..., -1:]
     # below the root of the smallest number the gradient of a ratio overflows
-    resolved = total > torch.finfo(total.dtype).tiny ** 0.5
+    # (not "greater than": a NaN must stay one)
+    resolved = ~(total <= torch.finfo(total.dtype).tiny ** 0.5)
     return torch.where(resolved, sums[..., :-1] / torch.where(resolved, total, 1.0), 0.0)
 
 
