@@ -247,6 +247,7 @@ def test_t15_indices_are_exact(num):
         assert many.tolist() == [got, [0] * num, [0] * num]
 
 
+@pytest.mark.raw
 def test_t15_indices_are_the_same_compiled_and_exported():
     class Sample(torch.nn.Module):
         def forward(self, x, keep):
