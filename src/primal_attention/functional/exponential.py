@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator
 
 __all__ = ["ExponentialSums", "exponential_attention"]
@@ -74,6 +75,8 @@ def exponential_attention(
         state = empty, empty.new_full((b, h), _NOTHING)
     if not is_causal:
         return _all_keys(log_q, log_k, v, state)
+    if log_q.shape[2] == 0:
+        return ExponentialSums(_divide(log_q.exp() @ state[0].to(log_q.dtype)), *state)
     if log_q.shape[2] == 1:
         return _one_key(log_q, log_k, v, state)
     return _chunks(log_q, log_k, v, state, chunk)
@@ -116,28 +119,30 @@ def _chunks(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], chunk: int
 ) -> ExponentialSums:
     n = log_q.shape[2]
-    pad = -n % chunk if n else chunk
-
-    def split(x: Tensor, value: float) -> Tensor:
-        return torch.nn.functional.pad(x, (0, 0, 0, pad), value=value).unflatten(2, (-1, chunk))
-
-    query, log_k, v = _query_features(split(log_q, 0.0)), split(log_k, _NOTHING), split(v, 0.0)
-    top = log_k.amax(-1).detach()  # [b h g i]
-    running = top.flatten(2).cummax(-1).values.unflatten(2, (-1, chunk))
-    running = torch.maximum(running, state[1][:, :, None, None])
-    key = (log_k - running[..., None]).exp()  # [b h g i p], at most one
+    running = log_k.amax(-1).detach().cummax(-1).values  # [b h n]
+    running = torch.maximum(running, state[1][:, :, None])
+    key = to_chunks((log_k - running[..., None]).exp(), chunk)  # [b h g i p], at most one
+    query, v = to_chunks(_query_features(log_q), chunk), to_chunks(v, chunk)
+    running = _chunked_levels(running, chunk)  # [b h g i]
     last = running[..., -1]  # [b h g]
 
     shrunk = key * (running - last[..., None]).exp()[..., None]
     sums = _decayed_prefix(shrunk.transpose(-1, -2) @ v, last)
     sums = sums + (state[1][:, :, None] - last).exp()[..., None, None] * state[0][:, :, None]
-    before = torch.cat([state[0][:, :, None], sums[:, :, :-1]], dim=2)
-    level = torch.cat([state[1][:, :, None], last[:, :, :-1]], dim=2)
+    groups = sums.shape[2]
+    before = torch.cat([state[0][:, :, None], sums], dim=2)[:, :, :groups]
+    level = torch.cat([state[1][:, :, None], last], dim=2)[:, :, :groups]
 
     outside = (level[..., None] - running).exp()[..., None] * (query @ before)
     inside = (_decay(running) * (query @ key.transpose(-1, -2))) @ v
-    values = _divide(outside + inside).flatten(2, 3)[:, :, :n]
+    values = from_chunks(_divide(outside + inside), n)
     return ExponentialSums(values, sums[:, :, -1], last[:, :, -1])
+
+
+def _chunked_levels(level: Float[Tensor, "b h n"], chunk: int) -> Float[Tensor, "b h g i"]:
+    """Return levels in chunks, the last one filled up with the last level."""
+    real = to_chunks(torch.ones_like(level)[..., None], chunk)[..., 0]
+    return torch.where(real > 0, to_chunks(level[..., None], chunk)[..., 0], level[..., -1:, None])
 
 
 def _decay(level: Float[Tensor, "*batch i"]) -> Float[Tensor, "*batch i i"]:
@@ -150,13 +155,11 @@ def _decayed_prefix(
 ) -> Float[Tensor, "b h g p w"]:
     """Return ``Σ_{u ≤ g} exp(level_u − level_g) x_u``: inside groups, then between groups."""
     g = x.shape[2]
-    pad = -g % _GROUP
-    level = torch.cat([level, level[..., -1:].expand(-1, -1, pad)], dim=-1)
-    level = level.unflatten(2, (-1, _GROUP))  # [b h u a]
-    flat = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, pad)).unflatten(2, (-1, _GROUP)).flatten(4)
-    inside = _decay(level) @ flat  # [b h u a pw]
+    level = _chunked_levels(level, _GROUP)  # [b h u a]
+    inside = _decay(level) @ to_chunks(x.flatten(3), _GROUP)  # [b h u a pw]
     total = _decay(level[..., -1]) @ inside[..., -1, :]  # [b h u pw]
-    carry = torch.nn.functional.pad(total, (0, 0, 1, 0))[:, :, :-1]
-    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_NOTHING)[..., :-1]
+    groups = total.shape[2]
+    carry = torch.nn.functional.pad(total, (0, 0, 1, 0))[:, :, :groups]
+    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_NOTHING)[:, :, :groups]
     outside = (start[..., None] - level).exp()[..., None] * carry[..., None, :]
-    return (inside + outside).flatten(2, 3)[:, :, :g].unflatten(-1, x.shape[-2:])
+    return from_chunks(inside + outside, g).unflatten(-1, x.shape[-2:])
