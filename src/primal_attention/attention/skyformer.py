@@ -36,6 +36,9 @@ __all__ = ["NystromDiagnostics", "SkyformerAttention", "SkyformerCore"]
 
 Landmarks = Literal["strided", "segments", "kmeans", "learned"]
 
+_SAMPLE = 4
+"""Queries, and keys, per landmark among which clusters are sought."""
+
 
 class NystromDiagnostics(NamedTuple):
     """How well the landmarks explain the tokens."""
@@ -110,10 +113,10 @@ class SkyformerCore(GaussianCore):
         )
         if self.landmarks != "kmeans":
             return z
-        both, keep = torch.cat([q, k], dim=2), None
-        if key_mask is not None and query_mask is not None:
-            keep = torch.cat([query_mask, key_mask], dim=1)
-        return kmeans_landmarks(both, z, keep)
+        # a few tokens per landmark place the means as well as all tokens would, at fixed cost
+        sample = _SAMPLE * self.num_landmarks
+        both = [strided_landmarks(q, sample, query_mask), strided_landmarks(k, sample, key_mask)]
+        return kmeans_landmarks(torch.cat(both, dim=2), z)
 
     def forward(
         self,
@@ -195,8 +198,8 @@ class SkyformerAttention(MultiHeadAttention):
         num_heads: Heads; must divide ``dim``.
         num_landmarks: How many landmarks; half of them queries.
         landmarks: ``"strided"`` (evenly spaced tokens), ``"segments"`` (means of runs of tokens,
-            for inputs whose neighbours are alike), ``"kmeans"`` (five Lloyd steps: the most
-            accurate, two to three times the cost) or ``"learned"`` (parameters; causal too).
+            for inputs whose neighbours are alike), ``"kmeans"`` (five Lloyd steps on a
+            sample of the tokens: the most accurate) or ``"learned"`` (parameters; causal too).
         ridge: ``γ``, relative to the unit diagonal of the landmarks' Gram matrix.
         inverse: ``"cholesky"``, or products only: ``"schulz"``, or ``"published"``, the paper's six
             steps, which have not converged.

@@ -70,7 +70,6 @@ def range_error(
     """Return the largest absolute error of averages of unit-variance values, in float32."""
     import torch
 
-    from primal_attention.functional import toeplitz
     from primal_attention.functional.toeplitz import Backend, toeplitz_sums
     from primal_attention.kernels import PositiveFeatures
 
@@ -98,23 +97,19 @@ def range_error(
         return float((got.double() - exact).abs().max())
 
     rows = []
-    block, toeplitz._BLOCK = toeplitz._BLOCK, 128
-    try:
-        for level in levels:
-            random = level * noise / noise.abs().max()
-            rising = level * (2 * lag / (n - 1) - 1)
-            rows.append(
-                {
-                    "R": level,
-                    "random, one transform": error(random, True, "fft"),
-                    "random, blocks": error(random, True, "split"),
-                    "rising, one transform": error(rising, True, "fft"),
-                    "rising, blocks": error(rising, True, "split"),
-                    "rising, bidirectional": error(rising, False, "fft"),
-                }
-            )
-    finally:
-        toeplitz._BLOCK = block
+    for level in levels:
+        random = level * noise / noise.abs().max()
+        rising = level * (2 * lag / (n - 1) - 1)
+        rows.append(
+            {
+                "R": level,
+                "random, one transform": error(random, True, "fft"),
+                "random, blocks": error(random, True, "split"),
+                "rising, one transform": error(rising, True, "fft"),
+                "rising, blocks": error(rising, True, "split"),
+                "rising, bidirectional": error(rising, False, "fft"),
+            }
+        )
     return rows
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import one_hot, pad, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.primal import even_indices
@@ -362,20 +362,19 @@ def segment_means(
         >>> segment_means(torch.arange(4.0).view(1, 1, 4, 1), 2).flatten()
         tensor([0.5000, 2.5000])
     """
-    b, _, n, _ = x.shape
-    real = torch.ones(b, n, dtype=torch.bool, device=x.device) if key_mask is None else key_mask
-    rank = real.cumsum(1) - 1
-    segment = rank * num // real.sum(1, keepdim=True).clamp_min(1)
-    return _group_means(x, segment.clamp(0, num - 1), real, num)
-
-
-def _group_means(x: Tensor, group: Tensor, real: Tensor, num: int) -> Tensor:
-    """Return the mean of each group; an empty one repeats the last non-empty group before it."""
-    share = real.to(x.dtype)
-    count = share.new_zeros(real.shape[0], num).scatter_add(1, group, share)
-    at = group[:, None, :, None].expand_as(x)
-    total = x.new_zeros(*x.shape[:2], num, x.shape[-1])
-    total = total.scatter_add(2, at, x * share[:, None, :, None])
+    b, h, n, d = x.shape
+    if key_mask is None:
+        segment = torch.arange(n, device=x.device) * num // max(n, 1)
+        total = x.new_zeros(b, h, num, d).index_add(2, segment, x)
+        count = x.new_zeros(1, num).index_add(1, segment, x.new_ones(1, n))
+    else:
+        rank = key_mask.cumsum(1) - 1
+        segment = rank * num // key_mask.sum(1, keepdim=True).clamp_min(1)
+        segment = segment.clamp(0, num - 1)
+        share = key_mask.to(x.dtype)
+        count = share.new_zeros(b, num).scatter_add(1, segment, share)
+        at = segment[:, None, :, None].expand_as(x)
+        total = x.new_zeros(b, h, num, d).scatter_add(2, at, x * share[:, None, :, None])
     mean = total / count.clamp_min(1)[:, None, :, None]
     order = torch.arange(num, device=x.device).expand_as(count)
     last = torch.where(count > 0, order, 0).cummax(1).values
@@ -394,18 +393,18 @@ def kmeans_landmarks(
     Gradients flow through the means, not through the assignment. A cluster that loses all its
     tokens keeps its centre.
     """
-    s = start.shape[2]
-    real = None if key_mask is None else key_mask[:, None, :, None]
-    z, share = start.detach(), torch.zeros_like(x[..., :1])
-    for _ in range(steps):
-        with torch.no_grad():
-            nearest = (x.detach() @ z.mT - _half_square(z).mT).argmax(-1)
-            share = one_hot(nearest, s).to(x.dtype)  # [b h n s]
-            if real is not None:
-                share = torch.where(real, share, 0.0)
-            count = share.sum(2)[..., None]
-            z = torch.where(count > 0, share.mT @ x.detach() / count.clamp_min(1), z)
-    return torch.where(count > 0, share.mT @ x / count.clamp_min(1), z) if steps else start
+    z, count = start.detach(), torch.zeros_like(start[..., :1])
+    ones = torch.ones_like(x[..., :1])
+    if key_mask is not None:
+        keep = key_mask[:, None, :, None]
+        x, ones = torch.where(keep, x, 0.0), torch.where(keep, ones, 0.0)
+    for step in range(steps):
+        nearest = (x.detach() @ z.mT - _half_square(z).mT).argmax(-1, keepdim=True)  # [b h n 1]
+        count = torch.zeros_like(count).scatter_add(2, nearest, ones)
+        points = x if step == steps - 1 else x.detach()
+        total = torch.zeros_like(start).scatter_add(2, nearest.expand_as(x), points)
+        z = torch.where(count > 0, total / count.clamp_min(1), z)
+    return z if steps else start
 
 
 def nystromformer_attention(

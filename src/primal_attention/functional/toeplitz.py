@@ -362,6 +362,11 @@ def windowed_sums(
     groups = (torch.sym_max(n, m) + spare + chunk - 1) // chunk
     with full_precision(q):
         c = c.to(wide)
+        if not torch.compiler.is_compiling() and groups == 1:
+            q, k, v = (t.to(wide) for t in (q, k, v))
+            lag = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
+            weights = _clipped(c, lag)
+            return _dense_sums(q, k, v, weights.tril() if is_causal else weights)
         q, k, v = (
             pad(t.to(wide), (0, 0, 0, groups * chunk - t.shape[2])).unflatten(2, (-1, chunk))
             for t in (q, k, v)
