@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-
 # two workers on two cores: more threads only wait for each other, in child processes too
 os.environ["OMP_NUM_THREADS"] = "1"
 

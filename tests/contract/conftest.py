@@ -29,6 +29,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "primal-static": ({"rank": 3, "decay": 0.9}, {"rank": 3, "regularizer": "kkt"}),
     "primal-dual": ({"rank": 3}, {"rank": 3, "regularizer": "kkt"}),
 }
+QUICK = {"linear", "primal", "softmax"}
+"""Mechanisms whose ``plain_case`` belongs to every run; the others' are slow."""
 MODES = {
     "full": {},
     "masked": {"padding": True},
@@ -117,7 +119,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if argument in metafunc.fixturenames:
             several = argument in ("mode_case", "core_case")
             ids = [f"{row}-{row.mode}" if several else str(row) for row in rows]
-            metafunc.parametrize(argument, rows, ids=ids)
+            slow = [argument == "plain_case" and row.name not in QUICK for row in rows]
+            marks = [pytest.mark.slow if late else () for late in slow]
+            values = [pytest.param(r, marks=m) for r, m in zip(rows, marks, strict=True)]
+            metafunc.parametrize(argument, values, ids=ids)
 
 
 @pytest.fixture(autouse=True)

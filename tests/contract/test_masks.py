@@ -21,7 +21,7 @@ def _modes(case):
     return [{}, {"is_causal": True}] if case.capabilities.causal else [{}]
 
 
-def test_a_padded_batch_is_a_loop_over_unpadded_sequences(padding_case, keep):
+def test_t10_a_padded_batch_is_a_loop_over_unpadded_sequences(padding_case, keep):
     layer = padding_case.build(dtype=torch.float64).eval()
     x = torch.randn(2, N, 16, dtype=torch.float64)
     for flags in _modes(padding_case):
@@ -31,7 +31,7 @@ def test_a_padded_batch_is_a_loop_over_unpadded_sequences(padding_case, keep):
         assert (y[~keep] == 0).all()
 
 
-def test_the_regularizer_of_a_padded_batch_is_that_of_unpadded_sequences(aux_case, keep):
+def test_t10_the_regularizer_of_a_padded_batch_is_that_of_unpadded_sequences(aux_case, keep):
     layer = aux_case.build(dtype=torch.float64)
     x = torch.randn(2, N, 16, dtype=torch.float64)
     for flags in _modes(aux_case):
@@ -45,7 +45,7 @@ def test_the_regularizer_of_a_padded_batch_is_that_of_unpadded_sequences(aux_cas
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -1e30])
-def test_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_case, keep, poison):
+def test_t09_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_case, keep, poison):
     layer = padding_case.build().train()
     x = torch.randn(2, N, 16)
     poisoned = x.masked_fill(~keep[:, :, None], poison)

@@ -68,7 +68,7 @@ def test_core_equals_its_dense_weights_times_values(core_case):
     torch.testing.assert_close(core_case.run(layer, arguments), y)
 
 
-def test_gradients_match_finite_differences(mode_case):
+def test_t18_gradients_match_finite_differences(mode_case):
     layer = mode_case.build(dtype=torch.float64)
     arguments = mode_case.inputs(n=5, m=4, dtype=torch.float64)
     wants_aux = layer.capabilities.aux_loss

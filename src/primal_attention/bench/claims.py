@@ -23,7 +23,7 @@ def check_claims(rows: Sequence[Measurement]) -> list[Claim]:
 
     def ratio(a: str, b: str, heads: int, n: int, field: str = "step_ms") -> float | None:
         one, other = table.get((a, heads, n)), table.get((b, heads, n))
-        if one is None or other is None:
+        if one is None or other is None or not getattr(other, field):
             return None
         return float(getattr(one, field) / getattr(other, field))
 

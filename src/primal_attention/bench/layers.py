@@ -91,10 +91,10 @@ class Sweep:
     """Directions of the primal layers."""
     batch: int = 4
     """Sequences per batch."""
-    repeats: int = 7
-    """Timed repeats; fewer where one takes long."""
-    budget: float = 60.0
-    """Seconds one measurement may take; a contestant expected to need more is left out."""
+    repeats: int = 9
+    """Timed repeats; fewer where they would take longer than a tenth of the budget."""
+    budget: float = 90.0
+    """Seconds a step may take; a contestant expected to need more is left out."""
     compiled: bool = False
     """Measure ``torch.compile(dynamic=True)`` instead of eager."""
     seed: int = 0
@@ -124,9 +124,9 @@ class Measurement:
     step_ms: float
     """Median time of one forward and backward, the KSVD term included."""
     peak_mb: float
-    """Most that tensors took at once in such a step."""
+    """Most that tensors took at once in such a step; zero where a step takes too long to repeat."""
     kept_mb: float
-    """What the forward kept for backward."""
+    """What the forward kept for backward; zero likewise."""
     repeats: int
 
 
@@ -172,10 +172,13 @@ def run_sweep(
         for n in sorted(sweep.lengths):
             progress(f"{heads} heads of {head_dim}, {n} tokens")
             x = torch.randn(sweep.batch, n, heads * head_dim, requires_grad=True)
-            present = [name for name in layers if _expected(last.get(name), n) < sweep.budget]
-            for name, times in _times(sweep, {k: layers[k] for k in present}, x).items():
+            expected = {name: _expected(last.get(name), n) for name in layers}
+            present = {k: v for k, v in layers.items() if expected[k] < sweep.budget}
+            brief = {k for k in present if expected[k] < sweep.budget / 10}
+            for name, times in _times(sweep, present, brief, x).items():
                 last[name] = (n, median(times.step))
-                peak, kept = (0, 0) if sweep.compiled else _memory(layers[name], x)
+                measures_memory = name in brief and not sweep.compiled
+                peak, kept = _memory(layers[name], x) if measures_memory else (0, 0)
                 yield Measurement(
                     name=name,
                     heads=heads,
@@ -200,16 +203,18 @@ def _expected(last: tuple[int, float] | None, n: int) -> float:
     return 0.0 if last is None else last[1] * (n / last[0]) ** 2
 
 
-def _times(sweep: Sweep, layers: dict[str, nn.Module], x: Tensor) -> dict[str, _Times]:
-    """Return interleaved timings; a contestant that has used up the budget sits out."""
+def _times(
+    sweep: Sweep, layers: dict[str, nn.Module], brief: set[str], x: Tensor
+) -> dict[str, _Times]:
+    """Return interleaved timings; one that has used up its share sits out the next rounds."""
     times = {name: _Times([], []) for name in layers}
-    for layer in layers.values():
-        _step(layer, x)
-        _infer(layer, x)
+    for name in brief:
+        _step(layers[name], x)
+        _infer(layers[name], x)
     for _ in range(sweep.repeats):
         for name, layer in layers.items():
             forward, step = times[name]
-            if sum(step) < sweep.budget / 2:
+            if sum(step) < sweep.budget / 10:
                 forward.append(_seconds(_infer, layer, x))
                 step.append(_seconds(_step, layer, x))
     return times
@@ -266,7 +271,7 @@ def summarize(rows: Sequence[Measurement]) -> list[str]:
 
 
 def _cell(value: float | None, is_time: bool, floor: float | None) -> str:
-    if value is None:
+    if not value:
         return "—"
     if not is_time or not floor:
         return f"{value:,.1f}"
