@@ -52,7 +52,7 @@ def list_attentions(pattern: str = "*", **capabilities: bool) -> list[str]:
     """Return the names that match a pattern and have the given capabilities.
 
     Example:
-        >>> list_attentions("primal*", cross=True)
+        >>> list_attentions(aux_loss=True, cross=True)
         ['primal', 'primal-dual']
     """
     return sorted(
