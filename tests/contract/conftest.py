@@ -2,9 +2,10 @@
 
 A test takes ``any_case`` (one per registered name and option set), ``causal_case``, ``cross_case``,
 ``padding_case``, ``stateful_case``, ``aux_case`` (those with the capability), ``mode_case`` (one
-per mode the mechanism can run), ``core_case`` (the same, for functions of q, k and v) or
-``plain_case`` (the default options in the commonest mode, for what takes seconds a row). A
-mechanism registered later is covered without an edit here.
+per mode the mechanism can run), ``core_case`` (the same, for functions of q, k and v) or, for what
+takes seconds a row, ``plain_case`` (the default options in the commonest mode) and ``graph_case``
+(modes with a mask, which contain those without). A mechanism registered later is covered without
+an edit here.
 """
 
 import warnings
@@ -108,6 +109,9 @@ ROWS = {
     "aux_case": _rows({"aux_loss": True}),
     "plain_case": PLAIN_ROWS,
     "mode_case": MODE_ROWS,
+    "graph_case": [
+        row for row in MODE_ROWS if "masked" in row.mode or not row.capabilities.padding
+    ],
     "core_case": [
         row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)
     ],
@@ -117,7 +121,7 @@ ROWS = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument, rows in ROWS.items():
         if argument in metafunc.fixturenames:
-            several = argument in ("mode_case", "core_case")
+            several = argument in ("mode_case", "core_case", "graph_case")
             ids = [f"{row}-{row.mode}" if several else str(row) for row in rows]
             slow = [argument == "plain_case" and row.name not in QUICK for row in rows]
             marks = [pytest.mark.slow if late else () for late in slow]

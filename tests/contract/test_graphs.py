@@ -48,8 +48,8 @@ def test_t20_one_captured_program_trains_at_every_length(plain_case):
 
 
 @pytest.mark.slow
-def test_t20_one_captured_program_trains_at_every_length_in_every_mode(mode_case):
-    _compiles(mode_case, "aot_eager")
+def test_t20_one_captured_program_trains_at_every_length_in_every_mode(graph_case):
+    _compiles(graph_case, "aot_eager")
 
 
 @pytest.mark.slow
@@ -75,8 +75,8 @@ def test_t20_exports_with_dynamic_batch_and_length(plain_case):
 
 
 @pytest.mark.slow
-def test_t20_exports_with_dynamic_batch_and_length_in_every_mode(mode_case):
-    _exports(mode_case)
+def test_t20_exports_with_dynamic_batch_and_length_in_every_mode(graph_case):
+    _exports(graph_case)
 
 
 def test_t21_checkpointing_keeps_every_gradient(mode_case):
