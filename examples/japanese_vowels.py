@@ -251,6 +251,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two epochs only")
     parser.add_argument("--out", type=Path, default=Path("outputs/japanese-vowels"))
     args = parser.parse_args()
+    torch.set_num_threads(1)  # batches this small only wait for a second thread
     settings = Settings(epochs=2) if args.quick else Settings()
     console = Console()
     train, valid, test = prepare(settings.seed)
