@@ -53,7 +53,8 @@ def test_t20_one_captured_program_trains_at_every_length_in_every_mode(graph_cas
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# the compiler warns about calls inside itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_t20_one_compiled_program_trains_at_every_length(plain_case):
     _compiles(plain_case, "inductor")
 
