@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import primal_attention as pa
-from primal_attention.bench.memory import PeakMemory
-from primal_attention.bench.output import write_atomically
+from primal_attention.analysis.memory import PeakMemory
 from primal_attention.functional import effective_rank
 from primal_attention.models import EncoderClassifier, EncoderConfig
+from primal_attention.output import write_atomically
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -16,8 +16,8 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from primal_attention.bench.output import markdown_table, to_csv, write_atomically
 from primal_attention.kernels import MaclaurinFeatures, PositiveFeatures, TrigonometricFeatures
+from primal_attention.output import markdown_table, to_csv, write_atomically
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

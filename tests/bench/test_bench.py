@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import PrimalAttention, ksvd_loss
 from primal_attention.bench.__main__ import main
 from primal_attention.bench.claims import check_claims, check_decoding
@@ -13,8 +14,7 @@ from primal_attention.bench.layers import (
     decoding_rows,
     run_sweep,
 )
-from primal_attention.bench.memory import PeakMemory, kept_for_backward
-from primal_attention.bench.output import markdown_table, to_csv, write_atomically
+from primal_attention.output import markdown_table, to_csv, write_atomically
 
 
 @pytest.mark.parametrize("rank", [3, 8])

@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
 
     from primal_attention.bench.claims import check_claims, check_decoding
     from primal_attention.bench.layers import Sweep, decoding_rows, run_sweep, summarize
-    from primal_attention.bench.output import hardware, markdown_table, to_csv, write_atomically
     from primal_attention.bench.plot import plot_sweep
+    from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
 
     torch.set_num_threads(threads)
     options["lengths"] = options.pop("n")

@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/approximation"))
     options = parser.parse_args(argv)
 
-    from primal_attention.bench.output import markdown_table, to_csv, write_atomically
+    from primal_attention.output import markdown_table, to_csv, write_atomically
 
     taus, sizes = (options.dim**-0.5, 1.0, 2.0, 4.0), (64, 128, 512)
     rows = feature_errors(taus, sizes, dim=options.dim, tokens=options.tokens, draws=options.draws)

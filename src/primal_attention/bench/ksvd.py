@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(measure(solver, int(n), options.rank)))
         return 0
 
-    from primal_attention.bench.output import (
+    from primal_attention.output import (
         hardware,
         markdown_table,
         to_csv,

@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import Attention, PrimalAttention, create_attention, ksvd_loss
 from primal_attention.attention.terms import PublishesTerms
-from primal_attention.bench.memory import PeakMemory, kept_for_backward
-from primal_attention.bench.output import markdown_table
 from primal_attention.functional import ksvd_objective, parameter_trace, reduce_objective
+from primal_attention.output import markdown_table
 
 __all__ = [
     "Measurement",

@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/nystrom_error"))
     options = parser.parse_args(argv)
 
-    from primal_attention.bench.output import markdown_table, to_csv, write_atomically
+    from primal_attention.output import markdown_table, to_csv, write_atomically
 
     tables = (
         ("inverse", "relative spectral error, 2 draws", by_inverse),

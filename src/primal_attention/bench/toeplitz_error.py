@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/toeplitz_error"))
     options = parser.parse_args(argv)
 
-    from primal_attention.bench.output import markdown_table, to_csv, write_atomically
+    from primal_attention.output import markdown_table, to_csv, write_atomically
 
     tables = (
         ("features", "‖A − Â‖₁, head width 64, 1024 keys, 20 trials", feature_error),

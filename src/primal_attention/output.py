@@ -1,4 +1,4 @@
-"""Tables and files of a benchmark run."""
+"""Tables and files that commands write."""
 
 import csv
 import io

@@ -1,0 +1,29 @@
+import re
+
+import pytest
+
+from primal_attention.analysis.report import Report, to_png
+
+
+def test_every_part_reaches_the_page_in_order_and_escaped():
+    report = Report("A < B").section("First").text("x & y").table(["name", "n"], [["<b>", 3]])
+    page = report.section("Settings").config({"lr": 0.1, "name": "ä"}).html()
+    assert "<title>A &lt; B</title>" in page
+    assert "<td>&lt;b&gt;</td><td>3</td>" in page
+    assert re.search(r"First.*x &amp; y.*Settings.*lr: 0\.1\nname: ä", page, re.DOTALL)
+
+
+def test_pictures_are_embedded_and_nothing_is_loaded_from_elsewhere(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    figure = plt.figure()
+    figure.add_subplot().plot([1, 2])
+    png = to_png(figure)
+    path = tmp_path / "deep" / "report.html"
+    Report("Picture").figure(png, 'a "line"').write(path)
+    page = path.read_text()
+    assert 'src="data:image/png;base64,' in page
+    assert 'alt="a &quot;line&quot;"' in page
+    assert "http" not in page
+    assert "<script" not in page
+    assert png.startswith(b"\x89PNG")
+    assert not plt.get_fignums()
