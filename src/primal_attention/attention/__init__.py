@@ -19,6 +19,7 @@ from primal_attention.attention.registry import (
     list_attentions,
     register_attention,
 )
+from primal_attention.attention.rotary import Rotary
 from primal_attention.attention.schoenbat import SchoenbatAttention
 from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
 from primal_attention.attention.softmax import SoftmaxAttention
@@ -45,6 +46,7 @@ __all__ = [
     "PrimalAttention",
     "PrimalRelativeAttention",
     "PublishesTerms",
+    "Rotary",
     "SchoenbatAttention",
     "SkyformerAttention",
     "SoftmaxAttention",

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from primal_attention.attention.base import Attention, Capabilities, State
+from primal_attention.attention.rotary import Rotary
 
 __all__ = ["Core", "MultiHeadAttention"]
 
@@ -109,9 +110,18 @@ class MultiHeadAttention(Attention):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
+        rotary: Rotary | None = None,
     ) -> Any:
-        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
+        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
+
+        ``rotary`` turns queries and keys by the positions of ``x``; not with a context.
+        """
         self._check(x, context, key_mask, is_causal, return_aux)
+        if rotary is not None and context is not None:
+            raise ValueError(
+                "rotary= with a context has no meaning: the two sequences share no positions. "
+                "Leave one of them out."
+            )
         memory = x if context is None else context
         if key_mask is not None:
             # where, not multiply: a NaN in a padded slot must not survive
@@ -120,8 +130,11 @@ class MultiHeadAttention(Attention):
         if key_mask is not None and self.core.ordered:
             order = real_first(key_mask)
             memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
+            rotary = None if rotary is None else rotary.take(order)
         q = self._split(self.q_proj(memory if context is None else x))
         k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        if rotary is not None:
+            q, k = rotary.turn(q), rotary.turn(k)
         also = {}
         if keep is not None and self.core.takes_query_mask:
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -149,14 +162,17 @@ class MultiHeadAttention(Attention):
         state: State,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
-        """Decode the next tokens; see :meth:`Attention.step`."""
+        """Decode the next tokens; see :meth:`Attention.step` and :meth:`forward`."""
         if not self.capabilities.stateful:
             return super().step(x, state, key_mask=key_mask)
         self._check(x, key_mask=key_mask)
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        if rotary is not None:
+            q, k = rotary.turn(q), rotary.turn(k)
         y, state = self.core.step(q, k, v, state, key_mask=key_mask)
         y = self.dropout(self.out_proj(self._merge(y)))
         if key_mask is not None:

@@ -34,6 +34,7 @@ from primal_attention.attention.published import (
     translate_state_dict,
 )
 from primal_attention.attention.registry import register_attention
+from primal_attention.attention.rotary import Rotary
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional import (
     Projection,
@@ -369,22 +370,25 @@ class PrimalAttention(Attention, PublishesTerms):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
+        rotary: Rotary | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
         In training the regulariser is published for ``ksvd_loss``, or returned with
         ``return_aux=True``. With a context both scores of ``x`` use weights made of the context
-        alone.
+        alone. ``rotary`` turns queries and keys by the positions of ``x``: for ``dual`` weights,
+        the only ones that compare tokens with each other.
         """
         self._check(x, context, key_mask, is_causal, return_aux)
+        self._check_rotary(rotary, context)
         self._check_mixing(is_causal)
         wants_term = self.regularizer is not None and (return_aux or self.training)
         aware = key_mask if self.conventions.mask == "aware" else None
         x, context = _clean(x, context, aware)
         if is_causal:
-            y, term, _ = self._causal(x, key_mask, None, wants_term)
+            y, term, _ = self._causal(x, key_mask, None, wants_term, rotary)
         else:
-            y, term = self._bidirectional(x, context, key_mask, wants_term)
+            y, term = self._bidirectional(x, context, key_mask, wants_term, rotary)
         y = self.dropout(y)
         if aware is not None and context is None:
             y = torch.where(aware[:, :, None], y, 0.0)
@@ -405,11 +409,32 @@ class PrimalAttention(Attention, PublishesTerms):
                     stacklevel=3,
                 )
 
+    def _check_rotary(self, rotary: Rotary | None, context: Tensor | None) -> None:
+        if rotary is None:
+            return
+        if self.weights != "dual":
+            raise ValueError(
+                f"rotary= needs weights='dual', got weights={self.weights!r}, which never compares "
+                "two tokens; positions enter through its codes or its prefix mean."
+            )
+        if context is not None:
+            raise ValueError(
+                "rotary= with a context has no meaning: the two sequences share no positions. "
+                "Leave one of them out."
+            )
+
     def _bidirectional(
-        self, x: Tensor, context: Tensor | None, key_mask: Tensor | None, wants_term: bool
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        wants_term: bool,
+        rotary: Rotary | None,
     ) -> tuple[Tensor, Any]:
         aware = key_mask if self.conventions.mask == "aware" else None
         q, k = self._split(self.q_proj(x)), self._split(self.k_proj(x))
+        if rotary is not None:
+            q, k = rotary.turn(q), rotary.turn(k)
         memory, mq, mk = x, q, k
         if context is not None:
             memory = context
@@ -464,7 +489,12 @@ class PrimalAttention(Attention, PublishesTerms):
         return (scale * torch.cos(math.pi * order * at[..., None])).to(self.w_e.dtype)
 
     def _causal(
-        self, x: Tensor, key_mask: Tensor | None, state: State | None, wants_term: bool
+        self,
+        x: Tensor,
+        key_mask: Tensor | None,
+        state: State | None,
+        wants_term: bool,
+        rotary: Rotary | None,
     ) -> tuple[Tensor, Any, State]:
         b, n, _ = x.shape
         q, k = self.q_proj(x), self.k_proj(x)
@@ -479,6 +509,8 @@ class PrimalAttention(Attention, PublishesTerms):
             after = tuple(t[:, -1] for t in sums) if n else start.tensors
         else:
             q, k = self._split(q), self._split(k)
+            if rotary is not None:
+                q, k = rotary.turn(q), rotary.turn(k)
             real = torch.ones(b, n, dtype=torch.long, device=x.device)
             position = start.seen[:, None] + (real if key_mask is None else key_mask).cumsum(1)
             scores, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
@@ -760,12 +792,14 @@ class PrimalAttention(Attention, PublishesTerms):
         state: State,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
+        rotary: Rotary | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
         self._check(x, key_mask=key_mask, is_causal=True)
+        self._check_rotary(rotary, None)
         self._check_mixing(is_causal=True)
         x, _ = _clean(x, None, key_mask)
-        y, _, after = self._causal(x, key_mask, state, wants_term=False)
+        y, _, after = self._causal(x, key_mask, state, False, rotary)
         y = self.dropout(y)
         return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
 
