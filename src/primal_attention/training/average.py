@@ -1,0 +1,52 @@
+"""An exponential moving average of the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["WeightAverage", "weights_of"]
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all parameters and saved buffers by name."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+class WeightAverage:
+    """The average ``a ← a + (1 − decay) (w − a)`` of floating-point weights; others are copied.
+
+    The decay starts small, ``(1 + t) / (10 + t)`` at update ``t``, so that the initial weights are
+    forgotten at once.
+
+    Args:
+        model: The model to follow.
+        decay: Share of the old average that an update keeps.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.updates = 0
+        self.weights = weights_of(model)
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Move the average towards the model's present weights."""
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        for name, now in model.state_dict().items():
+            if now.is_floating_point():
+                self.weights[name].lerp_(now, 1 - decay)
+            else:
+                self.weights[name].copy_(now)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Give the model the averaged weights inside the context."""
+        own = weights_of(model)
+        model.load_state_dict(self.weights)
+        try:
+            yield
+        finally:
+            model.load_state_dict(own)

@@ -1,0 +1,143 @@
+"""Items, batches and their order."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+__all__ = ["IGNORED", "Columns", "pad_collate"]
+
+IGNORED = -100
+"""The label of a token that counts neither in the loss nor in the accuracy."""
+
+Item = Mapping[str, Tensor]
+
+
+class Columns(Dataset[dict[str, Tensor]]):
+    """A data set of named columns, one entry a sequence: tensors, or lists of unequal tensors.
+
+    Args:
+        columns: Keyword inputs of the model, and ``labels``.
+
+    Example:
+        >>> data = Columns(x=[torch.zeros(5, 2), torch.zeros(3, 2)], labels=torch.tensor([0, 1]))
+        >>> data[1]["x"].shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(self, **columns: Tensor | Sequence[Tensor]) -> None:
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"All columns must have the same number of entries, got {lengths}.")
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def pad_collate(items: Sequence[Item]) -> dict[str, Tensor]:
+    """Return one tensor per key; unequal lengths are padded at the end and told by a mask.
+
+    The lengths of ``x`` go to ``key_mask``, those of another ``name`` to ``name_mask``, unless the
+    items bring that mask. Labels are padded with ``-100``, which no loss counts.
+
+    Example:
+        >>> batch = pad_collate([{"x": torch.ones(2, 1)}, {"x": torch.ones(3, 1)}])
+        >>> batch["key_mask"]
+        tensor([[ True,  True, False],
+                [ True,  True,  True]])
+    """
+    batch: dict[str, Tensor] = {}
+    for name in items[0]:
+        columns = [item[name] for item in items]
+        if len({c.shape for c in columns}) == 1:
+            batch[name] = torch.stack(columns)
+            continue
+        batch[name] = _pad(columns, IGNORED if name == "labels" else 0)
+        mask = "key_mask" if name == "x" else f"{name}_mask"
+        if name != "labels" and not name.endswith("mask") and mask not in items[0]:
+            lengths = torch.tensor([len(c) for c in columns])
+            batch[mask] = torch.arange(int(lengths.max())) < lengths[:, None]
+    return batch
+
+
+def _pad(rows: Sequence[Tensor], value: float) -> Tensor:
+    """Return rows of unequal length as one tensor."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+
+
+class Part(NamedTuple):
+    """What one process runs at once."""
+
+    indices: list[int]
+    weight: float
+    """Its share of the batch; zero for a stand-in where a process has nothing left to do."""
+
+
+class Order(NamedTuple):
+    """Which items come in which step: every pass over the data in a new order, all of it.
+
+    A step's items depend on the seed and the step alone. The sampler's position is therefore the
+    number of the step, and a batch is the same whoever computes it, in however many parts.
+    """
+
+    num_items: int
+    batch_size: int
+    seed: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def pass_steps(self) -> int:
+        """Steps in one pass over the data; the last of them may be smaller."""
+        return -(-self.num_items // self.batch_size)
+
+    def batch(self, step: int) -> list[int]:
+        """Return the items of a step."""
+        number, position = divmod(step, self.pass_steps)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = torch.randperm(self.num_items, generator=generator)
+        return order[position * self.batch_size :][: self.batch_size].tolist()
+
+    def parts(self, step: int) -> list[Part]:
+        """Return what this process does in a step, ``accumulate`` parts of nearly equal size."""
+        batch = self.batch(step)
+        count = self.world_size * self.accumulate
+        first = self.rank * self.accumulate
+        cuts = [i * len(batch) // count for i in range(first, first + self.accumulate + 1)]
+        return [
+            # every process must take part in every exchange of gradients: weight zero, not nothing
+            Part(batch[a:b] or batch[:1], (b - a) / len(batch))
+            for a, b in pairwise(cuts)
+        ]
+
+
+class PartSampler(torch.utils.data.Sampler[list[int]]):
+    """The items of every part of the steps ``start`` to ``stop``, for a ``DataLoader``."""
+
+    def __init__(self, order: Order, start: int, stop: int) -> None:
+        self.order, self.start, self.stop = order, start, stop
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.order.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.start, self.stop):
+            yield from (part.indices for part in self.order.parts(step))
+
+
+def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the keyword inputs of the model, and the labels."""
+    if "labels" not in batch:
+        raise ValueError(
+            f"A batch needs the key 'labels' besides the model's inputs, got {sorted(batch)}; "
+            "return it from the data set or from collate."
+        )
+    return {k: v for k, v in batch.items() if k != "labels"}, batch["labels"]

@@ -1,0 +1,428 @@
+"""The training loop.
+
+    loss = objective(output, labels) + eta * ksvd_loss(model)
+
+A step's items follow from the seed and the step's number, its learning rate from the share of the
+training that is done. So a run is the same on one process or on several, in one part or in many,
+and after a restart.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from primal_attention.attention import ksvd_loss
+from primal_attention.training import evaluation
+from primal_attention.training.average import WeightAverage, weights_of
+from primal_attention.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint
+from primal_attention.training.config import TrainingConfig
+from primal_attention.training.data import Order, PartSampler, pad_collate, split_labels
+from primal_attention.training.evaluation import Collate, Objective, cross_entropy
+from primal_attention.training.history import Ending, EpochRecord, History
+from primal_attention.training.logs import Logs
+from primal_attention.training.optimization import create_optimizer, set_progress
+from primal_attention.training.randomness import (
+    deterministic_algorithms,
+    isolated,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
+
+__all__ = ["NonFiniteLossError", "fit"]
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss or its gradient became infinite or NaN; the weights are those before that step."""
+
+    def __init__(self, message: str, indices: list[int], checkpoint: Path | None) -> None:
+        super().__init__(message)
+        self.indices = indices
+        """Items of the data set that were in the batch."""
+        self.checkpoint = checkpoint
+        """The last good checkpoint, if there is one."""
+
+
+def fit(
+    model: nn.Module,
+    train: Dataset[Any],
+    *,
+    config: TrainingConfig | None = None,
+    valid: Dataset[Any] | None = None,
+    objective: Objective = cross_entropy,
+    collate: Collate | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    on_epoch: Callable[[nn.Module, EpochRecord], None] | None = None,
+) -> History:
+    """Train a model in place; it ends in eval mode with the weights of the best epoch.
+
+    The best epoch is the best on ``valid``, or the last without it. Random streams of the caller
+    are left as they were.
+
+    Args:
+        model: Called with the keyword inputs of a batch; its output has ``logits``, or suits the
+            objective.
+        train: Map-style data set whose items are dictionaries of tensors: keyword inputs of the
+            model, and ``labels``.
+        config: How to train.
+        valid: Data to choose the epoch by.
+        objective: From output and labels to the mean loss of a batch; the KSVD term is added.
+        collate: From a list of items to a batch; by default :func:`pad_collate`.
+        out: Folder for checkpoints, logs and the final model.
+        resume: Continue the run in ``out``, if there is one, to the weights of a run without a
+            break.
+        evaluate: Called after every epoch, in every process, with the weights that would be kept;
+            its numbers go into the record and never choose the epoch.
+        on_epoch: Called after every epoch in the main process.
+
+    Raises:
+        NonFiniteLossError: If the loss or the gradient is no longer finite.
+
+    Example:
+        >>> from primal_attention.models import EncoderClassifier, EncoderConfig
+        >>> from primal_attention.training import Columns, TrainingConfig, fit
+        >>> model = EncoderClassifier(EncoderConfig(num_classes=2, num_features=3, dim=16))
+        >>> data = Columns(x=torch.randn(8, 5, 3), labels=torch.arange(8) % 2)
+        >>> fit(model, data, config=TrainingConfig(epochs=2), valid=data).ended
+        'epochs'
+    """
+    config = config or TrainingConfig()
+    with isolated(), deterministic_algorithms(config.deterministic):
+        run = _Run(model, train, config, valid, objective, collate or pad_collate, out)
+        run.start(resume)
+        try:
+            return run.train(evaluate, on_epoch)
+        finally:
+            run.logs.close()
+
+
+@dataclass
+class _Sums:
+    """What the steps of the running epoch add up to."""
+
+    count: int = 0
+    loss: float = 0.0
+    ksvd: float = 0.0
+    lr: float = 0.0
+
+
+class _Run:
+    """One run: the pieces that change, and the few methods that change them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Dataset[Any],
+        config: TrainingConfig,
+        valid: Dataset[Any] | None,
+        objective: Objective,
+        collate: Collate,
+        out: str | Path | None,
+    ) -> None:
+        self.accelerator = _accelerator()
+        self.config, self.model, self.data, self.valid = config, model, train, valid
+        self.objective, self.collate = objective, collate
+        self.out = None if out is None else Path(out)
+        size = evaluation.num_items(train)
+        if size == 0:
+            raise ValueError("There is nothing to train on: the data set is empty.")
+        self.order = Order(
+            size,
+            config.batch_size,
+            config.seed,
+            config.accumulate,
+            self.accelerator.process_index,
+            self.accelerator.num_processes,
+        )
+        self.epoch_steps = config.epoch_steps or self.order.pass_steps
+        self.has_term = any(
+            getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
+        )
+        model.to(self.accelerator.device)
+        seed_everything(config.seed + self.accelerator.process_index)
+        self.optimizer = create_optimizer(model, config)
+        self.average = None if config.ema is None else WeightAverage(model, config.ema)
+        self.forward: Any = self.accelerator.prepare_model(model)
+        if config.compile:
+            self.forward = torch.compile(self.forward)
+        self.step, self.seconds, self.sums = 0, 0.0, _Sums()
+        self.history = History()
+        self.best: dict[str, Tensor] | None = None
+        self.logs = Logs(
+            self.out if self.accelerator.is_main_process else None,
+            config,
+            config.epochs * self.epoch_steps,
+            visible=self.accelerator.is_main_process,
+        )
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder of the checkpoints."""
+        return None if self.out is None else self.out / "checkpoints"
+
+    def start(self, resume: bool) -> None:
+        """Restore the run in the output folder, or make sure that there is none."""
+        found = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
+        if resume and self.checkpoints is None:
+            raise ValueError("resume=True needs out, the folder of the run to continue.")
+        if found is not None and not resume:
+            raise ValueError(
+                f"{self.out} already holds a run ({found.name}); continue it with resume=True, or "
+                "choose another folder."
+            )
+        if found is not None:
+            self._restore(Checkpoint.load(found), found)
+        self.logs.start(self.history, self.step)
+
+    def train(
+        self,
+        evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
+        on_epoch: Callable[[nn.Module, EpochRecord], None] | None,
+    ) -> History:
+        """Run the epochs that are left and return the history."""
+        while self.history.ended == "running":
+            self._epoch()
+            record = self._finish_epoch(evaluate)
+            self.logs.epoch(self.history)
+            self._save()
+            if on_epoch is not None and self.accelerator.is_main_process:
+                on_epoch(self.model, record)
+        if self.best is not None:
+            self.model.load_state_dict(self.best)
+        self.model.eval()
+        return self.history
+
+    def _epoch(self) -> None:
+        stop = (len(self.history.records) + 1) * self.epoch_steps
+        loader = DataLoader(
+            self.data,
+            batch_sampler=PartSampler(self.order, self.step, stop),
+            collate_fn=self.collate,
+            num_workers=self.config.workers,
+            pin_memory=self.accelerator.device.type == "cuda",
+            generator=torch.Generator().manual_seed(self.config.seed + self.step),
+        )
+        batches = iter(loader)
+        self.model.train()
+        while self.step < stop and not self._is_late():
+            self._step([next(batches) for _ in range(self.config.accumulate)])
+            if self.config.save_steps and self.step % self.config.save_steps == 0:
+                self._save()
+
+    def _step(self, batches: list[Mapping[str, Any]]) -> None:
+        """Take one optimiser step over this process's parts of a batch."""
+        started = _clock(self.accelerator.device)
+        lr = set_progress(self.optimizer, self.config, self._progress())
+        parts = self.order.parts(self.step)
+        size = len(self.order.batch(self.step))
+        total = torch.zeros(2, device=self.accelerator.device)
+        for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+            is_last = i == len(parts) - 1
+            with nullcontext() if is_last else self.accelerator.no_sync(self.forward):
+                task, term = self._loss(batch)
+                # data parallel averages gradients over processes: weights are shares of one of them
+                weight = part.weight * self.order.world_size
+                self.accelerator.backward(weight * (task + self.config.eta * term))
+            total += part.weight * torch.stack([task.detach(), term.detach()]).float()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
+        loss, ksvd = self.accelerator.reduce(total, "sum").tolist()
+        if not math.isfinite(loss + ksvd) or not torch.isfinite(norm):
+            self._stop_for_good(loss, ksvd, float(norm))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.average is not None:
+            self.average.update(self.model)
+        sums = self.sums
+        self.sums = _Sums(sums.count + size, sums.loss + size * loss, sums.ksvd + size * ksvd, lr)
+        self.step += 1
+        self.seconds += _clock(self.accelerator.device) - started
+        self.logs.step(self.step, loss)
+
+    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return the task loss and the KSVD term of one part."""
+        device = self.accelerator.device
+        inputs, labels = split_labels(evaluation.to_device(batch, device))
+        with evaluation.autocast(device, self.config.precision):
+            task = self.objective(self.forward(**inputs), labels)
+        return task, ksvd_loss(self.model) if self.has_term else task.new_zeros(())
+
+    def _stop_for_good(self, loss: float, ksvd: float, norm: float) -> None:
+        indices = self.order.batch(self.step)
+        good = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
+        raise NonFiniteLossError(
+            f"Step {self.step + 1} is not finite: loss {loss}, KSVD term {ksvd}, norm of the "
+            f"gradient {norm}. Its batch holds the items {indices} of the training data. Last good "
+            f"checkpoint: {good or 'none'}. Look for broken items, lower lr or eta.",
+            indices,
+            good,
+        )
+
+    def _progress(self) -> float:
+        """Return how much of the training is done, by steps or by time."""
+        # the middle of the step, so that neither the first nor the last has a rate of zero
+        done = (self.step + 0.5) / (self.config.epochs * self.epoch_steps)
+        return done if self.config.max_seconds is None else max(done, self._time_share())
+
+    def _is_late(self) -> bool:
+        return self.config.max_seconds is not None and self._time_share() >= 1
+
+    def _time_share(self) -> float:
+        """Return the share of the time that is used up, the same in every process."""
+        share = torch.tensor(self.seconds / (self.config.max_seconds or math.inf))
+        if self.order.world_size > 1:
+            share = share.to(self.accelerator.device)
+            torch.distributed.broadcast(share, 0)
+        return float(share)
+
+    def _finish_epoch(
+        self, evaluate: Callable[[nn.Module], Mapping[str, float]] | None
+    ) -> EpochRecord:
+        """Measure the epoch, keep its weights if it is the best, decide whether it is the last."""
+        sums, self.sums = self.sums, _Sums()
+        count = max(sums.count, 1)
+        record = EpochRecord(
+            epoch=len(self.history.records) + 1,
+            step=self.step,
+            loss=sums.loss / count,
+            ksvd=sums.ksvd / count if self.has_term else None,
+            lr=sums.lr,
+            seconds=self.seconds,
+        )
+        with nullcontext() if self.average is None else self.average.applied(self.model):
+            if self.valid is not None:
+                found = evaluation.evaluate(
+                    self.model,
+                    self.valid,
+                    batch_size=self.config.batch_size,
+                    objective=self.objective,
+                    collate=self.collate,
+                    precision=self.config.precision,
+                    keep_outputs=False,
+                )
+                record = replace(record, valid_loss=found.loss, valid_accuracy=found.accuracy)
+            if evaluate is not None:
+                with evaluation.eval_mode(self.model), torch.no_grad():
+                    record = replace(record, metrics=dict(evaluate(self.model)))
+            best_epoch = self.history.best_epoch
+            if best_epoch is None or self._is_better(record, self.history.best):
+                best_epoch, self.best = record.epoch, weights_of(self.model)
+        self.history = History((*self.history.records, record), best_epoch, "running")
+        self.history = replace(self.history, ended=self._ending())
+        return record
+
+    def _is_better(self, new: EpochRecord, old: EpochRecord) -> bool:
+        if new.valid_loss is None or old.valid_loss is None:
+            return True
+        if self.config.monitor == "accuracy" and new.valid_accuracy != old.valid_accuracy:
+            return (new.valid_accuracy or 0.0) > (old.valid_accuracy or 0.0)
+        return new.valid_loss < old.valid_loss
+
+    def _ending(self) -> Ending:
+        done, best = len(self.history.records), self.history.best_epoch or 0
+        if self._is_late():
+            return "seconds"
+        if done >= self.config.epochs:
+            return "epochs"
+        if self.config.patience is not None and done - best >= self.config.patience:
+            return "patience"
+        return "running"
+
+    def _save(self) -> None:
+        """Write a checkpoint; every process adds its random state, the main one writes."""
+        if self.checkpoints is None:
+            return
+        states = [random_state()]
+        if self.order.world_size > 1:
+            states = states * self.order.world_size
+            torch.distributed.all_gather_object(states, random_state())
+        if self.accelerator.is_main_process:
+            average = self.average
+            values = {
+                "config": asdict(self.config),
+                "items": self.order.num_items,
+                "history": self.history.to_dict(),
+                "seconds": self.seconds,
+                "sums": asdict(self.sums),
+                "updates": 0 if average is None else average.updates,
+            }
+            Checkpoint(
+                self.step,
+                values,
+                self.model.state_dict(),
+                self.optimizer.state_dict(),
+                states,
+                None if average is None else average.weights,
+                self.best,
+            ).save(self.checkpoints)
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self, saved: Checkpoint, path: Path) -> None:
+        """Return to the moment of a checkpoint."""
+        self._check_same_run(saved, path)
+        values = saved.values
+        self.model.load_state_dict(saved.model)
+        self.optimizer.load_state_dict(saved.optimizer)
+        if self.average is not None and saved.average is not None:
+            self.average.weights = saved.average
+            self.average.updates = values["updates"]
+        self.step, self.seconds, self.best = saved.step, values["seconds"], saved.best
+        self.sums, self.history = _Sums(**values["sums"]), History.from_dict(values["history"])
+        restore_random_state(saved.random[self.order.rank])
+
+    def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
+        """Raise if the checkpoint belongs to another model, configuration or data set."""
+        free = {"workers", "save_steps"}
+        was, now = saved.values["config"], asdict(self.config)
+        changed = [
+            f"{k} was {was.get(k)!r} and is {v!r}"
+            for k, v in now.items()
+            if k not in free and was.get(k) != v
+        ]
+        if saved.values["items"] != self.order.num_items:
+            changed.append(
+                f"the data had {saved.values['items']} items and have {self.order.num_items}"
+            )
+        if len(saved.random) != self.order.world_size:
+            changed.append(
+                f"it ran on {len(saved.random)} processes and now on {self.order.world_size}"
+            )
+        shapes = {k: tuple(v.shape) for k, v in self.model.state_dict().items()}
+        if shapes != {k: tuple(v.shape) for k, v in saved.model.items()}:
+            changed.append("the model has other weights")
+        if changed:
+            raise CheckpointError(
+                f"{path} belongs to another run: {'; '.join(changed)}. Resume with what it was "
+                "started with, or choose another folder."
+            )
+
+
+def _accelerator() -> Any:
+    try:
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedType
+    except ImportError as error:
+        raise ImportError(
+            "Training needs accelerate: pip install 'primal-attention[train]'."
+        ) from error
+    accelerator = Accelerator(mixed_precision="no")
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise ValueError(
+            f"fit trains data parallel, got an accelerate configuration for "
+            f"{accelerator.distributed_type.value}; launch with torchrun or a plain configuration."
+        )
+    return accelerator
+
+
+def _clock(device: torch.device) -> float:
+    """Return seconds: of the processor where it computes, else of the clock on the wall."""
+    return time.process_time() if device.type == "cpu" else time.perf_counter()

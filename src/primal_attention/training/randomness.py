@@ -1,0 +1,78 @@
+"""Seeds, and the state of every generator a run may draw from."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["deterministic_algorithms", "isolated", "seed_everything"]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch on every device, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+def random_state() -> dict[str, Tensor]:
+    """Return the state of the generators of torch, numpy and Python as tensors."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, words, next_gauss = random.getstate()
+    if name != "MT19937" or version != 3:
+        raise RuntimeError(f"Unknown random generators: numpy {name}, Python version {version}.")
+    state = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.tensor(np.concatenate([keys, [position, has_gauss]]).astype(np.int64)),
+        "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
+        "python": torch.tensor(words),
+        "python_gauss": torch.tensor([] if next_gauss is None else [next_gauss]).double(),
+    }
+    if torch.cuda.is_available():
+        state |= {f"cuda{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return state
+
+
+def restore_random_state(state: dict[str, Tensor]) -> None:
+    """Return the generators to what :func:`random_state` saw."""
+    torch.set_rng_state(state["torch"])
+    *keys, position, has_gauss = state["numpy"].tolist()
+    gauss = state["numpy_gauss"].item()
+    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
+    words: Any = tuple(state["python"].tolist())
+    random.setstate((3, words, next(iter(state["python_gauss"].tolist()), None)))
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            torch.cuda.set_rng_state(state[f"cuda{i}"], i)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Leave the caller's random streams as they were, whatever happens inside."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(before)
+
+
+@contextmanager
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Allow deterministic algorithms only, inside the context."""
+    if not enabled:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
