@@ -28,7 +28,7 @@ except ImportError as error:
 __all__ = ["StateLayer", "cache_numel", "state_layer"]
 
 
-class StateLayer(CacheLayerMixin):  # type: ignore[misc]
+class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a transformers cache that holds a :class:`State` instead of keys and values."""
 
     is_sliding = False
@@ -36,7 +36,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[misc]
     supports_early_init = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
         self._state: State | None = None
 
@@ -155,7 +155,7 @@ def state_layer(cache: Any, layer_idx: int) -> StateLayer:
             f"The cache has {len(cache.layers)} layers, so none with index {layer_idx}; make it "
             "from this model's config."
         )
-    layer = cache.layers[layer_idx]
+    layer: Any = cache.layers[layer_idx]
     if isinstance(layer, StateLayer):
         return layer
     if int(layer.get_seq_length()):

@@ -1,0 +1,241 @@
+"""Attention by name in transformers: ``model.set_attn_implementation("primal:skyformer")``.
+
+Mechanisms that are functions of queries, keys and values need no surgery: transformers lets a model
+pick such a function, and the mask that goes with it, by name. What has weights of its own (primal
+layers, learned landmarks, learned positions) cannot be switched on by a name, because nobody would
+train, save or load those weights; :func:`primal_attention.surgery.convert` is for them.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from primal_attention.attention import Core, MultiHeadAttention, create_attention, list_attentions
+from primal_attention.attention.multihead import real_first
+
+__all__ = ["attend", "register_implementation", "register_implementations"]
+
+PREFIX = "primal:"
+_SEED = 0
+"""Where random features are drawn from; the name of an implementation then means one function."""
+_OPTIONS: dict[str, dict[str, Any]] = {
+    # the convolution of the values is learned; without it the mechanism is a function
+    "nystromformer": {"kernel_size": None},
+}
+
+
+def register_implementations() -> list[str]:
+    """Register every mechanism that is a function of (q, k, v), and return the names.
+
+    Example:
+        >>> register_implementations()
+        ['primal:cosformer', 'primal:favor', 'primal:flow', 'primal:gaussian', 'primal:linear',
+         'primal:nystromformer', 'primal:skyformer', 'primal:softmax']
+    """
+    names = []
+    for name in list_attentions():
+        core = _core(name, 1, 4, **_OPTIONS.get(name, {}))
+        if core is not None and not any(True for _ in core.parameters()):
+            names.append(register_implementation(name))
+    return names
+
+
+def register_implementation(name: str, *, alias: str | None = None, **options: Any) -> str:
+    """Make a mechanism known to transformers, and return the name to switch to.
+
+    Dropout of attention weights, which linear mechanisms never form, becomes dropout of the heads'
+    outputs. Random features (``favor``) are drawn from a fixed seed.
+
+    Args:
+        name: A mechanism of the registry without weights of its own.
+        alias: The name to register, ``"primal:<name>"`` unless given; ``"primal:"`` is put in front
+            if it is missing.
+        options: Of the mechanism's constructor, such as ``num_landmarks=64``.
+
+    Example:
+        >>> register_implementation("skyformer", alias="skyformer-64", num_landmarks=64)
+        'primal:skyformer-64'
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError(
+            "Attention by name needs transformers; install primal-attention[hf]."
+        ) from error
+
+    options = {**_OPTIONS.get(name, {}), **options}
+    core = _core(name, 1, 4, **options)
+    if core is None:
+        raise ValueError(
+            f"{name!r} is not a function of queries, keys and values; replace the attention "
+            "modules with primal_attention.surgery.convert."
+        )
+    own = [n for n, _ in core.named_parameters()]
+    if own:
+        raise ValueError(
+            f"{name!r} has weights of its own ({', '.join(own)}), which nothing would train or "
+            "save; replace the attention modules with primal_attention.surgery.convert."
+        )
+    alias = PREFIX + (alias or name).removeprefix(PREFIX)
+    AttentionInterface.register(alias, _implementation(name, alias, options))
+    AttentionMaskInterface.register(alias, functools.partial(_keep_mask, alias))
+    return alias
+
+
+def attend(
+    core: Core,
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "b h n v"]:
+    """Return what a core makes of queries, keys and values with padding anywhere.
+
+    The multi-head shell without its projections: padded slots are emptied, cores that count
+    positions see real tokens first, and a causal core may be asked about the last ``n`` of ``m``
+    slots, as when decoding with a cache of keys.
+
+    Args:
+        core: The mechanism.
+        q: Queries, of the last ``n`` slots if causal.
+        k: Keys.
+        v: Values.
+        key_mask: ``True`` where a key is real.
+        is_causal: Let no output depend on a later slot.
+
+    Example:
+        >>> core = create_attention("linear", 8, 2).core
+        >>> q = torch.randn(1, 2, 5, 4)
+        >>> whole = attend(core, q, q, q, is_causal=True)
+        >>> last = attend(core, q[:, :, 4:], q, q, is_causal=True)
+        >>> torch.testing.assert_close(last, whole[:, :, 4:])
+    """
+    n, m = q.shape[2], k.shape[2]
+    same = n == m
+    if is_causal and not same:
+        if core.takes_query_mask:
+            raise ValueError(
+                f"In {type(core).__name__} queries influence each other, so the last {n} of {m} "
+                "tokens cannot be decoded from keys and values alone; pass use_cache=False, or "
+                "convert the model, which decodes with a state."
+            )
+        # earlier queries are gone, and no row needs them
+        q, same = torch.cat([q.new_zeros(*q.shape[:2], m - n, q.shape[3]), q], dim=2), True
+    order = None
+    if key_mask is not None:
+        # where, not multiply: a NaN in a padded slot must not survive
+        keep = key_mask[:, None, :, None]
+        k, v = torch.where(keep, k, 0.0), torch.where(keep, v, 0.0)
+        q = torch.where(keep, q, 0.0) if same else q
+        if core.ordered:
+            order = real_first(key_mask)
+            key_mask = key_mask.gather(1, order)
+            k, v = _take(k, order), _take(v, order)
+            q = _take(q, order) if same else q
+    also: dict[str, Any] = {}
+    if key_mask is not None and core.takes_query_mask:
+        real = torch.ones(q.shape[0], n, dtype=torch.bool, device=q.device)
+        also = {"query_mask": key_mask if same else real}
+    y = core(q, k, v, key_mask=key_mask, is_causal=is_causal, **also)
+    if order is not None and same:
+        y = _take(y, order.argsort(1))
+    return y[:, :, y.shape[2] - n :]
+
+
+def _take(x: Tensor, slots: Tensor) -> Tensor:
+    return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _core(name: str, num_heads: int, head_dim: int, **options: Any) -> Core | None:
+    """Return the core of a mechanism, or ``None`` if it is a layer of its own."""
+    layer = create_attention(name, num_heads * head_dim, num_heads, **options)
+    return layer.core if isinstance(layer, MultiHeadAttention) else None
+
+
+def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function that transformers calls in place of its own attention."""
+
+    @functools.cache
+    def build(num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Core:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            core = _core(name, num_heads, head_dim, device=device, dtype=dtype, **options)
+        if core is None:
+            raise RuntimeError(f"{name!r} lost its core")  # checked when it was registered
+        return core.eval()
+
+    def implementation(
+        module: nn.Module,
+        query: Float[Tensor, "b h n d"],
+        key: Float[Tensor, "b g m d"],
+        value: Float[Tensor, "b g m d"],
+        attention_mask: Bool[Tensor, "b m"] | None,
+        *,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, "b n h d"], None]:
+        for word in ("position_bias", "sliding_window", "softcap", "s_aux"):
+            if kwargs.get(word) is not None:
+                raise ValueError(f"{alias} cannot honour {word}; use 'sdpa' or 'eager' here.")
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"{alias} takes a mask [batch, keys] with True for real tokens, got shape "
+                f"{tuple(attention_mask.shape)}; a mask over pairs of tokens cannot be honoured."
+            )
+        if key.shape[1] != query.shape[1]:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
+        core = build(query.shape[1], query.shape[3], query.device, query.dtype)
+        if causal and not core.capabilities.causal:
+            raise ValueError(
+                f"{alias} cannot run causally; use one of: "
+                + ", ".join(PREFIX + n for n in list_attentions(causal=True))
+            )
+        heat = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
+        if not math.isclose(heat, 1.0, rel_tol=1e-6):
+            # the model scales its scores in another way than 1/√d: both sides take half of it
+            query, key = query * math.sqrt(heat), key * math.sqrt(heat)
+        y = attend(core, query, key, value, key_mask=attention_mask, is_causal=causal)
+        y = nn.functional.dropout(y, dropout, training=dropout > 0)
+        return y.transpose(1, 2).contiguous(), None
+
+    return implementation
+
+
+def _keep_mask(
+    alias: str,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Bool[Tensor, "b m"] | None = None,
+    **kwargs: Any,
+) -> Bool[Tensor, "b m"] | None:
+    """Return which keys are real; order is the attention function's business."""
+    from transformers import masking_utils
+
+    known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function, None)
+    if mask_function not in known:
+        raise ValueError(
+            f"{alias} knows padding and order, not windows, chunks or packed sequences; use 'sdpa' "
+            "here, or pass one sequence per row with its attention_mask."
+        )
+    causal = mask_function is masking_utils.causal_mask_function
+    if causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length):
+        raise ValueError(
+            f"{alias} takes the queries for the last of the keys, which they are not in a cache "
+            "allocated beforehand; use the default cache."
+        )
+    return None if attention_mask is None else attention_mask[:, -kv_length:].bool()
