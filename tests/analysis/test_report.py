@@ -27,3 +27,13 @@ def test_pictures_are_embedded_and_nothing_is_loaded_from_elsewhere(tmp_path):
     assert "<script" not in page
     assert png.startswith(b"\x89PNG")
     assert not plt.get_fignums()
+
+
+def test_sections_are_linked_and_tiles_show_the_numbers_first():
+    report = Report("Run", "What it is.").tiles({"accuracy": "98 %"}).section("A").section("B & C")
+    page = report.html()
+    assert '<p class="lead">What it is.</p>' in page
+    assert "<b>98 %</b><span>accuracy</span>" in page
+    assert '<a href="#s2">B &amp; C</a>' in page
+    assert '<h2 id="s2">B &amp; C</h2>' in page
+    assert "<nav>" not in Report("Run").section("Alone").html()

@@ -19,19 +19,42 @@ if TYPE_CHECKING:
 __all__ = ["Report", "to_png"]
 
 _STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;
-  color:#1f2937}
-h1{font-size:1.7rem}h2{font-size:1.25rem;margin-top:2rem}
-figure{margin:1rem 0}figcaption,.note{color:#4b5563;font-size:.92rem}img{max-width:100%}
-.scroll{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.35rem .9rem;border-bottom:1px solid #e5e7eb;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}th{border-bottom:2px solid #9ca3af}
-pre{background:#f3f4f6;padding:1rem;overflow-x:auto;font-size:.88rem}
+:root{--ink:#1c2330;--soft:#5b6472;--line:#e3e7ee;--wash:#f6f8fb;--accent:#c2410c}
+*{box-sizing:border-box}
+body{font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);
+  background:#fff;max-width:66rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}
+header{border-bottom:3px solid var(--accent);padding-bottom:1rem;margin-bottom:1.5rem}
+h1{font-size:1.9rem;line-height:1.2;letter-spacing:-.01em;margin:0}
+.lead{color:var(--soft);font-size:1.05rem;margin:.5rem 0 0;max-width:52rem}
+nav{margin:1rem 0 0;font-size:.92rem}nav a{color:var(--accent);text-decoration:none;
+  margin-right:1.1rem;white-space:nowrap}nav a:hover{text-decoration:underline}
+h2{font-size:1.3rem;letter-spacing:-.01em;margin:2.6rem 0 .6rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.8rem;
+  margin:1.2rem 0}
+.tile{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:.8rem 1rem}
+.tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.88rem}
+.note{max-width:52rem}figure{margin:1.2rem 0}figcaption,.note{color:var(--soft);font-size:.92rem}
+figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;display:block}
+.scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;min-width:24rem;
+  font-variant-numeric:tabular-nums}
+th,td{padding:.42rem .95rem;border-bottom:1px solid var(--line);text-align:right;
+  white-space:nowrap}
+th:first-child,td:first-child{text-align:left;padding-left:.3rem}
+th{border-bottom:2px solid var(--ink);font-weight:600}tbody tr:hover{background:var(--wash)}
+pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;
+  overflow-x:auto;font:.86rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
+@media print{nav{display:none}body{padding:0}h2{break-after:avoid}
+  figure,.scroll{break-inside:avoid}}
 """
 
 
 class Report:
     """Collects the parts of a page in reading order and writes them as one file.
+
+    Args:
+        title: Heading of the page.
+        lead: One or two sentences below it.
 
     Example:
         >>> report = Report("JapaneseVowels")
@@ -40,13 +63,25 @@ class Report:
         True
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, lead: str = "") -> None:
         self.title = title
+        self.lead = lead
         self._parts: list[str] = []
+        self._headings: list[str] = []
 
     def section(self, heading: str) -> Self:
-        """Start a section."""
-        self._parts.append(f"<h2>{escape(heading)}</h2>")
+        """Start a section; pages with several begin with links to them."""
+        self._headings.append(heading)
+        self._parts.append(f'<h2 id="s{len(self._headings)}">{escape(heading)}</h2>')
+        return self
+
+    def tiles(self, numbers: Mapping[str, Any]) -> Self:
+        """Add the numbers to see first, each above its name."""
+        tiles = "".join(
+            f'<div class="tile"><b>{escape(str(value))}</b><span>{escape(name)}</span></div>'
+            for name, value in numbers.items()
+        )
+        self._parts.append(f'<div class="tiles">{tiles}</div>')
         return self
 
     def text(self, words: str) -> Self:
@@ -88,11 +123,18 @@ class Report:
 
     def html(self) -> str:
         """Return the page."""
+        links = "".join(
+            f'<a href="#s{i}">{escape(name)}</a>' for i, name in enumerate(self._headings, 1)
+        )
+        nav = f"<nav>{links}</nav>" if len(self._headings) > 1 else ""
+        lead = f'<p class="lead">{escape(self.lead)}</p>' if self.lead else ""
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{escape(self.title)}</title><style>{_STYLE}</style></head>\n"
-            f"<body><h1>{escape(self.title)}</h1>\n" + "\n".join(self._parts) + "\n</body></html>\n"
+            f"<body><header><h1>{escape(self.title)}</h1>{lead}{nav}</header>\n"
+            + "\n".join(self._parts)
+            + "\n</body></html>\n"
         )
 
     def write(self, path: Path) -> None:

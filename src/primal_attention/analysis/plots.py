@@ -1,0 +1,104 @@
+"""Pictures of a run: curves over epochs, and which classes are taken for which."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jaxtyping import Int
+from torch import Tensor
+
+from primal_attention.analysis.spectrum import COLORS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_confusion", "plot_curves"]
+
+Curves = Mapping[str, Mapping[str, Sequence[float]]]
+"""Panel, then line, then one number an epoch."""
+
+
+def plot_curves(
+    curves: Curves,
+    *,
+    dashed: Sequence[str] = (),
+    chosen: Mapping[str, int] | None = None,
+    xlabel: str = "epoch",
+    start: int = 1,
+) -> "Figure":
+    """Draw one panel a quantity, with one line a name, over the epochs.
+
+    Lines whose names share the part before the first comma share a colour, so that the training
+    and the validation loss of one model belong together.
+
+    Args:
+        curves: Panel, line, numbers; a ``nan`` leaves a gap.
+        dashed: Names of lines to dash.
+        chosen: Epoch to mark for a model.
+        xlabel: What the horizontal axis counts.
+        start: Number of the first epoch.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    models = list(dict.fromkeys(_model(name) for lines in curves.values() for name in lines))
+    color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(models)}
+    columns = min(len(curves), 3)
+    rows = -(-len(curves) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(max(4.4 * columns, 6), 3.4 * rows), squeeze=False
+    )
+    for axis in axes.flat[len(curves) :]:
+        axis.set_axis_off()
+    for axis, (panel, lines) in zip(axes.flat, curves.items(), strict=False):
+        for name, values in lines.items():
+            epochs = range(start, start + len(values))
+            style = "--" if name in dashed else "-"
+            marker = "o" if len(values) == 1 else None
+            axis.plot(epochs, values, style, marker=marker, color=color[_model(name)], label=name)
+        for name, epoch in (chosen or {}).items():
+            if any(_model(line) == name for line in lines):
+                axis.axvline(epoch, color=color[name], lw=1, ls=":", alpha=0.8)
+        axis.set(title=panel, xlabel=xlabel)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    return figure
+
+
+def _model(line: str) -> str:
+    return line.split(",")[0]
+
+
+def plot_confusion(
+    counts: Mapping[str, Int[Tensor, "classes classes"]], labels: Sequence[str]
+) -> "Figure":
+    """Draw which class (row) was taken for which (column), one panel a model.
+
+    Shades are shares of the row; numbers are cases, written where they fit.
+
+    Args:
+        counts: Confusion matrix of each model, by its name.
+        labels: Names of the classes, in their order.
+    """
+    from matplotlib import pyplot as plt
+
+    size = min(max(0.42 * len(labels) + 1.6, 3.4), 8.0)
+    figure, axes = plt.subplots(1, len(counts), figsize=(size * len(counts), size), squeeze=False)
+    for axis, (name, matrix) in zip(axes[0], counts.items(), strict=True):
+        share = matrix / matrix.sum(1, keepdim=True).clamp_min(1)
+        axis.imshow(share.numpy(), cmap="Oranges", vmin=0, vmax=1)
+        if len(labels) <= 12:
+            for i, row in enumerate(matrix.tolist()):
+                for j, count in enumerate(row):
+                    shade = "white" if share[i, j] > 0.6 else "#1c2330"
+                    if count:
+                        axis.text(j, i, count, ha="center", va="center", color=shade, fontsize=8)
+        ticks = range(0, len(labels), max(1, len(labels) // 26))
+        names = [labels[i] for i in ticks]
+        turned = 90 if max(map(len, labels)) > 3 else 0
+        axis.set_xticks(ticks, names, rotation=turned, fontsize=8)
+        axis.set_yticks(ticks, names, fontsize=8)
+        axis.set(title=name, xlabel="predicted", ylabel="true")
+    figure.tight_layout()
+    return figure

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from primal_attention.analysis.plots import plot_confusion, plot_curves
+
+plt = pytest.importorskip("matplotlib.pyplot")
+
+
+def test_curves_of_one_model_share_a_colour_and_the_chosen_epoch_is_marked():
+    curves = {
+        "loss": {"primal, training": [2.0, 1.0], "primal, validation": [2.1, 1.2]},
+        "accuracy": {"primal, validation": [0.4, 0.8], "softmax, validation": [0.5, 0.7]},
+    }
+    figure = plot_curves(curves, dashed=["primal, training"], chosen={"primal": 2})
+    loss, accuracy = figure.axes
+    assert [a.get_title() for a in figure.axes] == ["loss", "accuracy"]
+    training, validation, mark = loss.lines
+    assert training.get_linestyle() == "--"
+    assert training.get_color() == validation.get_color() == mark.get_color()
+    assert list(training.get_xdata()) == [1, 2]
+    assert accuracy.lines[0].get_color() != accuracy.lines[1].get_color()
+    plt.close(figure)
+
+
+def test_four_panels_fill_two_rows_and_one_epoch_is_a_point():
+    figure = plot_curves({name: {"m": [1.0]} for name in "abcd"})
+    assert [a.axison for a in figure.axes] == [True] * 4 + [False] * 2
+    assert figure.axes[0].lines[0].get_marker() == "o"
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("classes", [2, 9, 40])
+def test_confusion_has_a_panel_a_model_and_numbers_where_they_fit(classes):
+    matrix = torch.eye(classes, dtype=torch.long) * 3
+    figure = plot_confusion({"a": matrix, "b": matrix}, [f"class {i}" for i in range(classes)])
+    assert [a.get_title() for a in figure.axes] == ["a", "b"]
+    assert len(figure.axes[0].texts) == (classes if classes <= 12 else 0)
+    plt.close(figure)
