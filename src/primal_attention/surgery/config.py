@@ -1,0 +1,103 @@
+"""What to convert, into what."""
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from primal_attention.attention import attention_entry, create_attention
+
+__all__ = ["ConversionError", "SurgeryConfig"]
+
+_TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
+"""Options that follow from the model."""
+
+
+class ConversionError(ValueError):
+    """A model that cannot be converted as asked; it is left exactly as it was."""
+
+
+@dataclass(frozen=True)
+class SurgeryConfig:
+    """Which attention replaces which layers.
+
+    Example:
+        >>> SurgeryConfig("primal-dual", {"rank": 16}, layers="last:2").layers
+        'last:2'
+    """
+
+    attention: str
+    """Name of an attention in the registry."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of its constructor, such as ``{"rank": 16}``; sizes, biases, device and type follow
+    the model."""
+    layers: str | int | Sequence[str | int] = "all"
+    """``"all"``, ``"last:k"``, ``"auto"`` (what :func:`~primal_attention.surgery.advise` recommends
+    for the data given to ``convert``), a name, a regular expression that matches whole names, an
+    index, or a sequence of names, expressions and indices."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.attention, str):
+            raise TypeError(f"attention must be a name, got {type(self.attention).__name__}.")
+        attention_entry(self.attention)
+        if not isinstance(self.options, Mapping):
+            raise TypeError(f"options must be a mapping, got {type(self.options).__name__}.")
+        _check_options(self.attention, self.options)
+        layers = self.layers
+        each = [layers] if isinstance(layers, str | int) else list(layers)
+        if not each or not all(isinstance(i, str | int) for i in each):
+            raise ValueError(
+                f"layers must be 'all', 'last:k', 'auto', a name, a regular expression, an index "
+                f"or a sequence of those, got {layers!r}."
+            )
+        for one in each:
+            if isinstance(one, str):
+                try:
+                    re.compile(one)
+                except re.error as error:
+                    raise ValueError(f"layers={one!r} is no regular expression: {error}.") from None
+        # a list would make the config unhashable
+        object.__setattr__(self, "layers", layers if isinstance(layers, str | int) else tuple(each))
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return the config of a plain mapping, such as a section of a YAML file.
+
+        Example:
+            >>> SurgeryConfig.from_dict({"attention": "linear", "layers": [0, -1]}).layers
+            (0, -1)
+        """
+        known = [f.name for f in dataclasses.fields(cls)]
+        for key in content:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"There is no setting {key!r}.{hint} Known: {', '.join(known)}.")
+        if "attention" not in content:
+            raise ValueError("The setting 'attention' is missing: name one of the registry.")
+        return cls(**content)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the config as a plain mapping that JSON can hold."""
+        layers = self.layers if isinstance(self.layers, str | int) else list(self.layers)
+        return {"attention": self.attention, "options": dict(self.options), "layers": layers}
+
+
+def _check_options(attention: str, options: Mapping[str, Any]) -> None:
+    """Raise for an option that the attention does not have or that follows from the model."""
+    for key in options:
+        if key in _TAKEN:
+            raise ValueError(f"The option {key!r} follows from the model; leave it out.")
+    layer = create_attention(attention, 8, 2, device="meta")
+    known = [name for name in inspect.signature(type(layer)).parameters if name not in _TAKEN]
+    for key in options:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ValueError(
+                f"The attention {attention!r} has no option {key!r}.{hint} "
+                f"Known: {', '.join(known)}."
+            )
