@@ -1,0 +1,140 @@
+"""Labelled token sequences of unequal length: storage and files."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from primal_attention.output import write_atomically
+
+__all__ = ["PairSequences", "TokenSequences", "in_processes"]
+
+T = TypeVar("T")
+
+
+class TokenSequences(Dataset[dict[str, Tensor]]):
+    """A data set of token ids with one label a sequence, stored end to end.
+
+    Args:
+        tokens: The ids of all sequences, one after the other.
+        offsets: Where each sequence starts, and where the last one ends.
+        labels: One class per sequence.
+
+    Example:
+        >>> data = TokenSequences.pack([[3, 1], [2, 2, 5]], [0, 1])
+        >>> data[1]["x"]
+        tensor([2, 2, 5])
+    """
+
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> None:
+        if len(offsets) != len(labels) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
+            raise ValueError(
+                f"offsets must run from 0 to {len(tokens)} with one more entry than the "
+                f"{len(labels)} labels, got {len(offsets)} entries; pass lists to "
+                "TokenSequences.pack if in doubt."
+            )
+        self.tokens, self.offsets, self.labels = tokens, offsets, labels
+
+    @classmethod
+    def pack(cls, sequences: Iterable[Any], labels: Iterable[int], dtype: Any = np.uint8) -> Self:
+        """Return a data set of sequences given one by one."""
+        rows = [np.asarray(row, dtype=dtype) for row in sequences]
+        offsets = np.cumsum([0, *map(len, rows)])
+        tokens = np.concatenate(rows) if rows else np.zeros(0, dtype)
+        return cls(tokens, offsets, np.asarray(list(labels), dtype=np.int64))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Return a data set saved by :meth:`save`."""
+        with np.load(path, allow_pickle=False) as file:
+            missing = {"tokens", "offsets", "labels"} - set(file.files)
+            if missing:
+                raise ValueError(
+                    f"{path} holds {sorted(file.files)}, not a saved data set; it lacks "
+                    f"{sorted(missing)}."
+                )
+            return cls(file["tokens"], file["offsets"], file["labels"])
+
+    def save(self, path: Path) -> None:
+        """Write the data set to an ``.npz`` file, under a temporary name first."""
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, tokens=self.tokens, offsets=self.offsets, labels=self.labels)
+        write_atomically(path, buffer.getvalue())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return ``x``, the ids of one sequence, and ``labels``, its class."""
+        x = torch.from_numpy(self.row(index).astype(np.int64))
+        return {"x": x, "labels": torch.tensor(int(self.labels[index]))}
+
+    def row(self, index: int) -> np.ndarray:
+        """Return the ids of one sequence as they are stored."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"There are {len(self)} sequences, got index {index}.")
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each sequence has."""
+        return np.diff(self.offsets)
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> "TokenSequences":
+        """Return the sequences at ``indices``, in that order."""
+        return TokenSequences.pack(
+            [self.row(int(i)) for i in indices], self.labels[indices], self.tokens.dtype
+        )
+
+    def truncate(self, length: int) -> "TokenSequences":
+        """Return the first ``length`` tokens of every sequence."""
+        rows = [self.row(i)[:length] for i in range(len(self))]
+        return TokenSequences.pack(rows, self.labels, self.tokens.dtype)
+
+
+@dataclass(frozen=True)
+class PairSequences(Dataset[dict[str, Tensor]]):
+    """Two texts an item, with the label of the pair."""
+
+    first: TokenSequences
+    second: TokenSequences
+
+    def __post_init__(self) -> None:
+        if len(self.first) != len(self.second):
+            raise ValueError(
+                f"Both sides of the pairs must have one length, got {len(self.first)} and "
+                f"{len(self.second)}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return ``x`` and ``other``, the ids of the two texts, and ``labels``."""
+        item = self.first[index]
+        return {"x": item["x"], "other": self.second[index]["x"], "labels": item["labels"]}
+
+
+def in_processes(draw: Callable[[int], T], count: int, workers: int) -> list[T]:
+    """Return ``draw(0) … draw(count - 1)``, computed by ``workers`` processes.
+
+    Example:
+        >>> in_processes(abs, 3, 1)
+        [0, 1, 2]
+    """
+    if count < 0 or workers < 1:
+        raise ValueError(
+            f"count must not be negative and workers at least 1, got {count} and {workers}."
+        )
+    if workers == 1:
+        return [draw(index) for index in range(count)]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(draw, range(count), chunksize=max(1, count // (8 * workers))))
