@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import primal_attention as pa
 from primal_attention.attention import PrimalAttention, SoftmaxAttention
 from primal_attention.models import (
-    ClassifierOutput,
+    ModelOutput,
     EncoderBlock,
     EncoderClassifier,
     EncoderConfig,
@@ -221,7 +221,7 @@ def test_exported_model_takes_any_batch_and_length():
         x = torch.randn(*shape, 3)
         keep = torch.rand(shape) < 0.7
         output = program(x, key_mask=keep)
-        assert isinstance(output, ClassifierOutput)
+        assert isinstance(output, ModelOutput)
         torch.testing.assert_close(output.logits, model(x, key_mask=keep).logits)
 
 

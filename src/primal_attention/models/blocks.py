@@ -1,24 +1,27 @@
 """The Transformer block, around any attention of the registry.
 
-    x ← x + attention(norm(x))      x ← x + mlp(norm(x))
+    pre-norm:   x ← x + attention(norm(x))      x ← x + mlp(norm(x))
+    post-norm:  x ← norm(x + attention(x))      x ← norm(x + mlp(x))
 
-Pre-norm: the attention sees rows of one scale, which keeps the KSVD term of a primal layer of order
-one whatever the depth.
+Pre-norm is the default: the attention sees rows of one scale, which keeps the KSVD term of a primal
+layer of order one whatever the depth.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention import create_attention
+from primal_attention.attention import Rotary, State, create_attention
 
 __all__ = ["EncoderBlock"]
 
+Norm = Literal["pre", "post"]
+
 
 class EncoderBlock(nn.Module):
-    """Attention and a two-layer perceptron, each on the normalised stream and added to it.
+    """Attention and a two-layer perceptron, each with a norm and added to the stream.
 
     Args:
         dim: Model width.
@@ -26,6 +29,7 @@ class EncoderBlock(nn.Module):
         attention: Name in the registry.
         attention_options: Options of that attention's constructor.
         hidden_dim: Width inside the perceptron; by default ``4 * dim``.
+        norm: Whether the norm stands before a branch, or after its sum with the stream.
         dropout: Probability of dropping an element of each branch in training.
         device: Where to create the parameters.
         dtype: Type of the parameters.
@@ -44,14 +48,18 @@ class EncoderBlock(nn.Module):
         attention: str = "primal",
         attention_options: Mapping[str, Any] | None = None,
         hidden_dim: int | None = None,
+        norm: Norm = "pre",
         dropout: float = 0.0,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        if norm not in ("pre", "post"):
+            raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}.")
         hidden_dim = 4 * dim if hidden_dim is None else hidden_dim
         options = {"dropout": dropout, "device": device, "dtype": dtype}
         options.update(attention_options or {})
+        self.norm = norm
         self.attention_norm = nn.LayerNorm(dim, device=device, dtype=dtype)
         self.attention = create_attention(attention, dim, num_heads, **options)
         self.mlp_norm = nn.LayerNorm(dim, device=device, dtype=dtype)
@@ -69,6 +77,7 @@ class EncoderBlock(nn.Module):
         *,
         key_mask: Bool[Tensor, "b n"] | None = None,
         is_causal: bool = False,
+        rotary: Rotary | None = None,
         return_aux: bool = False,
     ) -> Any:
         """Return the stream after the block.
@@ -77,12 +86,42 @@ class EncoderBlock(nn.Module):
             x: The stream; finite, also at padded positions.
             key_mask: ``True`` where a token is real.
             is_causal: Let no output depend on a later token.
+            rotary: Turns of queries and keys, for an attention that takes them.
             return_aux: Return ``(y, aux)`` with the attention's :class:`Aux` instead of ``y``.
         """
+        also = {} if rotary is None else {"rotary": rotary}
         y = self.attention(
-            self.attention_norm(x), key_mask=key_mask, is_causal=is_causal, return_aux=return_aux
+            self._before(x), key_mask=key_mask, is_causal=is_causal, return_aux=return_aux, **also
         )
         y, aux = y if return_aux else (y, None)
-        x = x + y
-        x = x + self.mlp(self.mlp_norm(x))
+        x = self._after(x, y)
         return (x, aux) if return_aux else x
+
+    def init_state(self, batch_size: int) -> State:
+        """Return the state of the attention before the first token."""
+        return self.attention.init_state(batch_size)
+
+    def step(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+        rotary: Rotary | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], State]:
+        """Return the stream of the next tokens, and the state after them."""
+        also: Any = {} if rotary is None else {"rotary": rotary}
+        y, state = self.attention.step(self._before(x), state, key_mask=key_mask, **also)
+        return self._after(x, y), state
+
+    def _before(self, x: Tensor) -> Tensor:
+        """Return what the attention sees."""
+        return self.attention_norm(x) if self.norm == "pre" else x
+
+    def _after(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the attention's answer, then the perceptron's."""
+        if self.norm == "pre":
+            x = x + y
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm(x + y)
+        return self.mlp_norm(x + self.mlp(x))

@@ -1,0 +1,193 @@
+"""A causal decoder that models language, and generates with a state of constant size."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from primal_attention.attention import State
+from primal_attention.models.base import ModelOutput
+from primal_attention.models.blocks import EncoderBlock
+from primal_attention.models.sequence import SequenceConfig, SequenceModel
+
+__all__ = ["CausalDecoder", "DecoderConfig", "DecoderState"]
+
+
+@dataclass(frozen=True)
+class DecoderConfig(SequenceConfig):
+    """What a :class:`CausalDecoder` is made of.
+
+    Example:
+        >>> DecoderConfig(vocab_size=256, attention="primal-dual", positions="rotary").dim
+        128
+    """
+
+    vocab_size: int
+    """Distinct token ids."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("vocab_size")
+        self._check_causal()
+
+
+class DecoderState(NamedTuple):
+    """Everything a decoder remembers of the tokens it has read. Never changed in place."""
+
+    layers: tuple[State, ...]
+    """The state of every block's attention."""
+    seen: Int[Tensor, " b"]
+    """How many real tokens each sequence has seen."""
+
+    def reorder(self, index: Int[Tensor, " k"]) -> "DecoderState":
+        """Return the state of the sequences in ``index``, as beam search needs it."""
+        layers = tuple(layer.reorder(index) for layer in self.layers)
+        return DecoderState(layers, self.seen.index_select(0, index))
+
+    @property
+    def numel(self) -> int:
+        """How many numbers the state holds."""
+        return self.seen.numel() + sum(layer.numel for layer in self.layers)
+
+
+class CausalDecoder(SequenceModel):
+    """Predict the next token at every position; input and output embedding are one matrix.
+
+    ``step`` continues a sequence from a state. With linear attentions that state has a constant
+    size, whatever was read before; softmax attention keeps every token.
+
+    Args:
+        config: What the model is made of.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> model = CausalDecoder(DecoderConfig(vocab_size=20, dim=16, num_heads=2)).eval()
+        >>> prompt = torch.randint(20, (1, 5))
+        >>> model(prompt).logits.shape
+        torch.Size([1, 5, 20])
+        >>> model.generate(prompt, 3).shape
+        torch.Size([1, 8])
+    """
+
+    config_class: ClassVar[type[DecoderConfig]] = DecoderConfig
+    config: DecoderConfig
+    embed: nn.Embedding
+
+    def __init__(self, config: DecoderConfig, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(
+            config, vocab_size=config.vocab_size, is_causal=True, device=device, dtype=dtype
+        )
+        # rows of length one: scaled up to unit entries as inputs, logits of order one as outputs
+        nn.init.normal_(self.embed.weight, std=config.dim**-0.5)
+        self.embed_scale = config.dim**0.5
+
+    def forward(
+        self,
+        x: Int[Tensor, "b n"],
+        *,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        return_hidden: bool = False,
+    ) -> ModelOutput:
+        """Return the logits ``[b n vocab]`` of the token after each position.
+
+        Args:
+            x: Token ids.
+            key_mask: ``True`` where a token is real; what the other slots hold does not matter.
+            return_hidden: Also return the stream after the last block.
+        """
+        hidden, aux_loss = self.encode(x, key_mask)
+        return ModelOutput(self._logits(hidden), aux_loss, hidden if return_hidden else None)
+
+    def init_state(self, batch_size: int) -> DecoderState:
+        """Return the state before the first token."""
+        layers = tuple(block.init_state(batch_size) for block in self._steps())
+        seen = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device)
+        return DecoderState(layers, seen)
+
+    def step(
+        self,
+        x: Int[Tensor, "b t"],
+        state: DecoderState,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t vocab"], DecoderState]:
+        """Read the next ``t`` tokens; return the logits after each, and the new state.
+
+        The logits are those of ``forward`` over everything read so far.
+
+        Args:
+            x: The new token ids: the whole prompt to begin with, then one at a time.
+            state: From ``init_state`` or the last ``step``; it is not changed.
+            key_mask: ``True`` where a new token is real, for prompts padded on the left.
+        """
+        self._check(x, key_mask)
+        real = torch.ones_like(x, dtype=torch.bool) if key_mask is None else key_mask
+        position = state.seen[:, None] + (real.cumsum(1) - 1).clamp_min(0)
+        y, rotary = self._embed(x, position, key_mask), self._rotary(position)
+        layers = []
+        for block, layer in zip(self._steps(), state.layers, strict=True):
+            y, layer = block.step(y, layer, key_mask=key_mask, rotary=rotary)
+            layers.append(layer)
+        return self._logits(self.norm(y)), DecoderState(tuple(layers), state.seen + real.sum(1))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompt: Int[Tensor, "b n"],
+        max_new_tokens: int,
+        *,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        temperature: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "b total"]:
+        """Return the prompt continued by ``max_new_tokens`` tokens.
+
+        Args:
+            prompt: Token ids; pad shorter prompts on the left.
+            max_new_tokens: How many tokens to add.
+            key_mask: ``True`` where a token of the prompt is real.
+            temperature: Zero takes the likeliest token; else logits are divided by it, and tokens
+                drawn.
+            generator: What to draw with; by default torch's own.
+        """
+        if prompt.dim() != 2 or prompt.shape[1] == 0:
+            raise ValueError(
+                f"prompt must have shape [batch, tokens] with at least one token, got "
+                f"{tuple(prompt.shape)}; begin with a token that starts a text."
+            )
+        if temperature < 0:
+            raise ValueError(f"temperature must not be negative, got {temperature}.")
+        total, longest = prompt.shape[1] + max_new_tokens, self.config.max_length
+        if longest is not None and total > longest:
+            raise ValueError(
+                f"Prompt and continuation have {total} tokens, but learned positions end at "
+                f"max_length={longest}; ask for fewer, or use sinusoidal or rotary positions."
+            )
+        if key_mask is not None and not key_mask[:, -1].all():
+            raise ValueError("The last token of every prompt must be real: pad on the left.")
+        logits, state = self.step(prompt, self.init_state(len(prompt)), key_mask=key_mask)
+        tokens = [prompt]
+        for left in reversed(range(max_new_tokens)):
+            tokens.append(_choose(logits[:, -1], temperature, generator))
+            if left:
+                logits, state = self.step(tokens[-1], state)
+        return torch.cat(tokens, dim=1)
+
+    def _steps(self) -> Iterable[EncoderBlock]:
+        return cast(Iterable[EncoderBlock], self.blocks)
+
+    def _logits(self, hidden: Float[Tensor, "b n c"]) -> Float[Tensor, "b n vocab"]:
+        return nn.functional.linear(hidden, self.embed.weight)
+
+
+def _choose(
+    logits: Float[Tensor, "b vocab"], temperature: float, generator: torch.Generator | None
+) -> Int[Tensor, "b one"]:
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    share = torch.softmax(logits.float() / temperature, dim=-1)
+    return torch.multinomial(share, 1, generator=generator)
