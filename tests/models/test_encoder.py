@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 import primal_attention as pa
 from primal_attention.attention import PrimalAttention, SoftmaxAttention
 from primal_attention.models import (
-    ModelOutput,
     EncoderBlock,
     EncoderClassifier,
     EncoderConfig,
+    ModelOutput,
     sinusoidal_positions,
 )
 
@@ -269,6 +269,59 @@ def test_block_is_the_pre_norm_formula():
     torch.testing.assert_close(block(x), middle + block.mlp(block.mlp_norm(middle)))
 
 
+def test_post_norm_block_is_its_formula():
+    block = EncoderBlock(16, 2, attention="softmax", norm="post")
+    x = torch.randn(2, 5, 16)
+    middle = block.attention_norm(x + block.attention(x))
+    torch.testing.assert_close(block(x), block.mlp_norm(middle + block.mlp(middle)))
+
+
+@pytest.mark.parametrize("changes", [{"positions": "learned", "max_length": 20}, {"norm": "post"},
+                                     {"positions": "rotary", "attention": "primal-dual"},
+                                     {"positions": "none"}, {"pooling": "last"}])  # fmt: skip
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_is_invisible_whatever_the_positions_and_norms(changes, side):
+    model = EncoderClassifier(config(**changes)).eval()
+    x, pad = torch.randn(2, 7, 3), torch.full((2, 4, 3), float("nan"))
+    keep = torch.arange(11).expand(2, -1) < 7
+    padded = torch.cat([x, pad], 1) if side == "right" else torch.cat([pad, x], 1)
+    keep = keep if side == "right" else keep.flip(1)
+    torch.testing.assert_close(model(padded, key_mask=keep).logits, model(x).logits)
+
+
+def test_without_positions_the_order_of_tokens_is_unknown():
+    x = torch.randn(2, 7, 3)
+    for positions, is_known in (("none", False), ("sinusoidal", True), ("rotary", True)):
+        model = EncoderClassifier(config(attention="softmax", positions=positions)).eval()
+        distance = (model(x).logits - model(x.flip(1)).logits).abs().max()
+        assert (distance > 1e-4) == is_known, positions
+
+
+def test_last_pooling_reads_the_last_real_token():
+    model = EncoderClassifier(config(pooling="last", is_causal=True, head_dim=8)).eval()
+    x, keep = ragged()
+    output = model(x, key_mask=keep, return_hidden=True)
+    last = output.hidden[torch.arange(3), keep.sum(1) - 1]
+    torch.testing.assert_close(output.logits, model.head(last))
+    empty = model(x, key_mask=torch.zeros_like(keep)).logits
+    torch.testing.assert_close(empty, model.head(torch.zeros(3, 16)))
+
+
+def test_two_kinds_of_attention_have_their_own_options():
+    made = config(
+        num_layers=3,
+        attention="primal",
+        attention_options={"rank": 4},
+        primal_layers="last:1",
+        other_attention="favor",
+        other_options={"num_features": 6},
+    )
+    assert made.layer_attentions == ("favor", "favor", "primal")
+    model = EncoderClassifier(made)
+    assert model.blocks[2].attention.rank == 4
+    assert model(torch.randn(2, 5, 3)).logits.shape == (2, 4)
+
+
 @pytest.mark.parametrize("dim", [1, 5, 16])
 def test_positions_of_a_prefix_do_not_depend_on_the_length(dim):
     long = sinusoidal_positions(torch.arange(5000), dim)
@@ -291,6 +344,10 @@ def test_positions_of_a_prefix_do_not_depend_on_the_length(dim):
         ({"primal_layers": "last"}, "k from 1 to 2"),
         ({"primal_layers": "top"}, "k from 1 to 2"),
         ({"primal_layers": (2,)}, "indices below 2"),
+        ({"pooling": "max"}, "pooling must be"),
+        ({"head_dim": 0}, "head_dim must be"),
+        ({"positions": "rotary"}, "Rotary positions mean nothing to 'primal'"),
+        ({"attention": "linformer", "is_causal": True}, "'linformer' cannot run causally"),
     ],
 )
 def test_bad_configurations_are_refused(changes, message):

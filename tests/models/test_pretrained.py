@@ -1,0 +1,121 @@
+"""Folders that hold a model: exact round trips, and one clear error for everything else."""
+
+import json
+
+import pytest
+import torch
+
+from primal_attention.models import (
+    CausalDecoder,
+    DecoderConfig,
+    DualTowerClassifier,
+    EncoderClassifier,
+    EncoderConfig,
+    ModelFileError,
+    PretrainedModel,
+)
+
+ENCODER = EncoderConfig(
+    num_classes=3,
+    num_features=4,
+    dim=16,
+    num_heads=2,
+    num_layers=3,
+    primal_layers=(0, -1),
+    attention_options={"rank": 4},
+)
+DECODER = DecoderConfig(vocab_size=7, dim=16, num_heads=2, attention="favor", max_length=9,
+                        positions="learned")  # fmt: skip
+MODELS = [(EncoderClassifier, ENCODER), (DualTowerClassifier, ENCODER), (CausalDecoder, DECODER)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    EncoderClassifier(ENCODER).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(("kind", "config"), MODELS)
+def test_round_trip_is_exact(kind, config, tmp_path):
+    model = kind(config)
+    model.save_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    for other in (kind.from_pretrained(tmp_path), PretrainedModel.from_pretrained(tmp_path)):
+        assert type(other) is kind
+        assert other.config == config
+        assert not other.training
+        for name, weight in model.state_dict().items():
+            assert other.state_dict()[name].equal(weight), name
+    assert torch.get_rng_state().equal(before)
+
+
+def test_dtype_follows_the_file_unless_told(tmp_path):
+    model = EncoderClassifier(ENCODER, dtype=torch.float64)
+    model.save_pretrained(tmp_path)
+    assert EncoderClassifier.from_pretrained(tmp_path).head.weight.dtype == torch.float64
+    half = EncoderClassifier.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert half.head.weight.dtype == torch.bfloat16
+
+
+def test_saving_again_replaces_the_model(folder):
+    model = EncoderClassifier(ENCODER)
+    model.save_pretrained(folder)
+    assert EncoderClassifier.from_pretrained(folder).head.weight.equal(model.head.weight)
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "holds no model"),
+        (lambda f: (f / "config.json").write_text("{"), "was not written by save_pretrained"),
+        (lambda f: (f / "config.json").write_text("[1, 2]"), "was not written by save_pretrained"),
+        (lambda f: (f / "config.json").write_text('{"model_type": "bert"}'), "was not written"),
+        (lambda f: edit(f / "config.json", format=99), "format 99, this version reads 1"),
+        (lambda f: edit(f / "config.json", **{"class": "Bert"}), "holds a 'Bert', not a Encoder"),
+        (
+            lambda f: edit(f / "config.json", **{"class": "CausalDecoder"}),
+            "holds a 'CausalDecoder'",
+        ),
+        (lambda f: edit(f / "config.json", config={"size": 3}), "unknown fields.*size"),
+        (lambda f: edit(f / "config.json", config={"num_classes": 0}), "describes no valid"),
+        (lambda f: (f / "model.safetensors").unlink(), "missing, truncated"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), "missing, truncated"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04pickle..."), "truncated"),
+    ],
+)
+def test_damaged_and_foreign_folders_get_one_clear_error(folder, damage, message):
+    damage(folder)
+    with pytest.raises(ModelFileError, match=message):
+        EncoderClassifier.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_truncated_weights_are_refused(folder, share):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(ModelFileError, match="truncated"):
+        EncoderClassifier.from_pretrained(folder)
+
+
+def test_weights_of_another_model_are_refused(folder, tmp_path):
+    EncoderClassifier(
+        EncoderConfig(num_classes=5, num_features=4, dim=16, num_heads=2)
+    ).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"does not belong.*is missing.*more"):
+        EncoderClassifier.from_pretrained(folder)
+
+
+def test_options_that_json_cannot_hold_are_named(tmp_path):
+    model = EncoderClassifier(
+        EncoderConfig(num_classes=2, num_features=3, attention_options={"dtype": torch.float32})
+    )
+    with pytest.raises(TypeError, match=r"cannot be written as JSON.*dtype"):
+        model.save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
