@@ -1,0 +1,274 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from primal_attention.attention import create_attention
+from primal_attention.surgery.distill import (
+    DistillConfig,
+    differing_layers,
+    distill,
+    fit_outputs,
+    layer_r2,
+    record_calls,
+)
+
+FAST = DistillConfig(fit_batches=4, layer_steps=6, end_steps=6, save_every=1)
+
+
+class Tagger(nn.Module):
+    """Two attention layers with residuals, and logits per token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = create_attention("softmax", 16, 2, dropout=0.1)
+        self.second = create_attention("softmax", 16, 2, dropout=0.1)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x, key_mask=None, labels=None):
+        x = x + self.first(x, key_mask=key_mask)
+        x = x + self.second(x, key_mask=key_mask)
+        logits = self.head(x)
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"loss": loss, "logits": logits, "last_hidden_state": x}
+
+
+def pair(name: str = "linear", **options: object) -> tuple[Tagger, Tagger]:
+    torch.manual_seed(3)
+    teacher = Tagger().eval()
+    with torch.no_grad():
+        for layer in (teacher.first, teacher.second):
+            layer.q_proj.weight.mul_(3)
+    model = copy.deepcopy(teacher)
+    model.second = create_attention(name, 16, 2, **options)
+    model.second.load_state_dict(teacher.second.state_dict(), strict=False)
+    return model, teacher
+
+
+def batches(count: int = 6) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    keep = torch.arange(12) < torch.tensor([[12], [9], [4], [12]])
+    return [
+        {"x": torch.randn(4, 12, 16, generator=generator), "key_mask": keep} for _ in range(count)
+    ]
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_differing_layers_are_found_by_comparison():
+    model, teacher = pair()
+    assert differing_layers(model, teacher) == ["second"]
+    with pytest.raises(ValueError, match="same layers everywhere"):
+        differing_layers(teacher, teacher)
+    with pytest.raises(ValueError, match="teacher a Linear"):
+        differing_layers(model, nn.Linear(1, 1))
+
+
+def test_recorded_calls_leave_caches_out():
+    class Layer(nn.Module):
+        def forward(self, x, past_key_values=None):
+            return (x + 1, None)
+
+    layer = nn.ModuleDict({"a": Layer()})
+    with record_calls(layer, ["a"], {}) as calls:
+        layer["a"](torch.zeros(1, 2, 3), past_key_values=object())
+    assert calls["a"].kwargs == {"past_key_values": None}
+    assert torch.equal(calls["a"].output, torch.ones(1, 2, 3))
+    assert not layer["a"]._forward_hooks
+
+
+def test_an_equal_layer_explains_everything_and_a_silent_one_nothing():
+    model, teacher = pair("softmax")
+    model.second = type("Copy", (type(model.second),), {})(16, 2)
+    model.second.load_state_dict(teacher.second.state_dict())
+    assert layer_r2(model, teacher, batches()) == {"second": pytest.approx(1.0)}
+    with torch.no_grad():
+        model.second.out_proj.weight.zero_()
+        truth = torch.cat(
+            [
+                record(teacher, batch)[batch["key_mask"]]
+                for batch in batches()
+            ]
+        )  # fmt: skip
+        model.second.out_proj.bias.copy_(truth.mean(0))
+    assert layer_r2(model, teacher, batches())["second"] == pytest.approx(0.0, abs=1e-6)
+
+
+def record(teacher: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    with record_calls(teacher, ["second"], {}) as calls:
+        teacher(**batch)
+    return calls["second"].output
+
+
+@pytest.mark.parametrize("name", ["linear", "skyformer", "primal", "primal-dual"])
+def test_the_closed_form_helps_and_is_the_least_squares_solution(name):
+    model, teacher = pair(name)
+    before = layer_r2(model, teacher, batches())["second"]
+    assert fit_outputs(model, teacher, batches(), ridge=1e-9) == ["second"]
+    after = layer_r2(model, teacher, batches())["second"]
+    assert after > max(before, 0.0)
+    # at the minimum no small change of the map helps
+    layer = model.second.out_proj
+    for _ in range(3):
+        with torch.no_grad():
+            change = 1e-2 * torch.randn_like(layer.weight)
+            layer.weight += change
+            worse = layer_r2(model, teacher, batches())["second"]
+            layer.weight -= change
+        assert worse < after
+
+
+@pytest.mark.parametrize("name", ["linear", "cosformer", "schoenbat", "primal", "primal-dual"])
+def test_without_an_output_map_the_values_are_refit(name):
+    model, teacher = pair(name)
+    teacher.second.out_proj = nn.Identity()
+    model.second.out_proj = nn.Identity()
+    before = layer_r2(model, teacher, batches())["second"]
+    assert fit_outputs(model, teacher, batches(), ridge=1e-9) == ["second"]
+    after = layer_r2(model, teacher, batches())["second"]
+    # a primal layer has one map for all heads, which cannot even give each its mean
+    assert after > before
+    layer = model.second.v_proj if hasattr(model.second, "v_proj") else model.second.concat
+    for _ in range(3):
+        with torch.no_grad():
+            change = 1e-2 * torch.randn_like(layer.weight)
+            layer.weight += change
+            worse = layer_r2(model, teacher, batches())["second"]
+            layer.weight -= change
+        assert worse < after
+
+
+def test_a_strong_ridge_keeps_the_copied_weights():
+    model, teacher = pair()
+    before = model.second.out_proj.weight.clone()
+    fit_outputs(model, teacher, batches(), ridge=1e9)
+    torch.testing.assert_close(model.second.out_proj.weight, before, rtol=0, atol=1e-6)
+
+
+def test_a_layer_without_an_output_map_is_left_alone():
+    model, teacher = pair()
+    model.second = nn.Sequential(model.second, nn.ReLU())
+    model.second.forward = lambda x, key_mask=None: x * 0.5
+    before = weights(model)
+    assert fit_outputs(model, teacher, batches()) == []
+    assert torch.equal(weights(model), before)
+
+
+@pytest.mark.parametrize("objective", ["logits", "hidden", "task", "auto"])
+def test_every_stage_lowers_its_loss_and_leaves_the_rest_alone(objective):
+    model, teacher = pair("primal-dual")
+    original, kept = weights(teacher), weights(model.first)
+    data = batches()
+    for batch in data:
+        batch["labels"] = torch.randint(0, 5, (4, 12))
+    config = DistillConfig(
+        layer_steps=30, end_steps=30, objective=objective, layer_lr=3e-3, end_lr=3e-3
+    )
+    done = distill(model, teacher, data, config, progress=False)
+    assert done.layers == ["second"]
+    assert done.fitted == ["second"]
+    for stage in ("layers", "end to end"):
+        losses = [float(r["loss"]) for r in done.history if r["stage"] == stage]
+        assert len(losses) == 30
+        assert sum(losses[-6:]) < sum(losses[:6])
+    assert torch.equal(weights(teacher), original)
+    assert torch.equal(weights(model.first), kept)
+    assert not model.training
+    assert all(p.requires_grad for p in (*model.parameters(), *teacher.parameters()))
+
+
+def test_training_all_moves_the_other_layers_too():
+    model, teacher = pair()
+    before = weights(model.first)
+    config = DistillConfig(layer_steps=1, end_steps=2, train_all=True)
+    distill(model, teacher, batches(), config, progress=False)
+    assert not torch.equal(weights(model.first), before)
+
+
+@pytest.mark.parametrize("kill_at", [0, 3, 6, 9])
+def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kill_at):
+    model, teacher = pair("primal-dual", dropout=0.2)
+    straight = copy.deepcopy(model)
+    want = distill(straight, teacher, batches(), FAST, progress=False)
+
+    class KilledError(Exception):
+        pass
+
+    from primal_attention.surgery import distill as module
+
+    one = module._Run._one
+
+    def dying(self):
+        if self.step == kill_at:
+            raise KilledError
+        return one(self)
+
+    started = copy.deepcopy(model)
+    monkeypatch.setattr(module._Run, "_one", dying)
+    with pytest.raises(KilledError):
+        distill(started, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    monkeypatch.undo()
+    torch.manual_seed(99)
+    again = copy.deepcopy(model)
+    got = distill(again, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    assert got.resumed_at == kill_at
+    assert torch.equal(weights(again), weights(straight))
+    assert [r["loss"] for r in got.history] == [r["loss"] for r in want.history]
+    # a finished run is only loaded
+    loaded = copy.deepcopy(model)
+    distill(loaded, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    assert torch.equal(weights(loaded), weights(straight))
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    model, teacher = pair()
+    distill(copy.deepcopy(model), teacher, batches(), FAST, folder=tmp_path, progress=False)
+    with pytest.raises(RuntimeError, match="its batches is 6, yours is 2"):
+        distill(model, teacher, batches(2), FAST, folder=tmp_path, progress=False)
+
+
+def test_plain_tensors_and_a_loss_of_ones_own_will_do():
+    teacher = nn.Sequential(create_attention("softmax", 8, 2), nn.Linear(8, 3)).eval()
+    model = copy.deepcopy(teacher)
+    model[0] = create_attention("linear", 8, 2)
+    seen = []
+
+    def loss(answer, truth, batch):
+        seen.append(batch.shape)
+        return (answer - truth).abs().mean()
+
+    data = [torch.randn(2, 6, 8) for _ in range(3)]
+    config = DistillConfig(layer_steps=0, end_steps=4, closed_form=False)
+    done = distill(model, teacher, data, config, loss=loss, progress=False)
+    assert seen == [(2, 6, 8)] * 4
+    assert done.fitted == []
+
+
+@pytest.mark.raw
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="objective must be one of"):
+        DistillConfig(objective="guess")
+    with pytest.raises(ValueError, match="layer_lr must be positive"):
+        DistillConfig(layer_lr=0)
+    with pytest.raises(ValueError, match="save_every must be at least 1"):
+        DistillConfig(save_every=0)
+    model, teacher = pair()
+    with pytest.raises(ValueError, match="no batch"):
+        distill(model, teacher, [])
+    data = batches(2)
+    config = DistillConfig(layer_steps=0, end_steps=1, objective="task")
+    with pytest.raises(ValueError, match="needs a model that returns its loss"):
+        distill(model, teacher, data, config, progress=False)
+
+
+def test_a_loss_that_is_no_number_stops_the_run():
+    model, teacher = pair()
+    data = batches(1)
+    data[0]["x"][0, 0] = float("nan")
+    with pytest.raises(RuntimeError, match="loss is nan at step 0"):
+        distill(model, teacher, data, DistillConfig(closed_form=False), progress=False)
