@@ -1,4 +1,4 @@
-"""Linear attention inside models that exist already: inspect, convert, revert."""
+"""Linear attention inside models that exist already: inspect, convert, revert, save, load."""
 
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.conversion import (
@@ -9,7 +9,10 @@ from primal_attention.surgery.conversion import (
     read_attention,
     revert,
 )
+from primal_attention.surgery.fold import fold_output
 from primal_attention.surgery.layers import Converted, converted_layers
+from primal_attention.surgery.storage import load_converted, load_pretrained, save_converted
+from primal_attention.surgery.vision import register_timm_models, timm_attention
 
 __all__ = [
     "Conversion",
@@ -19,7 +22,13 @@ __all__ = [
     "Target",
     "convert",
     "converted_layers",
+    "fold_output",
     "inspect_targets",
+    "load_converted",
+    "load_pretrained",
     "read_attention",
+    "register_timm_models",
     "revert",
+    "save_converted",
+    "timm_attention",
 ]

@@ -4,14 +4,14 @@
     print(conversion)
     revert(model, conversion)
 
-Nothing is touched unless every chosen layer can be replaced. Before that, each of them is asked what
-it answers to a few random tokens, and the answer must be that of plain softmax attention with the
-weights we read: a bias, a window or a norm we do not know of cannot slip through.
+Nothing is touched unless every chosen layer can be replaced. Before that, each of them is asked
+what it answers to a few random tokens, and the answer must be that of plain softmax attention with
+the weights we read: a bias, a window or a norm we do not know of cannot slip through.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,18 @@ from primal_attention.surgery.layers import (
     takes_rotary,
 )
 
-__all__ = ["Conversion", "Target", "convert", "inspect_targets", "read_attention", "revert"]
+__all__ = [
+    "Conversion",
+    "Plan",
+    "Target",
+    "carry_out",
+    "convert",
+    "inspect_targets",
+    "plan_conversion",
+    "read_attention",
+    "revert",
+    "targets_table",
+]
 
 _TOLERANCE = 1e-3
 """Largest difference, relative to the answer, between a layer and our reading of it."""
@@ -71,7 +82,7 @@ class Conversion:
     """Every attention module found; the selected ones were converted."""
     originals: dict[str, nn.Module] = field(repr=False)
     _layers: dict[str, Converted] = field(repr=False)
-    _settled: list[tuple[Dialect, list[Any]]] = field(repr=False)
+    _undo: list[Callable[[], None]] = field(repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -83,7 +94,7 @@ class Conversion:
 
 
 @dataclass
-class _Plan:
+class Plan:
     """Everything ``convert`` will put into the model, built before the first change."""
 
     targets: list[Target]
@@ -155,8 +166,8 @@ def convert(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> Con
         data: For ``layers="auto"``: batches, as for ``advise``.
 
     Raises:
-        ConversionError: If nothing matches or any chosen layer cannot be replaced. The model is then
-            as it was.
+        ConversionError: If nothing matches or any chosen layer cannot be replaced. The model is
+            then as it was.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True)
@@ -165,7 +176,7 @@ def convert(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> Con
         torch.Size([2, 5, 16])
         >>> revert(layer, conversion)
     """
-    return _carry_out(model, config, _plan(model, config, data))
+    return carry_out(model, plan_conversion(model, config, data=data), config)
 
 
 def revert(model: nn.Module, conversion: Conversion) -> None:
@@ -184,8 +195,8 @@ def revert(model: nn.Module, conversion: Conversion) -> None:
     for name, module in conversion.originals.items():
         module.train(conversion._layers[name].training)
         model.set_submodule(name, module)
-    for dialect, before in conversion._settled:
-        dialect.unsettle(before)
+    for undo in reversed(conversion._undo):
+        undo()
 
 
 def read_attention(module: nn.Module) -> Reading:
@@ -219,7 +230,8 @@ def _check_arguments(model: Any, config: Any) -> None:
         )
 
 
-def _plan(model: nn.Module, config: SurgeryConfig, data: Any) -> _Plan:
+def plan_conversion(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> Plan:
+    """Return everything that ``convert`` would put into a model, without touching it."""
     targets = inspect_targets(model, config, data=data)
     chosen = [t for t in targets if t.selected]
     if not chosen:
@@ -235,7 +247,7 @@ def _plan(model: nn.Module, config: SurgeryConfig, data: Any) -> _Plan:
             + "\nLeave them out with layers=..., or choose another attention."
         )
     found = {name: (module, dialect) for name, module, dialect in _attentions(model)}
-    plan = _Plan(targets, {}, {}, {n: m for n, (m, _) in found.items()}, {})
+    plan = Plan(targets, {}, {}, {n: m for n, (m, _) in found.items()}, {})
     for target in chosen:
         module, dialect = found[target.name]
         if dialect is None:
@@ -243,8 +255,7 @@ def _plan(model: nn.Module, config: SurgeryConfig, data: Any) -> _Plan:
         reading = dialect.read(module).plain()
         attention = build_attention(config.attention, config.options, reading)
         layer = dialect.wrap(module, attention, reading).train(module.training)
-        for part in layer.modules():
-            part.train(module.training)
+        layer.config = config
         frozen = not any(p.requires_grad for p in module.parameters())
         plan.layers[target.name] = layer.requires_grad_(False) if frozen else layer
         plan.originals[target.name] = module
@@ -252,14 +263,15 @@ def _plan(model: nn.Module, config: SurgeryConfig, data: Any) -> _Plan:
     return plan
 
 
-def _carry_out(model: nn.Module, config: SurgeryConfig, plan: _Plan) -> Conversion:
+def carry_out(model: nn.Module, plan: Plan, config: SurgeryConfig) -> Conversion:
+    """Put what was planned into the model."""
     for name, layer in plan.layers.items():
         model.set_submodule(name, layer)
-    settled = []
+    undo: list[Callable[[], None]] = []
     for spoken in {d.name: d for d in plan.dialects.values()}.values():
         own = {n: m for n, m in plan.originals.items() if plan.dialects[n].name == spoken.name}
-        settled.append((spoken, spoken.settle(own, plan.every)))
-    return Conversion(config, plan.targets, plan.originals, plan.layers, settled)
+        undo += spoken.settle(model, own, plan.every)
+    return Conversion(config, plan.targets, plan.originals, plan.layers, undo)
 
 
 def _get(model: nn.Module, name: str) -> nn.Module | None:
@@ -448,7 +460,7 @@ def _note(reading: Reading, attention: Attention) -> str:
 @torch.no_grad()
 def _probe(dialect: Dialect, module: nn.Module, reading: Reading) -> None:
     """Raise unless the module answers like softmax attention with the weights we read."""
-    inputs = _question(reading)
+    inputs = _question(reading, dialect.pads)
     plain = reading.plain()
     softmax = build_attention("softmax", {}, plain).eval()
     ours = dialect.wrap(module, softmax, plain).eval()
@@ -473,7 +485,7 @@ def _probe(dialect: Dialect, module: nn.Module, reading: Reading) -> None:
         )
 
 
-def _question(reading: Reading) -> Inputs:
+def _question(reading: Reading, padded: bool) -> Inputs:
     """Return a few random tokens, some of them padding, for a trial call."""
     weight, n = reading.q.weight, 6
     factory = {"device": weight.device, "dtype": weight.dtype}
@@ -491,4 +503,4 @@ def _question(reading: Reading) -> Inputs:
         angle = torch.arange(n)[None, :, None] * torch.linspace(0.5, 0.1, half)
         angles = angle.repeat(1, 1, 2).to(**factory)
         rotary = Rotary(angles.cos(), angles.sin())
-    return Inputs(x, keep, reading.is_causal, rotary)
+    return Inputs(x, keep if padded else None, reading.is_causal, rotary)

@@ -1,10 +1,11 @@
 """How the attention modules of other libraries are recognised, read and replaced."""
 
-from typing import Any
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from primal_attention.attention import Attention
 from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
 
@@ -15,6 +16,8 @@ class Dialect:
     """One library's way of writing attention."""
 
     name: str = ""
+    pads: bool = True
+    """Whether a trial call may contain padding."""
 
     def matches(self, module: nn.Module) -> bool:
         """Return whether the module is written in this dialect."""
@@ -24,7 +27,7 @@ class Dialect:
         """Return what the module is made of; raise ``ConversionError`` if that cannot be said."""
         raise NotImplementedError  # abstract
 
-    def wrap(self, module: nn.Module, attention: Any, reading: Reading) -> Converted:
+    def wrap(self, module: nn.Module, attention: Attention, reading: Reading) -> Converted:
         """Return the module that takes the place of ``module``, with ``attention`` inside."""
         raise NotImplementedError  # abstract
 
@@ -32,19 +35,26 @@ class Dialect:
         """Return what a copy of the original module answers in evaluation mode."""
         raise NotImplementedError  # abstract
 
-    def settle(self, modules: dict[str, nn.Module], every: dict[str, nn.Module]) -> list[Any]:
-        """Tell the host model about the replacement; return what ``unsettle`` needs."""
-        return []
+    def settle(
+        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+    ) -> list[Callable[[], None]]:
+        """Tell the host model about the replacement; return what undoes it.
 
-    def unsettle(self, before: list[Any]) -> None:
-        """Undo :meth:`settle`."""
+        Args:
+            model: The converted model.
+            modules: The original modules of this dialect that were replaced.
+            every: All attention modules that the model had.
+        """
+        return []
 
 
 def dialects() -> list[Dialect]:
     """Return every dialect that is spoken here."""
     from primal_attention.surgery.huggingface import HuggingFace
+    from primal_attention.surgery.torch_nn import TorchMultihead
+    from primal_attention.surgery.vision import Timm
 
-    return [HuggingFace()]
+    return [TorchMultihead(), Timm(), HuggingFace()]
 
 
 def plain_projection(module: nn.Module, name: str) -> Projection:

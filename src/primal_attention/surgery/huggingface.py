@@ -1,28 +1,39 @@
 """Attention modules of Hugging Face transformers, encoders and decoders.
 
 They are recognised by their parts, not by their class: BERT, RoBERTa, ELECTRA (``query``, ``key``,
-``value``; the output map is another module's), DistilBERT (``q_lin`` …), the Llama family, ViT, BART
-and OPT (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``, ``c_proj``). Anything that
-computes more than softmax attention is found out by the probe that every conversion runs.
+``value``; the output map is another module's), DistilBERT (``q_lin`` …), the Llama family, ViT and
+BART (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``, ``c_proj``). Anything that
+computes more than softmax attention is found out by the trial call that every conversion makes.
 """
 
 import copy
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention import Rotary
+from primal_attention.attention import Attention, Rotary
 from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.dialects import Dialect, plain_projection
-from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
+from primal_attention.surgery.layers import (
+    Converted,
+    Inputs,
+    Projection,
+    Reading,
+    conversion_record,
+)
 from primal_attention.surgery.masks import key_mask_of, padding_mask
 
 __all__ = ["ConvertedHuggingFace", "HuggingFace"]
 
 IMPLEMENTATION = "primal:converted"
 """Name under which converted models ask transformers for a padding mask instead of a square one."""
+
+_CHOICE = "_attn_implementation_internal"
+"""Where a config of transformers keeps which attention function, and so which masks, it uses."""
 
 _NAMES: dict[str, tuple[str, str, str, str | None]] = {
     "bert": ("query", "key", "value", None),
@@ -32,15 +43,15 @@ _NAMES: dict[str, tuple[str, str, str, str | None]] = {
 }
 # what transformers hands down to every attention without a meaning for ours
 _IGNORED = frozenset(
-    [
+    (
         "cache_position",
         "num_items_in_batch",
         "output_hidden_states",
+        "output_router_logits",
         "position_ids",
         "return_dict",
         "use_cache",
-        "output_router_logits",
-    ]
+    )
 )
 
 
@@ -49,14 +60,22 @@ class ConvertedHuggingFace(Converted):
 
     Args:
         attention: The layer that does the work.
-        reading: What it replaces.
+        is_causal: Whether the layer is causal unless the call says otherwise.
+        rotary: Whether the host passes rotary positions.
         layer_idx: Which layer of the cache is its own.
     """
 
     dialect = "huggingface"
 
-    def __init__(self, attention: Any, reading: Reading, layer_idx: int | None = None) -> None:
-        super().__init__(attention, reading)
+    def __init__(
+        self,
+        attention: Attention,
+        *,
+        is_causal: bool = False,
+        rotary: bool = False,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__(attention, is_causal=is_causal, rotary=rotary)
         self.layer_idx = layer_idx
 
     def forward(
@@ -219,16 +238,21 @@ class HuggingFace(Dialect):
                     return int(getattr(owner, name))
         raise ConversionError("it does not say how many heads it has")
 
-    def wrap(self, module: nn.Module, attention: Any, reading: Reading) -> Converted:
+    def wrap(self, module: nn.Module, attention: Attention, reading: Reading) -> Converted:
         """Return the module that takes the place of ``module``."""
-        return ConvertedHuggingFace(attention, reading, getattr(module, "layer_idx", None))
+        return ConvertedHuggingFace(
+            attention,
+            is_causal=reading.is_causal,
+            rotary=reading.rotary,
+            layer_idx=getattr(module, "layer_idx", None),
+        )
 
     def ask(self, module: nn.Module, inputs: Inputs) -> Tensor:
         """Return what the original module answers, or raise."""
         module = copy.deepcopy(module).eval()
         config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation_internal"):
-            config._attn_implementation_internal = "eager"
+        if hasattr(config, _CHOICE):
+            setattr(config, _CHOICE, "eager")
         x, keep, causal, rotary = inputs
         pairs = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
         pairs = pairs if keep is None else pairs & keep[:, None, None, :].cpu()
@@ -241,30 +265,28 @@ class HuggingFace(Dialect):
             raise ConversionError("it does not return (output, weights)")
         return answer[0]
 
-    def settle(self, modules: dict[str, nn.Module], every: dict[str, nn.Module]) -> list[Any]:
-        """Ask for padding masks where all layers of a config are converted; return what it was.
+    def settle(
+        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+    ) -> list[Callable[[], None]]:
+        """Note the conversion in the model's config, and ask for padding masks where that suffices.
 
-        Args:
-            modules: The original modules that were replaced.
-            every: All attention modules that the model had.
+        Where all layers of a config are converted, nobody needs a mask over pairs of tokens.
         """
+        undo: list[Callable[[], None]] = []
+        config: Any = getattr(model, "config", None)
+        if hasattr(config, "to_json_string"):
+            config.primal_attention = conversion_record(model)
+            undo.append(partial(delattr, config, "primal_attention"))
         configs = {id(c): c for m in modules.values() if (c := getattr(m, "config", None))}
         replaced = {id(m) for m in modules.values()}
-        before = []
         for config in configs.values():
             rest = [m for m in every.values() if getattr(m, "config", None) is config]
-            if hasattr(config, "_attn_implementation_internal") and all(
-                id(m) in replaced for m in rest
-            ):
+            before = getattr(config, _CHOICE, None)
+            if before is not None and all(id(m) in replaced for m in rest):
                 _register()
-                before.append((config, config._attn_implementation_internal))
-                config._attn_implementation_internal = IMPLEMENTATION
-        return before
-
-    def unsettle(self, before: list[Any]) -> None:
-        """Undo :meth:`settle`."""
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation
+                undo.append(partial(setattr, config, _CHOICE, before))
+                setattr(config, _CHOICE, IMPLEMENTATION)
+        return undo
 
 
 def _register() -> None:

@@ -21,7 +21,7 @@ from primal_attention.attention import (
     create_attention,
 )
 from primal_attention.functional.precision import accumulator
-from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.config import ConversionError, SurgeryConfig
 
 __all__ = [
     "Converted",
@@ -29,6 +29,7 @@ __all__ = [
     "Projection",
     "Reading",
     "build_attention",
+    "conversion_record",
     "converted_layers",
     "takes_rotary",
 ]
@@ -157,16 +158,21 @@ class Converted(nn.Module):
 
     Args:
         attention: The layer that does the work.
-        reading: What it replaces.
+        is_causal: Whether the layer is causal unless the call says otherwise.
+        rotary: Whether the host passes rotary positions.
     """
 
     dialect: str = ""
+    config: SurgeryConfig | None = None
+    """What ``convert`` was asked for; ``None`` for layers that were built, not converted."""
 
-    def __init__(self, attention: Attention, reading: Reading) -> None:
+    def __init__(
+        self, attention: Attention, *, is_causal: bool = False, rotary: bool = False
+    ) -> None:
         super().__init__()
         self.attention = attention
-        self.is_causal = reading.is_causal
-        self.uses_rotary = reading.rotary and takes_rotary(attention)
+        self.is_causal = is_causal
+        self.uses_rotary = rotary and takes_rotary(attention)
 
     def attend(self, inputs: Inputs) -> Float[Tensor, "b n c"]:
         """Return the attention's output on what the host passed."""
@@ -186,6 +192,19 @@ def converted_layers(model: nn.Module) -> dict[str, Converted]:
         {}
     """
     return {name: m for name, m in model.named_modules() if isinstance(m, Converted)}
+
+
+def conversion_record(model: nn.Module) -> dict[str, Any] | None:
+    """Return what JSON needs to know to convert a model in the same way; ``None`` if it was not."""
+    layers = {n: m for n, m in converted_layers(model).items() if m.config is not None}
+    config = next((m.config for m in layers.values()), None)
+    if config is None:
+        return None
+    rows = [
+        {"name": n, "dialect": m.dialect, "dim": m.attention.dim, "heads": m.attention.num_heads}
+        for n, m in layers.items()
+    ]
+    return {"config": {**config.to_dict(), "layers": list(layers)}, "layers": rows}
 
 
 def takes_rotary(attention: Attention) -> bool:

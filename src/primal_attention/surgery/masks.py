@@ -1,7 +1,7 @@
 """From the masks of other libraries to ``key_mask`` and ``is_causal``.
 
-Attention in linear time knows two kinds of masks: padding, ``[b m]``, and order. A mask over pairs of
-tokens is read as one of these if that is what it says, and refused otherwise.
+Attention in linear time knows two kinds of masks: padding, ``[b m]``, and order. A mask over pairs
+of tokens is read as one of these if that is what it says, and refused otherwise.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from primal_attention.surgery.config import ConversionError
 
-__all__ = ["key_mask_of", "padding_mask"]
+__all__ = ["is_tracing", "key_mask_of", "padding_mask"]
 
 
 def key_mask_of(
@@ -49,7 +49,7 @@ def key_mask_of(
     pairs = mask if mask.dtype == torch.bool else mask == 0
     # the last query may look at every real key, whether or not there is an order
     keep = _last(pairs[:, 0, -1], tokens, seen)
-    if not _tracing():
+    if not is_tracing():
         _check_pairs(mask, pairs, keep, is_causal, seen)
     return keep.expand(batch, -1)
 
@@ -58,7 +58,8 @@ def _last(mask: Tensor, tokens: int, seen: int) -> Tensor:
     return mask[:, seen : seen + tokens]
 
 
-def _tracing() -> bool:
+def is_tracing() -> bool:
+    """Return whether a program is being captured, so that values cannot be looked at."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
@@ -96,7 +97,7 @@ def padding_mask(
     """
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    if not _tracing():
+    if not is_tracing():
         if mask_function not in (None, bidirectional_mask_function, causal_mask_function):
             raise ConversionError(
                 "The model asks for a mask over pairs of tokens (packed sequences, a sliding "

@@ -1,0 +1,177 @@
+"""``nn.MultiheadAttention``, alone or inside ``nn.TransformerEncoderLayer`` and its decoder twin.
+
+Torch marks what to *ignore*: here, and only here, the sign of masks is flipped.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from primal_attention.attention import Attention
+from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.dialects import Dialect
+from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
+from primal_attention.surgery.masks import is_tracing
+
+__all__ = ["ConvertedMultihead", "TorchMultihead"]
+
+
+class ConvertedMultihead(Converted):
+    """Takes what ``nn.MultiheadAttention`` takes, returns ``(output, None)``.
+
+    Args:
+        attention: The layer that does the work.
+        batch_first: Whether tensors are ``[b n c]`` instead of ``[n b c]``.
+    """
+
+    dialect = "torch"
+    # a Transformer layer in evaluation reads these to choose its fused path, which would go around
+    # the attention: their values say that there is none
+    in_proj_weight = None
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(self, attention: Attention, *, batch_first: bool) -> None:
+        super().__init__(attention)
+        self.batch_first = batch_first
+        self.embed_dim, self.num_heads = attention.dim, attention.num_heads
+        self.head_dim = attention.head_dim
+
+    @property
+    def out_proj(self) -> nn.Module:
+        """The output map."""
+        return self.attention.out_proj  # type: ignore[return-value]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Return the layer's output, and ``None`` for weights that it never forms."""
+        if need_weights:
+            raise ValueError(
+                "A converted layer forms no attention weights; call it with need_weights=False."
+            )
+        if value is not key:
+            raise ValueError(
+                "A converted layer projects keys and values from one sequence; pass the same "
+                "tensor as key and value."
+            )
+        context = None if key is query else key
+        single, turned = query.dim() == 2, not self.batch_first and query.dim() == 3
+        if single:
+            query, context = query[None], None if context is None else context[None]
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif turned:
+            query = query.transpose(0, 1)
+            context = None if context is None else context.transpose(0, 1)
+        causal = self._order(attn_mask, is_causal)
+        y = self.attention(query, context, key_mask=_keep(key_padding_mask), is_causal=causal)
+        if single:
+            return y[0], None
+        return (y.transpose(0, 1) if turned else y), None
+
+    def _order(self, mask: Tensor | None, is_causal: bool) -> bool:
+        """Return whether a mask over pairs means causal order; refuse what it cannot mean."""
+        if mask is None:
+            if is_causal:
+                raise ValueError("is_causal=True needs attn_mask, as in nn.MultiheadAttention.")
+            return False
+        if is_tracing():
+            if not is_causal:
+                raise ConversionError(
+                    "attn_mask cannot be read while a program is captured; pass is_causal=True if "
+                    "it says causal order, or no attn_mask."
+                )
+            return True
+        ignore = mask if mask.dtype == torch.bool else mask != 0
+        if mask.dtype != torch.bool and bool((mask[ignore] > -1e4).any()):
+            raise ConversionError(_PAIRS.format("adds a bias to scores"))
+        later = torch.ones_like(ignore).triu(1)
+        if bool((ignore == later).all()):
+            return True
+        if not bool(ignore.any()):
+            return False
+        raise ConversionError(_PAIRS.format("hides pairs of tokens"))
+
+
+_PAIRS = (
+    "attn_mask {} in a way that is not causal order; attention without a score matrix cannot "
+    "honour it. Pass key_padding_mask for padding, or leave this layer unconverted."
+)
+
+
+def _keep(mask: Tensor | None) -> Tensor | None:
+    """Return which keys are real from a mask of those to ignore, boolean or added to scores."""
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        return ~mask
+    if not is_tracing() and bool(((mask != 0) & (mask > -1e4)).any()):
+        raise ConversionError(
+            "key_padding_mask adds a finite bias to scores, which attention without a score "
+            "matrix cannot honour; pass a boolean mask with True for padding."
+        )
+    return mask == 0
+
+
+class TorchMultihead(Dialect):
+    """Reads and replaces ``nn.MultiheadAttention``."""
+
+    name = "torch"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Return whether a module is torch's own, not a subclass with a will of its own."""
+        return type(module) is nn.MultiheadAttention
+
+    def read(self, module: Any) -> Reading:
+        """Return what the module is made of."""
+        if not module._qkv_same_embed_dim:
+            raise ConversionError("keys or values have a width of their own (kdim, vdim)")
+        if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
+            raise ConversionError("it adds a key and a value of its own (bias_k, add_zero_attn)")
+        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        q, k, v = (
+            Projection(w, b) for w, b in zip(module.in_proj_weight.chunk(3), biases, strict=True)
+        )
+        out = Projection(module.out_proj.weight, module.out_proj.bias)
+        h = module.num_heads
+        return Reading(q, k, v, out, h, h, 1 / math.sqrt(module.head_dim))
+
+    def wrap(self, module: Any, attention: Attention, reading: Reading) -> Converted:
+        """Return the module that takes the place of ``module``."""
+        return ConvertedMultihead(attention, batch_first=module.batch_first)
+
+    def ask(self, module: Any, inputs: Inputs) -> Tensor:
+        """Return what the original module answers, or raise."""
+        module = copy.deepcopy(module).eval()
+        x = inputs.x if module.batch_first else inputs.x.transpose(0, 1)
+        ignore = None if inputs.key_mask is None else ~inputs.key_mask
+        y = module(x, x, x, key_padding_mask=ignore, need_weights=False)[0]
+        return y if module.batch_first else y.transpose(0, 1)
+
+    def settle(
+        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+    ) -> list[Callable[[], None]]:
+        """Keep encoders around a replaced layer from packing their input in evaluation."""
+        undo: list[Callable[[], None]] = []
+        for name, module in model.named_modules():
+            around = f"{name}." if name else ""
+            if isinstance(module, nn.TransformerEncoder) and any(
+                inner.startswith(around) for inner in modules
+            ):
+                before = module.use_nested_tensor
+                undo.append(partial(setattr, module, "use_nested_tensor", before))
+                module.use_nested_tensor = False
+        return undo

@@ -1,0 +1,195 @@
+"""Vision Transformers of timm: a layer for ``attn_layer=``, replacement, and models by name.
+
+timm.create_model("vit_small_patch16_224", attn_layer=timm_attention("primal", rank=32))
+register_timm_models()
+timm.create_model("primal_deit_small_patch16_224")   # Primal.+DeiT-Small/16 of the paper
+"""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from primal_attention.attention import (
+    Attention,
+    PrimalAttention,
+    attention_entry,
+    create_attention,
+)
+from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.dialects import Dialect, plain_projection
+from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
+from primal_attention.surgery.masks import key_mask_of
+
+__all__ = ["ConvertedTimm", "Timm", "register_timm_models", "timm_attention"]
+
+_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+"""Width and heads of the DeiT family; twelve layers each."""
+_RANK, _TOKENS = 96, 197
+"""Directions and sampled rows of the published Primal.+DeiT."""
+
+
+class ConvertedTimm(Converted):
+    """Takes and returns what a timm attention does: tokens."""
+
+    dialect = "timm"
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Return the layer's output."""
+        b, n, _ = x.shape
+        keep = key_mask_of(attn_mask, batch=b, is_causal=is_causal, tokens=n)
+        return self.attend(Inputs(x, keep, is_causal))
+
+
+class Timm(Dialect):
+    """Reads and replaces attention modules of timm with one fused projection."""
+
+    name = "timm"
+    pads = False
+
+    def matches(self, module: nn.Module) -> bool:
+        """Return whether a module has ``qkv``, ``proj`` and heads."""
+        parts = dict(module.named_children())
+        return {"qkv", "proj"} <= set(parts) and isinstance(getattr(module, "num_heads", None), int)
+
+    def read(self, module: Any) -> Reading:
+        """Return what the module is made of."""
+        known = (nn.Dropout, nn.Identity)
+        extra = [
+            name
+            for name, child in module.named_children()
+            if name not in ("qkv", "proj") and not isinstance(child, known)
+        ]
+        extra += [name for name, _ in module.named_parameters(recurse=False)]
+        if extra:
+            raise ConversionError(f"it has parts that have no place in ours: {', '.join(extra)}")
+        fused, out = plain_projection(module, "qkv"), plain_projection(module, "proj")
+        if fused.weight.shape[0] != 3 * fused.weight.shape[1]:
+            raise ConversionError(
+                f"qkv has shape {tuple(fused.weight.shape)}: keys are not as wide as tokens"
+            )
+        biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
+        q, k, v = (Projection(w, b) for w, b in zip(fused.weight.chunk(3), biases, strict=True))
+        h = module.num_heads
+        drop = float(getattr(getattr(module, "proj_drop", None), "p", 0.0))
+        return Reading(q, k, v, out, h, h, float(module.scale), dropout=drop)
+
+    def wrap(self, module: nn.Module, attention: Attention, reading: Reading) -> Converted:
+        """Return the module that takes the place of ``module``."""
+        return ConvertedTimm(attention)
+
+    def ask(self, module: nn.Module, inputs: Inputs) -> Tensor:
+        """Return what the original module answers, or raise."""
+        return copy.deepcopy(module).eval()(inputs.x)
+
+
+def timm_attention(name: str, **options: Any) -> type[nn.Module]:
+    """Return a class for ``attn_layer=`` of timm's constructors.
+
+    Args:
+        name: Name of an attention in the registry.
+        options: Options of its constructor.
+
+    Example:
+        >>> layer = timm_attention("primal", rank=8)(64, num_heads=4, qkv_bias=True)
+        >>> layer(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+    attention_entry(name)
+
+    class Layer(ConvertedTimm):
+        """An attention of the registry with timm's constructor."""
+
+        def __init__(
+            self,
+            dim: int,
+            num_heads: int = 8,
+            qkv_bias: bool = False,
+            qk_norm: bool = False,
+            scale_norm: bool = False,
+            proj_bias: bool = True,
+            attn_drop: float = 0.0,
+            proj_drop: float = 0.0,
+            norm_layer: Any = None,
+            device: Any = None,
+            dtype: Any = None,
+        ) -> None:
+            if qk_norm or scale_norm:
+                raise ValueError(
+                    f"{name!r} has no norms inside; build the model with qk_norm=False and "
+                    "scale_attn_norm=False."
+                )
+            factory = {"device": device, "dtype": dtype}
+            given = {"dropout": proj_drop, **options}
+            attention = create_attention(name, dim, num_heads, bias=proj_bias, **given, **factory)
+            for part in ("q_proj", "k_proj", "v_proj"):
+                if qkv_bias != proj_bias and hasattr(attention, part):
+                    setattr(attention, part, nn.Linear(dim, dim, qkv_bias, **factory))
+            super().__init__(attention)
+
+    return Layer
+
+
+def register_timm_models() -> list[str]:
+    """Make ``timm.create_model`` know the vision models of the paper, and return their names.
+
+    ``primalformer_deit_{tiny,small,base}_patch16_224`` have primal attention in every block;
+    ``primal_deit_{tiny,small,base}_patch16_224`` are DeiT with the published layer (``s = 96`` over
+    all 197 tokens) in the last one. Both take ``rank=``.
+    """
+    try:
+        from timm.models import is_model, register_model
+    except ImportError as error:
+        raise ImportError("These models need timm; install primal-attention[vision].") from error
+    names = []
+    for size, (dim, heads) in _SIZES.items():
+        for make in (_primalformer, _primal_deit):
+            entry = make(f"deit_{size}_patch16_224", dim, heads)
+            names.append(entry.__name__)
+            if not is_model(entry.__name__):
+                # timm looks the function up in its module
+                globals()[entry.__name__] = entry
+                register_model(entry)
+    return sorted(names)
+
+
+def _primalformer(host: str, dim: int, heads: int) -> Any:
+    def entry(pretrained: bool = False, rank: int | None = None, **kwargs: Any) -> nn.Module:
+        if pretrained:
+            raise ValueError(
+                "There are no pretrained weights for this model; use pretrained=False, or convert "
+                f"a pretrained {host}."
+            )
+        from timm import create_model
+
+        return create_model(host, attn_layer=timm_attention("primal", rank=rank), **kwargs)
+
+    entry.__name__ = entry.__qualname__ = f"primalformer_{host}"
+    entry.__doc__ = "DeiT with primal attention in every block."
+    return entry
+
+
+def _primal_deit(host: str, dim: int, heads: int) -> Any:
+    def entry(pretrained: bool = False, rank: int = _RANK, **kwargs: Any) -> nn.Module:
+        from timm import create_model
+
+        model = create_model(host, pretrained=pretrained, **kwargs)
+        block = model.blocks[-1]
+        old = block.attn.proj.weight
+        attention = PrimalAttention.reference(
+            "vit",
+            dim,
+            heads,
+            rank=rank,
+            num_samples=_TOKENS,
+            device=old.device,
+            dtype=old.dtype,
+        )
+        block.attn = ConvertedTimm(attention)
+        return model
+
+    entry.__name__ = entry.__qualname__ = f"primal_{host}"
+    entry.__doc__ = "DeiT with the published primal attention in the last block."
+    return entry
