@@ -18,6 +18,7 @@ from primal_attention.functional.nystrom import (
     schulz_inverse,
     segment_means,
     strided_landmarks,
+    token_convolution,
     windowed_nystrom,
     with_ones,
 )
@@ -397,3 +398,21 @@ def test_without_a_window_the_causal_form_is_the_masked_low_rank_product():
     exact = naive.gaussian_gram(q, k).diagonal(dim1=-2, dim2=-1)
     low = low + torch.diag_embed(exact - low.diagonal(dim1=-2, dim2=-1))
     assert_close(windowed_nystrom(q, k, v, z, window=1).values, low @ v)
+
+
+@pytest.mark.parametrize("taps", [1, 3, 33, 65])
+@pytest.mark.parametrize("n", [1, 5, 32, 33, 100])
+def test_the_convolution_by_blocks_is_a_grouped_convolution_in_values_and_gradients(n, taps):
+    x = torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, taps, dtype=torch.float64, requires_grad=True)
+    got = token_convolution(x, weight)
+    kernel = weight[:, None, :, None]
+    expected = torch.nn.functional.conv2d(x, kernel, padding=(taps // 2, 0), groups=3)
+    torch.testing.assert_close(got, expected)
+    weights = torch.randn_like(got)
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), [x, weight]),
+        torch.autograd.grad((expected * weights).sum(), [x, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from primal_attention.attention.base import Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
+from primal_attention.attention.rotary import Rotary
 from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = ["LinformerAttention", "LinformerCore"]
@@ -40,22 +41,43 @@ class LinformerCore(Core):
         self.num_projections = num_projections
         at = (torch.arange(num_projections, dtype=torch.float64) + 0.5) / num_projections
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        start = _cosines(at, num_projections).to(device=device, dtype=dtype)
+        start = _cosines(at, num_projections).mT.to(device=device, dtype=dtype)
         self.e_k = nn.Parameter(start.repeat(num_heads, 1, 1))
         self.e_v = nn.Parameter(start.repeat(num_heads, 1, 1))
 
     def basis(
         self, m: int, key_mask: Bool[Tensor, "b m"] | None, like: Tensor
-    ) -> Float[Tensor, "b m s"]:
+    ) -> Float[Tensor, "b s m"]:
         """Return the cosines of relative positions over the number of keys; zero for padding."""
         at = torch.arange(m, device=like.device, dtype=like.dtype)[None] + 0.5
-        real = torch.ones_like(at, dtype=torch.bool) if key_mask is None else key_mask
-        count = real.sum(1, keepdim=True).clamp_min(1)
-        waves = _cosines(at / count, self.num_projections) / count[..., None]
+        count = at.new_full((1, 1), m) if key_mask is None else key_mask.sum(1, keepdim=True)
+        count = count.clamp_min(1)
+        waves = _cosines(at / count, self.num_projections)
         # what fewer tokens than cosines cannot resolve would only repeat, and add up
         order = torch.arange(self.num_projections, device=like.device)
-        resolved = order < count[..., None]  # [b 1 s]
-        return torch.where(real[..., None] & resolved, waves, 0.0)
+        waves = waves * torch.where(order < count, 1 / count, 0.0).to(waves.dtype)[..., None]
+        return waves if key_mask is None else torch.where(key_mask[:, None], waves, 0.0)
+
+    def project(
+        self, x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
+    ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b s 1"]]:
+        """Return the cosine sums of tokens, and of a token that is one everywhere."""
+        with full_precision(x):
+            x = x.to(accumulator(x))
+            waves = self.basis(x.shape[1], key_mask, x)
+            return waves @ x, waves.sum(-1, keepdim=True)
+
+    def attend(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s v"],
+    ) -> Float[Tensor, "b h n v"]:
+        """Return softmax averages over mixtures of the cosine sums of keys and values."""
+        wide = accumulator(q)
+        with full_precision(q):
+            keys, values = (e.to(wide) @ t.to(wide) for e, t in ((self.e_k, k), (self.e_v, v)))
+            return scaled_dot_product_attention(q.to(wide), keys, values)
 
     def forward(
         self,
@@ -67,18 +89,20 @@ class LinformerCore(Core):
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
         """Return softmax averages of the projected values; zero without keys."""
-        wide, dtype = accumulator(q), v.dtype
-        with full_precision(q):
-            q, k, v = (t.to(wide) for t in (q, k, v))
-            waves = self.basis(k.shape[2], key_mask, k).mT[:, None]  # [b 1 s m]
-            keys, values = self.e_k.to(wide) @ (waves @ k), self.e_v.to(wide) @ (waves @ v)
-            return scaled_dot_product_attention(q, keys, values).to(dtype)
+        # heads side by side: one product with the cosines serves them all
+        k_, v_ = (
+            self.project(t.transpose(1, 2).flatten(2), key_mask)[0]
+            .unflatten(-1, (t.shape[1], t.shape[3]))
+            .transpose(1, 2)
+            for t in (k, v)
+        )
+        return self.attend(q, k_, v_).to(v.dtype)
 
 
-def _cosines(at: Float[Tensor, "*n"], num: int) -> Float[Tensor, "*n s"]:
-    order = torch.arange(num, device=at.device, dtype=at.dtype)
+def _cosines(at: Float[Tensor, "*b n"], num: int) -> Float[Tensor, "*b s n"]:
+    order = torch.arange(num, device=at.device, dtype=at.dtype)[:, None]
     scale = torch.where(order == 0, 1.0, 2.0).to(at.dtype).sqrt()
-    return scale * torch.cos(math.pi * order * at[..., None])
+    return torch.cos(math.pi * order * at[..., None, :]).mul_(scale)
 
 
 class LinformerAttention(MultiHeadAttention):
@@ -100,6 +124,8 @@ class LinformerAttention(MultiHeadAttention):
         torch.Size([2, 100, 16])
     """
 
+    core: LinformerCore
+
     def __init__(
         self,
         dim: int,
@@ -114,6 +140,19 @@ class LinformerAttention(MultiHeadAttention):
         factory = {"device": device, "dtype": dtype}
         core = LinformerCore(max(num_heads, 1), num_projections=num_projections, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
+
+    def _collect(
+        self, q: Tensor, memory: Tensor, rotary: Rotary | None, also: dict[str, Any]
+    ) -> Float[Tensor, "b h n v"]:
+        if rotary is not None:
+            return super()._collect(q, memory, rotary, also)
+        # sums of projected tokens are projections of sums: s rows instead of m meet the weights
+        sums, ones = self.core.project(memory, also["key_mask"])
+        sums, ones = sums.to(memory.dtype), ones.to(memory.dtype)
+        zero = torch.zeros_like(sums[:, :1])
+        # a bias counts as often as a one
+        k, v = (self._split(p(sums) + (ones - 1) * p(zero)) for p in (self.k_proj, self.v_proj))
+        return self.core.attend(q, k, v).to(v.dtype)
 
 
 register_attention(

@@ -132,21 +132,26 @@ class MultiHeadAttention(Attention):
             memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
             rotary = None if rotary is None else rotary.take(order)
         q = self._split(self.q_proj(memory if context is None else x))
-        k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
-        if rotary is not None:
-            q, k = rotary.turn(q), rotary.turn(k)
-        also = {}
+        also: dict[str, Any] = {"key_mask": keep, "is_causal": is_causal}
         if keep is not None and self.core.takes_query_mask:
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-            also = {"query_mask": keep if context is None else real}
-        y = self.core(q, k, v, key_mask=keep, is_causal=is_causal, **also)
-        y = self._merge(y)
+            also["query_mask"] = keep if context is None else real
+        y = self._merge(self._collect(q, memory, rotary, also))
         if order is not None and context is None:
             y = take_tokens(y, order.argsort(1))
         y = self.dropout(self.out_proj(y))
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
         return y
+
+    def _collect(
+        self, q: Tensor, memory: Tensor, rotary: Rotary | None, also: dict[str, Any]
+    ) -> Float[Tensor, "b h n v"]:
+        """Return what the queries collect from a memory that is yet to be projected."""
+        k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        if rotary is not None:
+            q, k = rotary.turn(q), rotary.turn(k)
+        return self.core(q, k, v, **also)
 
     def init_state(self, batch_size: int) -> State:
         """Return the state before the first token."""

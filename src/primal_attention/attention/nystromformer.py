@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
 
 from primal_attention.attention.base import Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.nystrom import nystromformer_attention, segment_means
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.nystrom import (
+    nystromformer_attention,
+    segment_means,
+    token_convolution,
+)
+from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = ["NystromformerAttention", "NystromformerCore"]
 
@@ -80,9 +83,8 @@ class NystromformerCore(Core):
         k_l = segment_means(k, self.num_landmarks, key_mask)
         y = nystromformer_attention(q, k, v, q_l, k_l, key_mask=key_mask)
         if self.conv is not None and v.shape[2]:
-            weight = self.conv.to(wide)[:, None, :, None]  # [h 1 k 1]
-            half = self.conv.shape[1] // 2
-            y = y + conv2d(v, weight, padding=(half, 0), groups=v.shape[1])
+            with full_precision(q):
+                y = y + token_convolution(v, self.conv.to(wide))
         return y.to(dtype)
 
 

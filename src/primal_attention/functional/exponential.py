@@ -87,11 +87,11 @@ def _divide(sums: Tensor) -> Tensor:
     # below the root of the smallest number the gradient of a ratio overflows
     # (not "greater than": a NaN must stay one)
     resolved = ~(total <= torch.finfo(total.dtype).tiny ** 0.5)
-    return torch.where(resolved, sums[..., :-1] / torch.where(resolved, total, 1.0), 0.0)
+    return sums[..., :-1] * torch.where(resolved, 1 / torch.where(resolved, total, 1.0), 0.0)
 
 
 def _query_features(log_q: Tensor) -> Tensor:
-    return (log_q - log_q.amax(-1, keepdim=True).detach()).exp()
+    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp_()
 
 
 def _all_keys(
@@ -100,9 +100,11 @@ def _all_keys(
     if log_k.shape[2] == 0:
         return ExponentialSums(_divide(log_q.exp() @ state[0].to(log_q.dtype)), *state)
     # one maximum per feature: the query takes it back, so the largest term of each row is one
-    top = log_k.amax(2, keepdim=True).detach()
-    sums = (log_k - top).exp().transpose(-1, -2) @ v
-    return ExponentialSums(_divide(_query_features(log_q + top) @ sums), sums, state[1])
+    top = log_k.detach().amax(2, keepdim=True)
+    sums = (log_k - top).exp_().transpose(-1, -2) @ v
+    query = log_q + top
+    query = query.sub_(query.detach().amax(-1, keepdim=True)).exp_()
+    return ExponentialSums(_divide(query @ sums), sums, state[1])
 
 
 def _one_key(

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
 
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.primal import even_indices
@@ -41,6 +41,7 @@ __all__ = [
     "schulz_inverse",
     "segment_means",
     "strided_landmarks",
+    "token_convolution",
     "windowed_nystrom",
     "with_ones",
 ]
@@ -49,6 +50,10 @@ Inverse = Literal["cholesky", "schulz", "published"]
 
 _ABSENT = -1e30
 """Logit of a key that is not there; finite, so that no infinity meets a zero in backward."""
+
+
+_BLOCK = 32
+"""Tokens that one banded matrix convolves at least."""
 
 
 class _Gram(torch.autograd.Function):
@@ -214,10 +219,18 @@ def schulz_inverse(
         if published_start:
             # the norm of each matrix by itself: batch mates must not meet here
             z = n_m.mT / n_m.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
-        for _ in range(steps):
-            nz = n_m @ z
-            z = z @ (13 * eye - nz @ (15 * eye - nz @ (7 * eye - nz))) / 4
-        return scale * z * scale.mT
+        return scale * _iterate(n_m, z, steps) * scale.mT
+
+
+def _iterate(a: Tensor, z: Tensor, steps: int) -> Tensor:
+    """Return ``z`` after ``z ← z (13 − a z (15 − a z (7 − a z))) / 4``, four products a step."""
+    shape, a, z = a.shape, a.flatten(0, -3), z.flatten(0, -3)
+    for _ in range(steps):
+        az = a @ z
+        inner = torch.baddbmm(az, az, az, beta=7, alpha=-1)
+        inner = torch.baddbmm(az, az, inner, beta=15, alpha=-1)
+        z = torch.baddbmm(z, z, inner, beta=13 / 4, alpha=-1 / 4)
+    return z.view(shape)
 
 
 def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
@@ -363,6 +376,8 @@ def segment_means(
         tensor([0.5000, 2.5000])
     """
     b, h, n, d = x.shape
+    if key_mask is None and not torch.compiler.is_compiling() and n and n % num == 0:
+        return x.unflatten(2, (num, n // num)).mean(3)
     if key_mask is None:
         segment = torch.arange(n, device=x.device) * num // max(n, 1)
         total = x.new_zeros(b, h, num, d).index_add(2, segment, x)
@@ -442,11 +457,36 @@ def nystromformer_attention(
         a = (q_l @ k_l.mT * q.shape[-1] ** -0.5).softmax(-1)
         # each matrix by its own norms: batch mates must not meet here
         columns, rows = (a.sum(i, keepdim=True).amax((-2, -1), keepdim=True) for i in (-2, -1))
-        z, eye = a.mT / (columns * rows), torch.eye(a.shape[-1], dtype=wide, device=a.device)
-        for _ in range(steps):
-            az = a @ z
-            z = z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az))) / 4
-        return scaled_dot_product_attention(q, k_l, z @ right).to(v.dtype)
+        inverse = _iterate(a, a.mT / (columns * rows), steps)
+        return scaled_dot_product_attention(q, k_l, inverse @ right).to(v.dtype)
+
+
+def token_convolution(
+    x: Float[Tensor, "b h n d"], weight: Float[Tensor, "h k"]
+) -> Float[Tensor, "b h n d"]:
+    """Return ``y_i = Σ_t w_t x_{i + t - k/2}`` per head, zero beyond the ends; ``k`` is odd.
+
+    By products with banded matrices over blocks of tokens: training costs a third of what a grouped
+    convolution costs on a CPU, whose layout is made for images.
+
+    Example:
+        >>> token_convolution(torch.ones(1, 1, 4, 1), torch.ones(1, 3)).flatten()
+        tensor([2., 3., 3., 2.])
+    """
+    n, taps = x.shape[2], weight.shape[1]
+    half = taps // 2
+    if torch.compiler.is_compiling():
+        return conv2d(x, weight[:, None, :, None], padding=(half, 0), groups=x.shape[1])
+    block = max(_BLOCK, taps - 1)
+    groups = -(-n // block)
+    after = (groups + 1) * block - n - half
+    blocks = pad(x, (0, 0, half, after)).unflatten(2, (groups + 1, block))
+    pairs = torch.cat([blocks[:, :, :-1], blocks[:, :, 1:]], dim=3)  # [b h g 2i d]
+    at = torch.arange(block, device=x.device)
+    tap = torch.arange(2 * block, device=x.device) - at[:, None]
+    inside = (tap >= 0) & (tap < taps)
+    band = torch.where(inside, weight[:, tap.clamp(0, taps - 1)], 0.0)  # [h i 2i]
+    return torch.einsum("hij,bhgjd->bhgid", band, pairs).flatten(2, 3)[:, :, :n]
 
 
 class WindowedNystrom(NamedTuple):

@@ -213,14 +213,18 @@ class PositiveFeatures(_Gaussian):
     def log_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
         """Return the logarithm of the features, for sums that must not overflow."""
         with full_precision(x):
-            project, energy, w = self._prepare(x)
+            x = unit(x) if self.normalize else wide(x)
+            w = self.get_buffer("directions").to(x.dtype)
             root = math.sqrt(1 - 4 * self._tilt)
             level = 0.5 * self.dim * math.log(root) - 0.5 * math.log(self.num_features)
-            if self.shape == "gaussian":
-                energy = 2 * energy
-            logs = root * project - energy + level
+            weight = self.scale if self.shape == "gaussian" else 0.5 * self.scale
+            energy = weight * x.square().sum(-1, keepdim=True) - level
+            # factors go to the few directions, and what is subtracted goes in place: the features
+            # are the largest tensor of the layer
+            logs = x @ (root * self.scale**0.5 * w).transpose(-1, -2)
+            logs = logs.sub_(energy)
             if self._tilt:
-                logs = logs + self._tilt * w.square().sum(-1)[..., None, :]
+                logs = logs.add_(self._tilt * w.square().sum(-1)[..., None, :])
             return logs
 
     def query_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
