@@ -5,8 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from primal_attention import SoftmaxAttention
+from primal_attention.attention import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.functional import naive
+
+SOFTMAX = (SoftmaxAttention, ExplicitSoftmaxAttention)
 
 
 def _twins():
@@ -69,3 +71,25 @@ def test_the_cache_holds_every_key_and_value():
     layer = SoftmaxAttention(12, 3)
     _, state = layer.step(torch.randn(2, 5, 12), layer.init_state(2))
     assert state.numel == 2 * (2 * 5 * 12 + 5 + 1)
+
+
+@pytest.mark.parametrize("flags", [{}, {"is_causal": True}])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_explicit_form_is_the_fused_one_in_values_and_gradients(flags, masked):
+    fused, explicit = (cls(12, 3, dtype=torch.float64) for cls in SOFTMAX)
+    explicit.load_state_dict(fused.state_dict())
+    x = _randn(2, 6, 12).requires_grad_()
+    keep = torch.arange(6) < torch.tensor([[6], [4]]) if masked else None
+    y, z = (layer(x, key_mask=keep, **flags) for layer in (fused, explicit))
+    assert_close(z, y)
+    assert_close(*(torch.autograd.grad(t.square().sum(), x)[0] for t in (z, y)))
+
+
+def test_explicit_weights_may_be_dropped_in_training_only():
+    layer = ExplicitSoftmaxAttention(12, 3, weight_dropout=0.5)
+    assert not layer.capabilities.deterministic
+    x = torch.randn(2, 6, 12)
+    assert not torch.equal(layer.train()(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+    with pytest.raises(ValueError, match="weight_dropout must be at least 0"):
+        ExplicitSoftmaxAttention(12, 3, weight_dropout=1.0)

@@ -22,7 +22,7 @@ from primal_attention.attention.registry import (
 from primal_attention.attention.rotary import Rotary
 from primal_attention.attention.schoenbat import SchoenbatAttention
 from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
-from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.attention.softmax import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Core",
     "CosformerAttention",
     "Diagnostics",
+    "ExplicitSoftmaxAttention",
     "FavorAttention",
     "FeatureCore",
     "FlowAttention",

@@ -1,17 +1,23 @@
-"""Softmax attention through ``scaled_dot_product_attention``: the measure of all others."""
+"""Softmax attention: fused, the measure of all others, and explicit, as papers compare with it."""
 
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
 from primal_attention.attention.registry import register_attention
+from primal_attention.functional.precision import accumulator
 
-__all__ = ["SoftmaxAttention", "SoftmaxCore"]
+__all__ = [
+    "ExplicitSoftmaxAttention",
+    "ExplicitSoftmaxCore",
+    "SoftmaxAttention",
+    "SoftmaxCore",
+]
 
 
 class SoftmaxCore(Core):
@@ -63,6 +69,66 @@ class SoftmaxCore(Core):
         return torch.where(keep.any(-1, keepdim=True), y, 0.0)
 
 
+class ExplicitSoftmaxCore(SoftmaxCore):
+    """Softmax whose ``n × m`` weights exist: they can be dropped, looked at and hooked.
+
+    Args:
+        weight_dropout: Probability of dropping a weight in training, as in the first Transformer.
+    """
+
+    def __init__(self, weight_dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= weight_dropout < 1:
+            raise ValueError(
+                f"weight_dropout must be at least 0 and less than 1, got {weight_dropout}."
+            )
+        self.weight_dropout = nn.Dropout(weight_dropout)
+        if weight_dropout:
+            self.capabilities = Capabilities(deterministic=False)
+
+    def forward(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        v: Float[Tensor, "b h m v"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n v"]:
+        """Return the softmax average of the values; zero for a row without keys."""
+        weights = self.weights(q, k, key_mask=key_mask, is_causal=is_causal)
+        return self.weight_dropout(weights) @ v
+
+    def weights(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h m d"],
+        *,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "b h n m"]:
+        """Return the matrix that the values are multiplied with."""
+        keep = None
+        if key_mask is not None:
+            keep = key_mask[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+        if is_causal:
+            every = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+            keep = (every if keep is None else keep).tril()
+        return self._weights(q, k, keep)
+
+    def _weights(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        if keep is None:
+            return scores.softmax(-1, dtype=accumulator(q)).to(q.dtype)
+        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1, dtype=accumulator(q)).to(q.dtype)
+        # where, not multiply: a row without keys has weights for nobody
+        return torch.where(keep, weights, 0.0)
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        return self.weight_dropout(self._weights(q, k, keep)) @ v
+
+
 class SoftmaxAttention(MultiHeadAttention):
     """Multi-head softmax attention with the library's contract.
 
@@ -94,10 +160,55 @@ class SoftmaxAttention(MultiHeadAttention):
         )
 
 
+class ExplicitSoftmaxAttention(MultiHeadAttention):
+    """Multi-head softmax attention that forms its matrix: the baseline of the papers' tables.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        weight_dropout: Probability of dropping a weight in training.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> layer = ExplicitSoftmaxAttention(16, 4)
+        >>> q = torch.randn(2, 4, 5, 4)
+        >>> layer.core.weights(q, q, is_causal=True)[0, 0, 0]
+        tensor([1., 0., 0., 0., 0.])
+    """
+
+    core: ExplicitSoftmaxCore
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        weight_dropout: float = 0.0,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        core = ExplicitSoftmaxCore(weight_dropout)
+        super().__init__(
+            dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
+
+
 register_attention(
     "softmax",
     SoftmaxAttention,
     capabilities=SoftmaxCore.capabilities,
     cost="n²",
     summary="exact softmax through scaled_dot_product_attention",
+)
+register_attention(
+    "softmax-explicit",
+    ExplicitSoftmaxAttention,
+    capabilities=ExplicitSoftmaxCore.capabilities,
+    cost="n²",
+    summary="softmax with its matrix formed, as papers measure it",
 )
