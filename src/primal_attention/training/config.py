@@ -63,6 +63,8 @@ class TrainingConfig:
     """Use deterministic algorithms only, also where they are slower."""
     workers: int = 0
     """Processes that load data; with 0 the training process does."""
+    tensorboard: bool = False
+    """Also write TensorBoard events."""
 
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():

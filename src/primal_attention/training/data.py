@@ -1,10 +1,12 @@
 """Items, batches and their order."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -102,8 +104,7 @@ class Order(NamedTuple):
     def batch(self, step: int) -> list[int]:
         """Return the items of a step."""
         number, position = divmod(step, self.pass_steps)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        order = torch.randperm(self.num_items, generator=generator)
+        order = _permutation(self.num_items, self.seed, number)
         return order[position * self.batch_size :][: self.batch_size].tolist()
 
     def parts(self, step: int) -> list[Part]:
@@ -117,6 +118,13 @@ class Order(NamedTuple):
             Part(batch[a:b] or batch[:1], (b - a) / len(batch))
             for a, b in pairwise(cuts)
         ]
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_items: int, seed: int, number: int) -> Int[Tensor, " items"]:
+    """Return the order of the items in one pass over them."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    return torch.randperm(num_items, generator=generator)
 
 
 class PartSampler(torch.utils.data.Sampler[list[int]]):

@@ -1,6 +1,7 @@
 """Logs of a run: CSV and JSON lines per epoch, TensorBoard events, a bar on a terminal."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ __all__ = ["Logs"]
 
 
 class Logs:
-    """Writes ``config.json``, ``history.csv`` and ``history.jsonl``, and draws the bar."""
+    """Writes ``config.json``, ``history.csv``, ``history.jsonl`` and events, and draws the bar.
+
+    Args:
+        out: Folder to write to; ``None`` writes nothing.
+        config: The configuration of the run.
+        total_steps: Length of the bar.
+        visible: Whether to draw the bar, if there is a terminal.
+    """
 
     def __init__(
         self, out: Path | None, config: TrainingConfig, total_steps: int, *, visible: bool
@@ -21,38 +29,53 @@ class Logs:
         self.out, self.config, self.total_steps = out, config, total_steps
         self.bar = _bar() if visible else None
         self.task: Any = None
+        self.events: Any = None
 
-    def start(self, history: History, step: int) -> None:
-        """Begin, perhaps in the middle of a run."""
+    def start(self, step: int) -> None:
+        """Begin after ``step`` steps, which are none unless a run is resumed."""
         if self.out is not None:
             write_atomically(self.out / "config.json", to_json(asdict(self.config)))
+            if self.config.tensorboard:
+                self.events = _events(self.out / "tensorboard", step)
         if self.bar is not None:
             self.bar.start()
             self.task = self.bar.add_task("training", total=self.total_steps, completed=step)
 
-    def step(self, step: int, loss: float) -> None:
-        """Move the bar."""
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Tell of one step."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
+        self._emit("step", step, values)
 
     def epoch(self, history: History) -> None:
-        """Write the tables anew: a resumed run has no line twice."""
+        """Tell of the last epoch. Tables are written anew: a resumed run has no line twice."""
         record = history.records[-1]
         if self.out is not None:
             rows = history.rows()
             write_atomically(self.out / "history.csv", to_csv(rows))
             lines = "".join(f"{json.dumps(row)}\n" for row in rows)
             write_atomically(self.out / "history.jsonl", lines)
+        self._emit("epoch", record.step, record.row())
         if self.bar is not None:
             text = f"epoch {record.epoch}  loss {record.loss:.3f}"
             if record.valid_loss is not None:
-                text += f"  validation {record.valid_loss:.3f}, {record.valid_accuracy:.1%}"
+                text += f"  validation {record.valid_loss:.3f}"
+            if record.valid_accuracy is not None:
+                text += f"  {record.valid_accuracy:.1%}"
             self.bar.update(self.task, description=text)
 
+    def _emit(self, group: str, step: int, values: Mapping[str, Any]) -> None:
+        if self.events is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self.events.add_scalar(f"{group}/{name}", value, step)
+
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar and finish the files."""
         if self.bar is not None:
             self.bar.stop()
+        if self.events is not None:
+            self.events.close()
 
 
 def _bar() -> Any:
@@ -64,3 +87,14 @@ def _bar() -> Any:
         return None
     console = Console(stderr=True)
     return Progress(console=console, transient=True) if console.is_terminal else None
+
+
+def _events(folder: Path, step: int) -> Any:
+    """Return a writer of events that hides what a broken run wrote after ``step``."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "tensorboard=True needs TensorBoard: pip install 'primal-attention[train]'."
+        ) from error
+    return SummaryWriter(str(folder), purge_step=step + 1)

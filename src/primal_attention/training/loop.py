@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.attention import ksvd_loss
+from primal_attention.models import PretrainedModel
+from primal_attention.output import write_atomically
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
 from primal_attention.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint
@@ -182,7 +185,7 @@ class _Run:
             )
         if found is not None:
             self._restore(Checkpoint.load(found), found)
-        self.logs.start(self.history, self.step)
+        self.logs.start(self.step)
 
     def train(
         self,
@@ -194,12 +197,15 @@ class _Run:
             self._epoch()
             record = self._finish_epoch(evaluate)
             self.logs.epoch(self.history)
-            self._save()
+            # before saving, so that what it draws at random is drawn in a resumed run too
             if on_epoch is not None and self.accelerator.is_main_process:
                 on_epoch(self.model, record)
+            self._save()
         if self.best is not None:
             self.model.load_state_dict(self.best)
         self.model.eval()
+        if self.out is not None and self.accelerator.is_main_process:
+            _export(self.model, self.out / "model")
         return self.history
 
     def _epoch(self) -> None:
@@ -246,7 +252,7 @@ class _Run:
         self.sums = _Sums(sums.count + size, sums.loss + size * loss, sums.ksvd + size * ksvd, lr)
         self.step += 1
         self.seconds += _clock(self.accelerator.device) - started
-        self.logs.step(self.step, loss)
+        self.logs.step(self.step, {"loss": loss, "ksvd": ksvd, "lr": lr, "gradient": float(norm)})
 
     def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the task loss and the KSVD term of one part."""
@@ -309,7 +315,8 @@ class _Run:
                     precision=self.config.precision,
                     keep_outputs=False,
                 )
-                record = replace(record, valid_loss=found.loss, valid_accuracy=found.accuracy)
+                accuracy = None if math.isnan(found.accuracy) else found.accuracy
+                record = replace(record, valid_loss=found.loss, valid_accuracy=accuracy)
             if evaluate is not None:
                 with evaluation.eval_mode(self.model), torch.no_grad():
                     record = replace(record, metrics=dict(evaluate(self.model)))
@@ -321,11 +328,13 @@ class _Run:
         return record
 
     def _is_better(self, new: EpochRecord, old: EpochRecord) -> bool:
-        if new.valid_loss is None or old.valid_loss is None:
-            return True
-        if self.config.monitor == "accuracy" and new.valid_accuracy != old.valid_accuracy:
-            return (new.valid_accuracy or 0.0) > (old.valid_accuracy or 0.0)
-        return new.valid_loss < old.valid_loss
+        return self.valid is None or self._score(new) > self._score(old)
+
+    def _score(self, record: EpochRecord) -> tuple[float, float]:
+        """Return what is compared, larger is better; no number is the worst."""
+        loss = -math.inf if record.valid_loss is None else -record.valid_loss
+        loss = -math.inf if math.isnan(loss) else loss
+        return (record.valid_accuracy or 0.0 if self.config.monitor == "accuracy" else 0.0, loss)
 
     def _ending(self) -> Ending:
         done, best = len(self.history.records), self.history.best_epoch or 0
@@ -373,7 +382,8 @@ class _Run:
         self.model.load_state_dict(saved.model)
         self.optimizer.load_state_dict(saved.optimizer)
         if self.average is not None and saved.average is not None:
-            self.average.weights = saved.average
+            device = self.accelerator.device
+            self.average.weights = {k: v.to(device) for k, v in saved.average.items()}
             self.average.updates = values["updates"]
         self.step, self.seconds, self.best = saved.step, values["seconds"], saved.best
         self.sums, self.history = _Sums(**values["sums"]), History.from_dict(values["history"])
@@ -381,7 +391,7 @@ class _Run:
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
         """Raise if the checkpoint belongs to another model, configuration or data set."""
-        free = {"workers", "save_steps"}
+        free = {"workers", "save_steps", "tensorboard"}
         was, now = saved.values["config"], asdict(self.config)
         changed = [
             f"{k} was {was.get(k)!r} and is {v!r}"
@@ -421,6 +431,15 @@ def _accelerator() -> Any:
             f"{accelerator.distributed_type.value}; launch with torchrun or a plain configuration."
         )
     return accelerator
+
+
+def _export(model: nn.Module, folder: Path) -> None:
+    """Write the final model: as its class does, or the weights alone."""
+    if isinstance(model, PretrainedModel):
+        model.save_pretrained(folder)
+    else:
+        weights = {k: v.cpu().contiguous() for k, v in weights_of(model).items()}
+        write_atomically(folder / "model.safetensors", serialize(weights))
 
 
 def _clock(device: torch.device) -> float:
