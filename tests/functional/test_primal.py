@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from primal_attention.functional import (
+    Linear,
+    attend,
     decayed_sum,
     dual_weights,
     effective_weights,
@@ -23,6 +25,8 @@ from primal_attention.functional import (
     project,
     reduce_objective,
     sample_rows,
+    share_rows,
+    tiled,
 )
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -76,7 +80,7 @@ def test_t01_golden_example_of_the_data_dependent_layer():
     w_e, w_r = effective_weights(f, W_E), effective_weights(f, W_R)
     assert w_e.flatten().tolist() == [-0.5, 0.5]
     assert w_r.flatten().tolist() == [2.5, 1.0]
-    (e, energy_e), (r, energy_r) = project((Q, w_e)), project((K, w_r))
+    (e, energy_e), (r, energy_r) = project(Q, w_e), project(K, w_r)
     assert_close(e, _column(0.1, -0.5, 0.5, 0.70710678), atol=1e-8, rtol=0)
     assert_close(r, _column(1.0, 2.47487373, 2.5, 0.7), atol=1e-8, rtol=0)
     assert LAM.square().mul(energy_e / 4).sum().item() / 2 == pytest.approx(0.0315625, abs=1e-7)
@@ -93,10 +97,10 @@ def test_t01_golden_example_of_the_causal_layer():
     w_e = torch.tensor([1.0, 2], dtype=torch.float64)[None, None, :, None]
     w_r = torch.tensor([-1.0, 1], dtype=torch.float64)[None, None, :, None]
     q, k = prefix_sum(Q[:, 0])[:, None], prefix_sum(K[:, 0])[:, None]
-    scores = project((q, w_e), (k, w_r)).scores
+    heads, weights = torch.cat([q, k], dim=1), torch.cat([w_e, w_r], dim=1)
     e = _column(2.2, 2.12132034, 2.21880078, 2.23220936)
     r = _column(1.0, 0.44721360, -0.27735010, -1.26491106)
-    assert_close(scores, torch.cat([e, r], dim=-1), atol=1e-8, rtol=0)
+    assert_close(project(heads, weights).scores, torch.cat([e, r], dim=1), atol=1e-8, rtol=0)
 
 
 # projections
@@ -114,30 +118,76 @@ def test_projection_is_the_textbook_one(b, h, n, d, s, shared, masked):
     def select(t):
         return t if keep is None else torch.where(keep[:, None, :, None], t, 0.0)
 
-    def truth(q, k, w_e, w_r):
-        sides = [naive.primal_scores(q, w_e), naive.primal_scores(k, w_r)]
-        return select(torch.cat(sides, dim=-1))
+    def truth(q, w):
+        return select(naive.primal_scores(q, w))
 
-    def fast(q, k, w_e, w_r):
-        return project((q, w_e), (k, w_r), key_mask=keep).scores
+    leaves = [_heads(b, h, n, d), _randn(groups, h, d, s)]
+    _same_with_gradients(lambda q, w: project(q, w, key_mask=keep).scores, truth, leaves)
+    _same_with_gradients(
+        lambda q, w: project(q, w, key_mask=keep).energy,
+        lambda q, w: truth(q, w).square().sum(2),
+        leaves,
+    )
 
-    def truth_energy(*leaves):
-        return truth(*leaves).square().sum(2)
 
-    def fast_energy(q, k, w_e, w_r):
-        return project((q, w_e), (k, w_r), key_mask=keep).energy
+@pytest.mark.parametrize("tile", [1, 3, 4, 4096])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
+def test_the_fused_layer_is_two_linear_maps_around_the_projection(
+    monkeypatch, tile, shared, masked, biased
+):
+    monkeypatch.setattr(tiled, "_TILE", tile)
+    b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
+    keep = _keep(b, n) if masked else None
+    x = _randn(n, b, c).transpose(0, 1)  # not contiguous
+    leaves = [x, _randn(h * d, c), _randn(1 if shared else b, h, d, s), _randn(4, h * s)]
+    leaves += [_randn(h * d), _randn(4)] if biased else []
 
-    weights = _randn(groups, h, d, s), _randn(groups, h, d, s)
-    leaves = [_heads(b, h, n, d), _heads(b, h, n, d), *weights]
+    def truth(x, a, w, o, *biases):
+        q = torch.nn.functional.linear(x, a, *biases[:1]).unflatten(-1, (h, d)).transpose(1, 2)
+        scores = naive.primal_scores(q, w)
+        if keep is not None:
+            scores = torch.where(keep[:, None, :, None], scores, 0.0)
+        y = torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), o, *biases[1:])
+        return torch.cat([y.flatten(), scores.square().sum(2).flatten()])
+
+    def fast(x, a, w, o, *biases):
+        inward, outward = (
+            Linear(m, t) for m, t in zip((a, o), biases or (None, None), strict=True)
+        )
+        return torch.cat([t.flatten() for t in attend(x, inward, w, outward, key_mask=keep)])
+
     _same_with_gradients(fast, truth, leaves)
-    _same_with_gradients(fast_energy, truth_energy, leaves)
+    with torch.no_grad():
+        assert_close(fast(*leaves), truth(*leaves))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+def test_shared_rows_send_both_gradients_back(masked):
+    keep = _keep(2, 6) if masked else None
+    one = Linear(torch.eye(4, dtype=torch.float64), None)
+
+    def both(share):
+        def run(x):
+            x, rows = share(x)
+            y, _ = attend(x, one, rows.mT[:, None], Linear(one.weight[:3, :3], None), key_mask=keep)
+            return torch.cat([y.flatten(), rows.flatten()])
+
+        return run
+
+    _same_with_gradients(
+        both(lambda x: share_rows(x, 3, keep)),
+        both(lambda x: (x, sample_rows(x, 3, keep))),
+        [_randn(2, 6, 4)],
+    )
 
 
 def test_projection_without_gradients_of_the_weights_or_inputs():
     q, w = _heads(2, 2, 5, 3), _randn(1, 2, 3, 2)
     only_q, only_w = q.clone().requires_grad_(), w.clone().requires_grad_()
-    project((only_q, w)).scores.sum().backward()
-    project((q, only_w)).scores.sum().backward()
+    project(only_q, w).scores.sum().backward()
+    project(q, only_w).scores.sum().backward()
     assert_close(only_q.grad, _grad(lambda t: naive.primal_scores(t, w), q))
     assert_close(only_w.grad, _grad(lambda t: naive.primal_scores(q, t), w))
 
@@ -148,12 +198,11 @@ def _grad(function, leaf):
 
 
 def test_projection_passes_finite_differences():
-    leaves = [_heads(2, 2, 4, 3), _heads(2, 2, 4, 3), _randn(1, 2, 3, 2), _randn(2, 2, 3, 2)]
     keep = torch.tensor([[True] * 4, [True, False, True, False]])
-    leaves = [t.requires_grad_() for t in leaves]
-    assert torch.autograd.gradcheck(
-        lambda q, k, w_e, w_r: tuple(project((q, w_e), (k, w_r), key_mask=keep)), leaves
-    )
+    q = _heads(2, 2, 4, 3).requires_grad_()
+    for groups in (1, 2):
+        w = _randn(groups, 2, 3, 2).requires_grad_()
+        assert torch.autograd.gradcheck(lambda q, w: tuple(project(q, w, key_mask=keep)), [q, w])
 
 
 @few
@@ -165,20 +214,20 @@ def test_projection_passes_finite_differences():
 )
 def test_t12_scores_do_not_see_the_length_of_a_query(scale, n, d, s):
     q, w = _heads(2, 2, n, d), _randn(1, 2, d, s)
-    scores = project((q, w)).scores
-    assert_close(project((scale * q, w)).scores, scores, atol=1e-10, rtol=1e-10)
-    assert_close(project((-q, w)).scores, -scores, atol=1e-10, rtol=1e-10)
+    scores = project(q, w).scores
+    assert_close(project(scale * q, w).scores, scores, atol=1e-10, rtol=1e-10)
+    assert_close(project(-q, w).scores, -scores, atol=1e-10, rtol=1e-10)
     rotation = torch.linalg.qr(_randn(d, d)).Q
-    assert_close(project((q @ rotation, rotation.T @ w)).scores, scores, atol=1e-10, rtol=1e-8)
+    assert_close(project(q @ rotation, rotation.T @ w).scores, scores, atol=1e-10, rtol=1e-8)
 
 
 @few
 @given(n=st.integers(1, 20), d=st.integers(1, 8), s=st.integers(1, 12))
 def test_t13_scores_are_bounded_by_the_norm_of_the_weights(n, d, s):
     q, w = _heads(2, 3, n, d), _randn(2, 3, d, s)
-    longest = project((q, w)).scores.norm(dim=-1).amax(-1)
+    longest = project(q, w).scores.norm(dim=-1).amax(-1)
     assert (longest <= torch.linalg.matrix_norm(w, ord=2) * (1 + 1e-12)).all()
-    units = project((q, torch.eye(d, dtype=q.dtype).expand(1, 3, d, d))).scores.norm(dim=-1)
+    units = project(q, torch.eye(d, dtype=q.dtype).expand(1, 3, d, d)).scores.norm(dim=-1)
     assert_close(units, torch.ones_like(units))
 
 
@@ -187,7 +236,7 @@ def test_t13_scores_are_bounded_by_the_norm_of_the_weights(n, d, s):
 def test_t13_a_zero_vector_has_zero_score_and_finite_gradient(dtype, eps):
     q = torch.zeros(1, 1, 2, 4, dtype=dtype, requires_grad=True)
     w = torch.randn(1, 1, 4, 3).to(dtype).requires_grad_()
-    scores, energy = project((q, w), eps=eps)
+    scores, energy = project(q, w, eps=eps)
     (scores.float().sum() + energy.sum()).backward()
     assert (scores == 0).all()
     assert q.grad.isfinite().all()
@@ -199,14 +248,14 @@ def test_t13_a_zero_vector_has_zero_score_and_finite_gradient(dtype, eps):
 @pytest.mark.parametrize("tiny", [1e-7, 1e-5])
 def test_norms_around_the_floor_have_the_gradient_of_the_clamped_formula(tiny):
     q, w = _heads(1, 2, 5, 3) * tiny, _randn(1, 2, 3, 2)
-    _same_with_gradients(lambda q, w: project((q, w)).scores, naive.primal_scores, [q, w], tol=1e-8)
+    _same_with_gradients(lambda q, w: project(q, w).scores, naive.primal_scores, [q, w], tol=1e-8)
 
 
 def test_t14_scores_are_attention_to_sampled_tokens_with_position_codes():
     x, w = _randn(2, 11, 6), _randn(2, 4, 5)
     q = _heads(2, 2, 11, 3)
     f = sample_rows(x, 4).unflatten(-1, (2, 3)).transpose(1, 2)
-    scores = project((q, effective_weights(f, w))).scores
+    scores = project(q, effective_weights(f, w)).scores
     expected = torch.zeros_like(scores)
     for m in range(4):
         likeness = (naive.cosine(q) * f[:, :, m : m + 1]).sum(-1)
@@ -225,7 +274,7 @@ def test_t14_codes_of_a_repeated_row_add_up():
 
 def test_t16_the_output_map_folds_into_the_projection_weights():
     q, w, c = _heads(2, 3, 7, 4), _randn(1, 3, 4, 9), _randn(9, 4)
-    assert_close(project((q, w @ c)).scores, project((q, w)).scores @ c, atol=1e-10, rtol=1e-10)
+    assert_close(project(q, w @ c).scores, project(q, w).scores @ c, atol=1e-10, rtol=1e-10)
 
 
 # sampling
@@ -459,9 +508,10 @@ def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
         return x.unflatten(-1, (h, d)).transpose(1, 2)
 
     f = rows(sample_rows(x, num))
-    whole = project((q, effective_weights(f, w_e)), (k, effective_weights(f, w_r)))
+    heads = torch.cat([q, k], dim=1)
+    whole = project(heads, torch.cat([effective_weights(f, w) for w in (w_e, w_r)], dim=1))
     trace = parameter_trace(w_e, w_r)
-    e, r = (whole.energy / n).split(s, dim=-1)
+    e, r = (whole.energy / n).chunk(2, dim=1)
     loss = reduce_objective(ksvd_objective(e, r, lam, trace))
 
     index = even_indices(n, num)
@@ -471,9 +521,10 @@ def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
         local = rows(x[:, index[mine]])
         by_e = by_e + effective_weights(local, w_e[:, mine])
         by_r = by_r + effective_weights(local, w_r[:, mine])
-    parts = [project((q[:, :, t], by_e), (k[:, :, t], by_r)) for t in _ranks(n, cuts)]
+    by = torch.cat([by_e, by_r], dim=1)
+    parts = [project(heads[:, :, t], by) for t in _ranks(n, cuts)]
     assert_close(torch.cat([p.scores for p in parts], dim=2), whole.scores, atol=1e-10, rtol=1e-10)
-    e, r = (sum(p.energy for p in parts) / n).split(s, dim=-1)
+    e, r = (sum(p.energy for p in parts) / n).chunk(2, dim=1)
     assert_close(reduce_objective(ksvd_objective(e, r, lam, trace)), loss)
 
 
@@ -496,8 +547,8 @@ def test_t19_causal_sums_are_scans_over_ranks(cuts, decay):
 @pytest.mark.parametrize("cuts", [[5], [2, 11]], ids=str)
 def test_t19_dual_weights_are_sums_over_ranks(cuts):
     q, k, duals = _heads(2, 2, 13, 3), _heads(2, 2, 13, 3), _randn(2, 2, 13, 4)
-    whole = project((q, dual_weights(k, duals))).scores
+    whole = project(q, dual_weights(k, duals)).scores
     total = sum(
         dual_weights(k[:, :, t], duals[:, :, t]) * (t.stop - t.start) for t in _ranks(13, cuts)
     )
-    assert_close(project((q, total / 13)).scores, whole, atol=1e-10, rtol=1e-10)
+    assert_close(project(q, total / 13).scores, whole, atol=1e-10, rtol=1e-10)

@@ -37,7 +37,9 @@ from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Rotary
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional import (
+    Linear,
     Projection,
+    attend,
     average_over_sequences,
     balance,
     causal_sums,
@@ -58,6 +60,7 @@ from primal_attention.functional import (
     reduce_objective,
     sample_rows,
     score_gram,
+    share_rows,
 )
 from primal_attention.functional.precision import accumulator, representable
 
@@ -100,6 +103,11 @@ class _Tied(NamedTuple):
     rows: Float[Tensor, "b h m d"] | None = None
     dual_e: Float[Tensor, "b h m s"] | None = None
     dual_r: Float[Tensor, "b h m s"] | None = None
+
+    @property
+    def joint(self) -> Float[Tensor, "#b 2*h d s"]:
+        """The weights of all query heads and, after them, of all key heads."""
+        return torch.cat([self.w_e, self.w_r], dim=1)
 
 
 class _Side(NamedTuple):
@@ -432,19 +440,22 @@ class PrimalAttention(Attention, PublishesTerms):
         rotary: Rotary | None,
     ) -> tuple[Tensor, Any]:
         aware = key_mask if self.conventions.mask == "aware" else None
-        q, k = self._split(self.q_proj(x)), self._split(self.k_proj(x))
+        own = aware if context is None else None
+        if self._is_fused(key_mask) and (not wants_term or self._needs_energy_alone(context)):
+            return self._fused(x, context, aware, wants_term)
+        heads = self._heads(x)
         if rotary is not None:
-            q, k = rotary.turn(q), rotary.turn(k)
+            heads = rotary.turn(heads)
+        q, k = heads.chunk(2, dim=1)
         memory, mq, mk = x, q, k
         if context is not None:
             memory = context
             if self.weights == "dual" or wants_term:
-                mq, mk = self._split(self.q_proj(context)), self._split(self.k_proj(context))
+                mq, mk = self._heads(context).chunk(2, dim=1)
         tied = self._tie(memory, mq, mk, aware)
-        own = aware if context is None else None
         scores = None
         if self._through_scores:
-            scores = self._project((q, tied.w_e), (k, tied.w_r), keep=own)
+            scores = self._project(heads, tied, own)
             y = self._emit(scores.scores, key_mask if context is None else None)
         else:
             y = self._emit_folded(q, k, tied, own, key_mask if context is None else None)
@@ -455,7 +466,64 @@ class PrimalAttention(Attention, PublishesTerms):
             # the key side lives on the memory; dual weights pose the whole problem there
             left = _Side(mq, aware) if self.weights == "dual" else left
             right, scores = _Side(mk, aware), None
-        return y, self._term(left, right, tied, scores)
+        return y, self._term(left, right, tied, None if scores is None else scores.energy, scores)
+
+    def _is_fused(self, keep: Tensor | None) -> bool:
+        """Whether the layer is two linear maps around scores whose weights do not wait for q, k."""
+        plain = all(map(_is_plain, (self.q_proj, self.k_proj, self.concat, self.out_proj)))
+        waits = self.weights == "dual" or not self._through_scores or self._masks_output(keep)
+        return plain and not waits
+
+    def _needs_energy_alone(self, context: Tensor | None) -> bool:
+        """Whether the regulariser needs no more than the energy of the scores."""
+        return context is None and self.regularizer in ("ksvd", "balance")
+
+    def _fused(
+        self, x: Tensor, context: Tensor | None, keep: Tensor | None, wants_term: bool
+    ) -> tuple[Tensor, Any]:
+        if self.weights == "static":
+            tied = _Tied(self.w_e[None], self.w_r[None])
+        elif context is None:
+            x, rows = share_rows(x, self.num_samples, keep)
+            tied = self._tie_rows(rows)
+        else:
+            tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
+        own = keep if context is None else None
+        y, energy = attend(
+            x, self._inward, tied.joint, self._outward, key_mask=own, eps=self.conventions.eps
+        )
+        if not wants_term:
+            return y, None
+        side = _Side(x[:, None], own)
+        return y, self._term(side, side, tied, energy)
+
+    def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
+        """Return the heads of the queries and, after them, of the keys."""
+        if _is_plain(self.q_proj) and _is_plain(self.k_proj):
+            both = linear(x, *self._inward)
+        else:
+            both = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1)
+        return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+
+    @property
+    def _inward(self) -> Linear:
+        """The query and key projections as one map."""
+        q, k = self.q_proj, self.k_proj
+        bias = None if q.bias is None else torch.cat([q.bias, k.bias])
+        return Linear(torch.cat([q.weight, k.weight]), bias)
+
+    @property
+    def _outward(self) -> Linear:
+        """The map of all scores to the output: ``O (C s + c) = (O C) s + O c``.
+
+        Folding ``C`` into ``O`` skips one pass and the ``n × c`` numbers between them.
+        """
+        out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
+        weight = (out @ self.concat.weight).unflatten(-1, (2, -1)).transpose(1, 2)  # [c 2 h s]
+        bias: Tensor | None = self.out_proj.bias
+        if bias is not None:
+            bias = bias + (out @ self.concat.bias).sum(1)
+        return Linear(weight.flatten(1), bias)
 
     def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> _Tied:
         """Return the projection weights that ``memory`` (and its projections) imply."""
@@ -470,7 +538,10 @@ class PrimalAttention(Attention, PublishesTerms):
                 dual_e=dual_e,
                 dual_r=dual_r,
             )
-        rows = sample_rows(memory, self.num_samples, keep)
+        return self._tie_rows(sample_rows(memory, self.num_samples, keep))
+
+    def _tie_rows(self, rows: Float[Tensor, "b m c"]) -> _Tied:
+        """Return the projection weights that sampled rows imply."""
         if self.conventions.normalize_rows:
             rows = normalize_rows(rows)
         if self.codes == "basis":
@@ -497,20 +568,19 @@ class PrimalAttention(Attention, PublishesTerms):
         rotary: Rotary | None,
     ) -> tuple[Tensor, Any, State]:
         b, n, _ = x.shape
-        q, k = self.q_proj(x), self.k_proj(x)
+        heads = self._heads(x)
         start = self.init_state(b) if state is None else state
         if self.weights == "static":
-            sums = tuple(
-                self._running(t, key_mask, s) for t, s in zip((q, k), start.tensors, strict=True)
-            )
-            q, k = (self._split(t.to(x.dtype)) for t in sums)
+            sums = self._running(self._merge(heads), key_mask, torch.cat(start.tensors, dim=-1))
+            after = sums[:, -1].chunk(2, dim=-1) if n else start.tensors
+            heads = sums.to(heads.dtype).unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+            q, k = heads.chunk(2, dim=1)
             tied = _Tied(self.w_e[None], self.w_r[None])
-            scores = self._project((q, tied.w_e), (k, tied.w_r), keep=key_mask)
-            after = tuple(t[:, -1] for t in sums) if n else start.tensors
+            scores = self._project(heads, tied, key_mask)
         else:
-            q, k = self._split(q), self._split(k)
             if rotary is not None:
-                q, k = rotary.turn(q), rotary.turn(k)
+                heads = rotary.turn(heads)
+            q, k = heads.chunk(2, dim=1)
             real = torch.ones(b, n, dtype=torch.long, device=x.device)
             position = start.seen[:, None] + (real if key_mask is None else key_mask).cumsum(1)
             scores, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
@@ -519,7 +589,7 @@ class PrimalAttention(Attention, PublishesTerms):
         term = None
         if wants_term:
             left, right = _Side(q, key_mask), _Side(k, key_mask)
-            term = self._term(left, right, tied, scores, is_causal=True)
+            term = self._term(left, right, tied, scores.energy, scores, is_causal=True)
         return y, term, State(after, count)
 
     def _running(self, x: Tensor, key_mask: Tensor | None, start: Tensor) -> Float[Tensor, "b n c"]:
@@ -558,7 +628,7 @@ class PrimalAttention(Attention, PublishesTerms):
             ratio = mean * self.num_samples
             mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
             tied = _Tied(self.w_e[None], self.w_r[None])
-        scores = torch.cat([e, r], dim=-1) * mean
+        scores = torch.cat([e, r], dim=1) * mean
         projection = Projection(scores.to(x.dtype), scores.square().sum(2))
         return projection, tied, (after_e, after_r)
 
@@ -583,24 +653,20 @@ class PrimalAttention(Attention, PublishesTerms):
         """Whether forming the scores is cheaper than folding the output map into the weights."""
         return self.rank < self.head_dim or not _is_plain(self.concat)
 
-    def _project(self, *pairs: tuple[Tensor, Tensor], keep: Tensor | None) -> Projection:
-        return project(*pairs, key_mask=keep, eps=self.conventions.eps)
+    def _project(
+        self, heads: Float[Tensor, "b 2*h n d"], tied: _Tied, keep: Tensor | None
+    ) -> Projection:
+        return project(heads, tied.joint, key_mask=keep, eps=self.conventions.eps)
 
     def _emit(
-        self, scores: Float[Tensor, "b h n k"], keep: Tensor | None
+        self, scores: Float[Tensor, "b 2*h n s"], keep: Tensor | None
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output from the scores of both sides."""
         plain = _is_plain(self.out_proj) and _is_plain(self.concat)
         if not plain or self._masks_output(keep):
-            heads = self.concat(scores)
+            heads = self.concat(torch.cat(scores.chunk(2, dim=1), dim=-1))
             return self.out_proj(self._merge(self._mask_output(heads, keep)))
-        # O (C s + c) = (O C) s + O c: folding C into O skips one pass and the n × c between them
-        out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
-        weight = (out @ self.concat.weight).flatten(1)  # [c h·2s]
-        bias: Tensor | None = self.out_proj.bias
-        if bias is not None:
-            bias = bias + (out @ self.concat.bias).sum(1)
-        return linear(self._merge(scores), weight, bias)
+        return linear(self._merge(scores), *self._outward)
 
     def _emit_folded(
         self, q: Tensor, k: Tensor, tied: _Tied, own: Tensor | None, keep: Tensor | None
@@ -608,8 +674,9 @@ class PrimalAttention(Attention, PublishesTerms):
         """Return the layer output without forming scores: ``φ(q) (W C)``, ``d × d`` per head."""
         by_e, by_r = self.concat.weight.split(self.rank, dim=1)
         fold_e, fold_r = (w @ by.T.to(w.dtype) for w, by in ((tied.w_e, by_e), (tied.w_r, by_r)))
-        heads = self._project((q, fold_e), keep=own).scores
-        heads = heads + self._project((k, fold_r), keep=own).scores
+        eps = self.conventions.eps
+        heads = project(q, fold_e, key_mask=own, eps=eps).scores
+        heads = heads + project(k, fold_r, key_mask=own, eps=eps).scores
         if self.concat.bias is not None:
             heads = heads + self.concat.bias.to(heads.dtype)
         return self.out_proj(self._merge(self._mask_output(heads, keep)))
@@ -629,7 +696,8 @@ class PrimalAttention(Attention, PublishesTerms):
         left: _Side,
         right: _Side,
         tied: _Tied,
-        scores: Projection | None,
+        energy: Float[Tensor, "b 2*h s"] | None,
+        scores: Projection | None = None,
         *,
         is_causal: bool = False,
     ) -> Float[Tensor, ""]:
@@ -640,11 +708,11 @@ class PrimalAttention(Attention, PublishesTerms):
         if self.regularizer == "kkt":
             residual = self._residual(left, right, tied, scores, is_causal)
             return average_over_sequences(residual.mean(1), nonempty)
-        if scores is None:
-            energy = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
+        if energy is None:
+            energy_e, energy_r = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
         else:
-            energy = scores.energy.split(self.rank, dim=-1)
-        moment_e, moment_r = left.mean(energy[0]), right.mean(energy[1])
+            energy_e, energy_r = energy.chunk(2, dim=1)
+        moment_e, moment_r = left.mean(energy_e), right.mean(energy_r)
         if self.regularizer == "balance":
             return average_over_sequences(balance(moment_e, moment_r).mean(1), nonempty)
         objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
@@ -703,10 +771,10 @@ class PrimalAttention(Attention, PublishesTerms):
     ) -> Tensor:
         wide = accumulator(left.inputs)
         if scores is None:
-            pairs = (left.inputs, tied.w_e), (right.inputs, tied.w_r)
-            scores = self._project(*pairs, keep=left.keep)
+            heads = torch.cat([left.inputs, right.inputs], dim=1)
+            scores = self._project(heads, tied, left.keep)
         dual_e, dual_r = (_given(t).to(wide) for t in (tied.dual_e, tied.dual_r))
-        e, r = scores.scores.to(wide).split(self.rank, dim=-1)
+        e, r = scores.scores.to(wide).chunk(2, dim=1)
         return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=left.keep)
 
     @torch.no_grad()

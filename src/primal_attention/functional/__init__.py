@@ -22,7 +22,9 @@ from primal_attention.functional.linear import (
     linear_attention,
 )
 from primal_attention.functional.primal import (
+    Linear,
     Projection,
+    attend,
     decayed_sum,
     dual_weights,
     effective_weights,
@@ -32,12 +34,15 @@ from primal_attention.functional.primal import (
     prefix_sum,
     project,
     sample_rows,
+    share_rows,
 )
 
 __all__ = [
     "CausalSums",
+    "Linear",
     "Projection",
     "Reduction",
+    "attend",
     "average_over_sequences",
     "balance",
     "causal_sums",
@@ -62,4 +67,5 @@ __all__ = [
     "reduce_objective",
     "sample_rows",
     "score_gram",
+    "share_rows",
 ]

@@ -7,12 +7,11 @@ parameters, and dual variables (:func:`dual_weights`).
 
 Speed comes from one identity: the norm is a scalar per row, so ``φ(q) W = (q W) / ‖q‖``. Dividing
 the ``n × s`` product instead of the ``n × d`` input saves a second copy of ``q`` and everything
-autograd would keep of it.
+autograd would keep of it. :mod:`~primal_attention.functional.tiled` does it tile by tile.
 """
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,9 +19,12 @@ from torch import Tensor
 
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
+from primal_attention.functional.tiled import attend_tiled, project_tiled, sample_tiled
 
 __all__ = [
+    "Linear",
     "Projection",
+    "attend",
     "decayed_sum",
     "dual_weights",
     "effective_weights",
@@ -32,15 +34,16 @@ __all__ = [
     "prefix_sum",
     "project",
     "sample_rows",
+    "share_rows",
 ]
 
 
 class Projection(NamedTuple):
     """Scores and their energy."""
 
-    scores: Float[Tensor, "b h n k"]
-    """``Wᵀ φ(q_i)``, zero at padded tokens; the sides next to each other."""
-    energy: Float[Tensor, "b h k"]
+    scores: Float[Tensor, "b h n s"]
+    """``Wᵀ φ(q_i)``, zero at padded tokens."""
+    energy: Float[Tensor, "b h s"]
     """``Σ_i scores_i²`` per column, in float32 or better."""
 
 
@@ -75,16 +78,37 @@ def sample_rows(
     Padding is skipped before positions are counted, so left, right and interior padding give the
     rows of the unpadded sequence. Costs ``O(b num c)``.
     """
-    b, n, c = x.shape
-    if n == 0:
-        return x.new_zeros(b, num, c)
+    if x.shape[1] == 0:
+        return x.new_zeros(x.shape[0], num, x.shape[2])
     if key_mask is None:
-        return x.index_select(1, even_indices(n, num, x.device))
+        return x.index_select(1, even_indices(x.shape[1], num, x.device))
+    position = _real_positions(key_mask, num)
+    rows = x.gather(1, position[:, :, None].expand(-1, -1, x.shape[2]))
+    return torch.where(key_mask.any(1)[:, None, None], rows, 0.0)
+
+
+def _real_positions(key_mask: Bool[Tensor, "b n"], num: int) -> Int[Tensor, "b {num}"]:
+    """Return where the evenly spaced real tokens of each sequence stand."""
     seen = key_mask.cumsum(1)
-    length = seen[:, -1]
-    position = torch.searchsorted(seen, even_indices(length, num) + 1).clamp_max(n - 1)
-    rows = x.gather(1, position[:, :, None].expand(-1, -1, c))
-    return torch.where((length > 0)[:, None, None], rows, 0.0)
+    position = torch.searchsorted(seen, even_indices(seen[:, -1], num) + 1)
+    return position.clamp_max(key_mask.shape[1] - 1)
+
+
+def share_rows(
+    x: Float[Tensor, "b n c"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b {num} c"]]:
+    """Return ``x`` and :func:`sample_rows` of it, such that backward needs one gradient of ``x``.
+
+    The gradient of the rows is added in place to that of the returned ``x``, instead of travelling
+    in a second tensor of zeros as large as ``x``. Hand the returned ``x`` to :func:`attend` and to
+    nothing else: its gradient must not be shared.
+    """
+    if torch.compiler.is_compiling() or x.shape[1] == 0:
+        return x, sample_rows(x, num, key_mask)
+    if key_mask is None:
+        return sample_tiled(x, even_indices(x.shape[1], num, x.device).expand(len(x), -1))
+    x, rows = sample_tiled(x, _real_positions(key_mask, num))
+    return x, torch.where(key_mask.any(1)[:, None, None], rows, 0.0)
 
 
 def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-12) -> Float[Tensor, "b m c"]:
@@ -198,151 +222,80 @@ def decayed_sum(
     return total + (rate * age).exp()[:, None] * start[:, None]
 
 
-class _Project(torch.autograd.Function):
-    """``(q W) / ‖q‖`` side by side for several ``(q, W)``, and the energy of every column.
-
-    Keeps the inputs, the scores and one number per row for backward. Heads stay where the
-    projection left them: ``q`` is a strided view, products run over slices of it and write into
-    slices of the result, so no rearranged copy is ever made. All passes over a tile of tokens are
-    done before the next tile, while it is in cache; temporaries are never longer than a tile.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, key_mask: Tensor | None, eps: float, *pairs: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        inputs, weights = pairs[::2], pairs[1::2]
-        b, h, n, _ = inputs[0].shape
-        sides, s = len(inputs), weights[0].shape[-1]
-        scores = inputs[0].new_empty(b, n, h, sides, s)
-        inverse = scores.new_empty(b, n, h, sides, 1)
-        energy = scores.new_zeros(b, h * sides * s, dtype=accumulator(scores))
-        for tile in _tiles(b, n):
-            part, scale = scores[tile], inverse[tile]
-            for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
-                q = q.transpose(1, 2)[tile]
-                norm = torch.linalg.vector_norm(q, dim=-1, dtype=energy.dtype)
-                scale[..., i, 0] = norm.clamp_min_(eps).reciprocal_()
-                _multiply(q, _of(w, tile), out=part[..., i, :])
-            if key_mask is not None:
-                # zero here makes score, energy and every gradient of a padded token vanish
-                scale.masked_fill_(~key_mask[tile][..., None, None, None], 0.0)
-            part.mul_(scale)
-            energy[tile[0]] += part.flatten(2).to(energy.dtype).square().sum(1)
-        ctx.save_for_backward(scores, inverse, *pairs)
-        ctx.eps = eps
-        return scores.flatten(3).transpose(1, 2), energy.unflatten(1, (h, -1))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
-        scores, inverse, *pairs = ctx.saved_tensors
-        inputs, weights = pairs[::2], pairs[1::2]
-        b, n = scores.shape[:2]
-        grad_scores = grad_scores.transpose(1, 2).flatten(2)
-        twice = 2 * grad_energy.to(scores.dtype).flatten(1)[:, None]
-        grad_inputs = [torch.empty_like(q.transpose(1, 2)).transpose(1, 2) for q in inputs]
-        # transposed: with the wider factor on the right the product is faster
-        grad_weights = [
-            q.new_zeros(b, *w.shape[1:]).mT.contiguous()
-            for q, w in zip(inputs, weights, strict=True)
-        ]
-        for tile in _tiles(b, n):
-            part, scale = scores[tile], inverse[tile]
-            # one flat row per token: element-wise passes are fastest over long contiguous rows
-            grad = torch.addcmul(grad_scores[tile], part.flatten(2), twice[tile[0]]).view_as(part)
-            # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
-            radial = (grad * part).sum(-1, keepdim=True).mul_(scale).mul_(scale).neg_()
-            radial.masked_fill_(scale >= 1 / ctx.eps, 0.0)
-            grad.mul_(scale)
-            for i, (q, w) in enumerate(zip(inputs, weights, strict=True)):
-                q, grad_q = q.transpose(1, 2)[tile], grad_inputs[i].transpose(1, 2)[tile]
-                torch.mul(q, radial[..., i, :], out=grad_q)
-                _multiply(grad[..., i, :], _of(w, tile).mT, out=grad_q, accumulate=True)
-                _contract(grad[..., i, :], q, out=grad_weights[i][tile[0]])
-        results: list[Tensor | None] = [None, None]
-        for grad_q, grad_w, w in zip(grad_inputs, grad_weights, weights, strict=True):
-            results += [grad_q, grad_w.mT if w.shape[0] == b else grad_w.mT.sum(0, keepdim=True)]
-        return tuple(results)
-
-
-_TILE = 4096
-"""Tokens per tile: small enough for the cache, large enough to hide the calls."""
-
-
-def _tiles(b: int, n: int) -> Iterator[tuple[slice, slice]]:
-    """Cut ``b`` sequences of ``n`` tokens into tiles: several short ones, or part of a long one."""
-    rows = max(1, _TILE // max(n, 1))
-    for i in range(0, b, rows):
-        for j in range(0, n, _TILE):
-            yield slice(i, i + rows), slice(j, j + _TILE)
-
-
-def _of(w: Tensor, tile: tuple[slice, slice]) -> Tensor:
-    """Return the weights of a tile's sequences; one set for all stays as it is."""
-    return w if w.shape[0] == 1 else w[tile[0]]
-
-
-def _pairs(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield matching three-dimensional slices along the shorter of batch and heads."""
-    b, h = tensors[0].shape[:2]
-    axis = 0 if b <= h else 1
-    return zip(*(t.expand(b, -1, -1, -1).unbind(axis) for t in tensors), strict=True)
-
-
-def _multiply(
-    a: Float[Tensor, "b n h d"],
+def project(
+    q: Float[Tensor, "b h n d"],
     w: Float[Tensor, "#b h d s"],
     *,
-    out: Float[Tensor, "b n h s"],
-    accumulate: bool = False,
-) -> None:
-    """Write or add ``a @ w`` into ``out``."""
-    for left, right, slot in _pairs(a.transpose(1, 2), w, out.transpose(1, 2)):
-        if accumulate:
-            slot.baddbmm_(left, right)
-        else:
-            torch.bmm(left, right, out=slot)
-
-
-def _contract(
-    g: Float[Tensor, "b n h s"], a: Float[Tensor, "b n h d"], *, out: Float[Tensor, "b h s d"]
-) -> None:
-    """Add ``gᵀ a`` into ``out``."""
-    for left, right, slot in _pairs(g.permute(0, 2, 3, 1), a.transpose(1, 2), out):
-        slot.baddbmm_(left, right)
-
-
-def project(
-    *pairs: tuple[Float[Tensor, "b h n d"], Float[Tensor, "#b h d s"]],
     key_mask: Bool[Tensor, "b n"] | None = None,
     eps: float = 1e-6,
 ) -> Projection:
-    """Project cosine features onto ``s`` directions per head, for one or more sides at once.
+    """Project cosine features onto ``s`` directions per head.
 
     Costs ``O(n d s)`` per head; keeps inputs, scores and one norm per row for backward.
 
     Args:
-        pairs: ``(q, w)`` for each side: queries or keys before the feature map, finite also at
-            padded positions; projection weights, one set per batch entry or one for all.
+        q: Queries or keys before the feature map, finite also at padded positions; both at once if
+            their heads stand next to each other.
+        w: Projection weights, one set per batch entry or one for all.
         key_mask: ``True`` where a token is real. Scores of padded tokens are zero.
         eps: Norms below this count as this.
 
-    Returns:
-        The scores of all sides next to each other, ``k = sides × s`` columns.
-
     Example:
-        >>> q = torch.tensor([[[[3.0, 4.0]]]])
-        >>> project((q, torch.eye(2)[None, None])).scores
+        >>> project(torch.tensor([[[[3.0, 4.0]]]]), torch.eye(2)[None, None]).scores
         tensor([[[[0.6000, 0.8000]]]])
     """
+    w = w.to(q.dtype)
     if torch.compiler.is_compiling():
         # the compiler fuses this by itself and cannot see through in-place slices
-        sides = [
-            (q @ w.to(q.dtype)) * _inverse_norm(q, key_mask, eps).to(q.dtype) for q, w in pairs
-        ]
-        scores = torch.cat(sides, dim=-1)
+        scores = (q @ w) * _inverse_norm(q, key_mask, eps).to(q.dtype)
         return Projection(scores, scores.to(accumulator(scores)).square().sum(2))
-    eps = representable(eps, pairs[0][0])
-    flat = [t for q, w in pairs for t in (q, w.to(q.dtype))]
-    return Projection(*_Project.apply(key_mask, eps, *flat))  # type: ignore[no-untyped-call]
+    return Projection(*project_tiled(q, w, key_mask, representable(eps, q)))
+
+
+class Linear(NamedTuple):
+    """A linear map ``z ↦ weight z + bias``."""
+
+    weight: Float[Tensor, "out in"]
+    bias: Float[Tensor, " out"] | None
+
+
+def attend(
+    x: Float[Tensor, "b n c"],
+    inward: Linear,
+    w: Float[Tensor, "#b h d s"],
+    outward: Linear,
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"]]:
+    """Return ``outward(scores)`` with the scores of ``inward(x)``, and the energy of these scores.
+
+    Costs what the two linear maps cost, plus ``O(n d s)`` per head. Keeps ``inward(x)``, the scores
+    and one norm per row for backward; without gradients it keeps nothing.
+
+    Args:
+        x: Tokens, finite also at padded positions.
+        inward: From tokens to the heads of :func:`project`, next to each other.
+        w: Projection weights, one set per batch entry or one for all.
+        outward: From the scores of all heads, next to each other, to the output.
+        key_mask: ``True`` where a token is real. Scores of padded tokens are zero.
+        eps: Norms below this count as this.
+
+    Example:
+        >>> one = Linear(torch.eye(2), None)
+        >>> attend(torch.tensor([[[3.0, 4.0]]]), one, torch.eye(2)[None, None], one)[0]
+        tensor([[[0.6000, 0.8000]]])
+    """
+    if torch.compiler.is_compiling():
+        q = torch.nn.functional.linear(x, *inward).unflatten(-1, w.shape[1:3]).transpose(1, 2)
+        scores, energy = project(q, w, key_mask=key_mask, eps=eps)
+        return torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), *outward), energy
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        inward, outward = (
+            Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
+            for weight, bias in (inward, outward)
+        )
+        x = x.to(dtype)
+    return attend_tiled(x, inward, w.to(x.dtype), outward, key_mask, representable(eps, x))

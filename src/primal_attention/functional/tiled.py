@@ -1,0 +1,289 @@
+"""Projection scores and their gradients, one tile of tokens at a time.
+
+All passes over a tile are done before the next one, while it is in cache, and what a pass needs in
+between is never longer than a tile. Heads stay where the projection left them: products run over
+slices and write into slices, so no rearranged copy is ever made. Tensors are ``[b n h d]`` here.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from primal_attention.functional.precision import accumulator
+
+__all__ = ["attend_tiled", "project_tiled", "sample_tiled"]
+
+Tile = tuple[slice, slice]
+"""Some sequences whole, or a part of one."""
+
+_TILE = 4096
+"""Tokens per tile: small enough for the cache, large enough to hide the calls."""
+
+
+def _tiles(b: int, n: int) -> list[Tile]:
+    """Cut ``b`` sequences of ``n`` tokens into tiles; the first is the largest."""
+    rows = max(1, _TILE // max(n, 1))
+    return [
+        (slice(i, min(i + rows, b)), slice(j, min(j + _TILE, n)))
+        for i in range(0, b, rows)
+        for j in range(0, n, _TILE)
+    ]
+
+
+def _size(tiles: list[Tile]) -> tuple[int, int]:
+    """Return the shape of the largest tile."""
+    if not tiles:
+        return 0, 0
+    rows, columns = tiles[0]
+    return rows.stop - rows.start, columns.stop - columns.start
+
+
+def _of(w: Float[Tensor, "#b h d s"], tile: Tile) -> Float[Tensor, "#t h d s"]:
+    """Return the weights of a tile's sequences; one set for all stays as it is."""
+    return w if w.shape[0] == 1 else w[tile[0]]
+
+
+def _score(
+    q: Float[Tensor, "b n h d"],
+    w: Float[Tensor, "#b h d s"],
+    keep: Bool[Tensor, "b n"] | None,
+    eps: float,
+    scores: Float[Tensor, "b n h s"],
+    inverse: Float[Tensor, "b n h 1"],
+    energy: Float[Tensor, "b h s"],
+) -> None:
+    """Write the scores and inverse norms of one tile, and add to the energy."""
+    norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=energy.dtype)
+    torch.reciprocal(norm.clamp_min_(eps), out=inverse)
+    if keep is not None:
+        # zero here makes score, energy and every gradient of a padded token vanish
+        inverse.masked_fill_(~keep[:, :, None, None], 0.0)
+    for i, rows in enumerate(q.unbind()):
+        for j, head in enumerate(rows.unbind(1)):
+            torch.mm(head, w[i if len(w) > 1 else 0, j], out=scores[i, :, j])
+    scores.mul_(inverse)
+    # one flat row per token: passes are fastest over long contiguous rows
+    flat = scores.flatten(2).to(energy.dtype)
+    energy += flat.square().sum(1).view_as(energy)
+
+
+def _score_backward(
+    grad: Float[Tensor, "b n h s"],
+    q: Float[Tensor, "b n h d"],
+    w: Float[Tensor, "#b h d s"],
+    scores: Float[Tensor, "b n h s"],
+    inverse: Float[Tensor, "b n h 1"],
+    eps: float,
+    grad_q: Float[Tensor, "b n h d"],
+    grad_w: Float[Tensor, "b h s d"],
+) -> None:
+    """Write ``grad_q`` of one tile and add to ``grad_w``; overwrites ``grad``."""
+    # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
+    radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
+    radial.masked_fill_(inverse >= 1 / eps, 0.0)
+    grad.mul_(inverse)
+    torch.mul(q, radial, out=grad_q)
+    for i in range(len(q)):
+        heads, own = grad[i].transpose(0, 1), w[i if len(w) > 1 else 0]
+        grad_q[i].transpose(0, 1).baddbmm_(heads, own.mT)
+        # transposed: with the wider factor on the right the product is faster
+        grad_w[i].baddbmm_(heads.mT, q[i].transpose(0, 1))
+
+
+def _twice(
+    grad_energy: Float[Tensor, "b h s"], scores: Float[Tensor, "b n h s"]
+) -> Float[Tensor, "b 1 h s"]:
+    """Return the factor of the scores in the gradient of their energy."""
+    return 2 * grad_energy.to(scores.dtype)[:, None]
+
+
+def _reduced(
+    grad_w: Float[Tensor, "b h s d"], w: Float[Tensor, "#b h d s"]
+) -> Float[Tensor, "#b h d s"]:
+    return grad_w.mT if len(w) == len(grad_w) else grad_w.mT.sum(0, keepdim=True)
+
+
+class _Project(torch.autograd.Function):
+    """Keeps the inputs, the scores and one number per row and head for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, w: Tensor, key_mask: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        b, n, h, _ = q.shape
+        s = w.shape[-1]
+        scores, inverse = q.new_empty(b, n, h, s), q.new_empty(b, n, h, 1)
+        energy = q.new_zeros(b, h, s, dtype=accumulator(q))
+        for tile in _tiles(b, n):
+            keep = None if key_mask is None else key_mask[tile]
+            _score(q[tile], _of(w, tile), keep, eps, scores[tile], inverse[tile], energy[tile[0]])
+        ctx.save_for_backward(q, w, scores, inverse)
+        ctx.eps = eps
+        return scores, energy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
+        q, w, scores, inverse = ctx.saved_tensors
+        b, n = q.shape[:2]
+        twice = _twice(grad_energy, scores)
+        grad_q, grad_w = torch.empty_like(q), q.new_zeros(b, *w.mT.shape[1:])
+        for tile in _tiles(b, n):
+            known = q[tile], _of(w, tile), scores[tile], inverse[tile]
+            grad = torch.addcmul(grad_scores[tile], scores[tile], twice[tile[0]])
+            _score_backward(grad, *known, ctx.eps, grad_q[tile], grad_w[tile[0]])
+        return grad_q, _reduced(grad_w, w), None, None
+
+
+def project_tiled(
+    q: Float[Tensor, "b h n d"],
+    w: Float[Tensor, "#b h d s"],
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+) -> tuple[Float[Tensor, "b h n s"], Float[Tensor, "b h s"]]:
+    """Return ``(q W) / ‖q‖`` and its energy."""
+    scores, energy = _Project.apply(q.transpose(1, 2), w, key_mask, eps)  # type: ignore[no-untyped-call]
+    return scores.transpose(1, 2), energy
+
+
+class _Affine(NamedTuple):
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _apply(linear: _Affine, x: Tensor, out: Tensor) -> None:
+    """Write ``weight x + bias`` of every token."""
+    rows, into = x.flatten(0, 1), out.view(-1, out.shape[-1])
+    if linear.bias is None:
+        torch.mm(rows, linear.weight.T, out=into)
+    else:
+        torch.addmm(linear.bias, rows, linear.weight.T, out=into)
+
+
+class _Gradient:
+    """Adds up the gradients of a linear map over tiles, in float32 or better."""
+
+    def __init__(self, linear: _Affine) -> None:
+        self._linear = linear
+        wide = accumulator(linear.weight)
+        self._weight = torch.zeros_like(linear.weight, dtype=wide)
+        self._bias = None if linear.bias is None else torch.zeros_like(linear.bias, dtype=wide)
+
+    def add(self, grad: Float[Tensor, "t out"], x: Float[Tensor, "t in"]) -> None:
+        if self._weight.dtype == grad.dtype:
+            self._weight.addmm_(grad.T, x)
+        else:
+            self._weight += grad.T @ x
+        if self._bias is not None:
+            self._bias += grad.sum(0, dtype=self._bias.dtype)
+
+    def result(self) -> _Affine:
+        dtype = self._linear.weight.dtype
+        bias = None if self._bias is None else self._bias.to(dtype)
+        return _Affine(self._weight.to(dtype), bias)
+
+
+class _Attend(torch.autograd.Function):
+    """Keeps tokens, heads, scores and one number per row and head for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        a_bias: Tensor | None,
+        w: Tensor,
+        o: Tensor,
+        o_bias: Tensor | None,
+        key_mask: Tensor | None,
+        eps: float,
+        keeps: bool,
+    ) -> tuple[Tensor, Tensor]:
+        b, n, _ = x.shape
+        h, d, s = w.shape[1:]
+        tiles = _tiles(b, n)
+        # without gradients one tile's worth of memory serves all of them
+        lead = (b, n) if keeps else _size(tiles)
+        q, scores = x.new_empty(*lead, h, d), x.new_empty(*lead, h, s)
+        inverse = x.new_empty(*lead, h, 1)
+        energy = x.new_zeros(b, h, s, dtype=accumulator(x))
+        y = x.new_empty(b, n, o.shape[0])
+        for tile in tiles:
+            tokens = x[tile]
+            here = tile if keeps else (slice(tokens.shape[0]), slice(tokens.shape[1]))
+            heads, part = q[here], scores[here]
+            keep = None if key_mask is None else key_mask[tile]
+            _apply(_Affine(a, a_bias), tokens, heads.flatten(2))
+            _score(heads, _of(w, tile), keep, eps, part, inverse[here], energy[tile[0]])
+            _apply(_Affine(o, o_bias), part.flatten(2), y[tile])
+        ctx.save_for_backward(x, a, a_bias, w, o, o_bias, q, scores, inverse)
+        ctx.eps = eps
+        return y, energy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, a_bias, w, o, o_bias, q, scores, inverse = ctx.saved_tensors
+        b, n = q.shape[:2]
+        tiles, twice = _tiles(b, n), _twice(grad_energy, scores)
+        inward, outward = _Gradient(_Affine(a, a_bias)), _Gradient(_Affine(o, o_bias))
+        grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
+        grad_w = q.new_zeros(b, *w.mT.shape[1:])
+        grads, grads_q = (t.new_empty(*_size(tiles), *t.shape[2:]) for t in (scores, q))
+        for tile in tiles:
+            tokens, known = x[tile], (q[tile], _of(w, tile), scores[tile], inverse[tile])
+            here = slice(tokens.shape[0]), slice(tokens.shape[1])
+            grad, grad_q = grads[here], grads_q[here]
+            out = grad_y[tile].flatten(0, 1)
+            outward.add(out, scores[tile].view(len(out), -1))
+            torch.mm(out, o, out=grad.view(len(out), -1))
+            grad.addcmul_(scores[tile], twice[tile[0]])
+            _score_backward(grad, *known, ctx.eps, grad_q, grad_w[tile[0]])
+            rows = grad_q.view(len(out), -1)
+            inward.add(rows, tokens.flatten(0, 1))
+            if grad_x is not None:
+                torch.mm(rows, a, out=grad_x[tile].view(len(out), -1))
+        done = (*inward.result(), _reduced(grad_w, w), *outward.result())
+        return grad_x, *done, None, None, None
+
+
+def attend_tiled(
+    x: Float[Tensor, "b n c"],
+    inward: tuple[Tensor, Tensor | None],
+    w: Float[Tensor, "#b h d s"],
+    outward: tuple[Tensor, Tensor | None],
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"]]:
+    """Return the outward map of the scores of the inward map, and the energy of the scores."""
+    given = (x, *inward, w, *outward)
+    keeps = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
+    return _Attend.apply(*given, key_mask, eps, keeps)  # type: ignore[no-untyped-call]
+
+
+class _Sample(torch.autograd.Function):
+    """Adds the gradient of the rows to the other gradient, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        b, n, c = x.shape
+        index = position + n * torch.arange(b, device=x.device)[:, None]
+        ctx.save_for_backward(index)
+        rows = x.reshape(b * n, c).index_select(0, index.flatten())
+        return x.view_as(x), rows.view(*position.shape, c)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_x: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index.flatten(), grad_rows.flatten(0, 1))
+        return grad_x, None
+
+
+def sample_tiled(
+    x: Float[Tensor, "b n c"], position: Int[Tensor, "b m"]
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b m c"]]:
+    """Return ``x`` and its rows at these positions; the gradient of that ``x`` is overwritten."""
+    return _Sample.apply(x, position)  # type: ignore[no-untyped-call]
