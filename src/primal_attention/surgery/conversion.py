@@ -150,7 +150,9 @@ def inspect_targets(model: nn.Module, config: SurgeryConfig, *, data: Any = None
             parameters_before=sum(p.numel() for p in module.parameters()),
         )
         try:
-            target = _examine(target, module, dialect, config, problems.get(name))
+            # looking must not change what is drawn next
+            with torch.random.fork_rng(devices=[]):
+                target = _examine(target, module, dialect, config, problems.get(name))
         except ConversionError as error:
             target = dataclasses.replace(target, reason=str(error))
         targets.append(target)

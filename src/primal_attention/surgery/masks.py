@@ -67,8 +67,8 @@ def _check_pairs(mask: Tensor, pairs: Tensor, keep: Tensor, is_causal: bool, see
     n = keep.shape[1]
     expected = keep[:, None, None, :].expand(-1, -1, n, -1)
     expected = expected.tril() if is_causal else expected
-    # what a padded query looks at is nobody's business
-    wrong = (pairs[..., -n:, seen : seen + n] != expected) & keep[:, None, :, None]
+    # rows of padded queries count too: in packed sequences they are what gives them away
+    wrong = pairs[..., -n:, seen : seen + n] != expected
     if mask.dtype != torch.bool:
         wrong = wrong | ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any()
     if bool(wrong.any()):
