@@ -152,7 +152,6 @@ class _Run:
             getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
         )
         model.to(self.accelerator.device)
-        seed_everything(config.seed + self.accelerator.process_index)
         self.optimizer = create_optimizer(model, config)
         self.average = None if config.ema is None else WeightAverage(model, config.ema)
         self.forward: Any = self.accelerator.prepare_model(model)
@@ -183,9 +182,15 @@ class _Run:
                 f"{self.out} already holds a run ({found.name}); continue it with resume=True, or "
                 "choose another folder."
             )
-        if found is not None:
-            self._restore(Checkpoint.load(found), found)
+        saved = None if found is None else Checkpoint.load(found)
+        if saved is not None and found is not None:
+            self._restore(saved, found)
         self.logs.start(self.step)
+        # last of all: modules that are imported on first use may draw from these generators
+        if saved is None:
+            seed_everything(self.config.seed + self.order.rank)
+        else:
+            restore_random_state(saved.random[self.order.rank])
 
     def train(
         self,
@@ -387,7 +392,6 @@ class _Run:
             self.average.updates = values["updates"]
         self.step, self.seconds, self.best = saved.step, values["seconds"], saved.best
         self.sums, self.history = _Sums(**values["sums"]), History.from_dict(values["history"])
-        restore_random_state(saved.random[self.order.rank])
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
         """Raise if the checkpoint belongs to another model, configuration or data set."""

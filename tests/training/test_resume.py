@@ -1,0 +1,245 @@
+"""A run that is killed and resumed ends with the weights of a run without a break."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from training_cases import config, data, model
+
+from primal_attention.models import EncoderClassifier
+from primal_attention.training import CheckpointError, Columns, checkpoint, cross_entropy, fit
+from primal_attention.training.checkpoint import Checkpoint, latest_checkpoint
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Items that draw from all three generators, as augmentations do."""
+
+    def __init__(self, delay: float = 0.0) -> None:
+        self.data, self.delay = data(), delay
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index):
+        time.sleep(self.delay)
+        item = dict(self.data[index])
+        shift = 0.1 * (np.random.randn() + random.gauss(0, 1) + random.random())
+        item["x"] = item["x"] + shift + 0.1 * torch.randn(())
+        return item
+
+
+SETTINGS = {"epochs": 4, "save_steps": 2, "ema": 0.9, "seed": 5, "clip": 1.0}
+
+
+def run(out, *, resume=False, delay=0.0, objective=cross_entropy, **changes):
+    net = model(dropout=0.2)
+    history = fit(
+        net,
+        Noisy(delay),
+        config=config(**{**SETTINGS, **changes}),
+        valid=data(9),
+        out=out,
+        resume=resume,
+        objective=objective,
+        evaluate=lambda net: {"drawn": float(torch.rand(()))},
+    )
+    return net, history
+
+
+def assert_same_run(found, expected):
+    (net, history), (other, reference) = found, expected
+    for name, weight in net.state_dict().items():
+        assert weight.equal(other.state_dict()[name]), name
+    for a, b in zip(history.rows(), reference.rows(), strict=True):
+        assert {k: v for k, v in a.items() if k != "seconds"} == {
+            k: v for k, v in b.items() if k != "seconds"
+        }
+    assert (history.best_epoch, history.ended) == (reference.best_epoch, reference.ended)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+def in_child(action) -> int:
+    """Run in a forked process, which has nothing to import; return its process id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def test_checkpoints_do_not_change_a_run(uninterrupted):
+    assert_same_run(run(None), uninterrupted)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_killed_at_any_moment_a_run_resumes_to_the_same_weights(seed, tmp_path, uninterrupted):
+    moments = random.Random(seed)
+    for _ in range(4):
+        pid = in_child(lambda: run(tmp_path, resume=True, delay=0.005))
+        time.sleep(moments.uniform(0.02, 0.6))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert_same_run(run(tmp_path, resume=True), uninterrupted)
+
+
+@pytest.mark.parametrize("moment", [1, 3, 5, 6, 7])
+def test_killed_while_it_writes_a_checkpoint_it_has_the_one_before(
+    moment, tmp_path, uninterrupted, monkeypatch
+):
+    flush, calls = checkpoint._flush, []
+
+    def flush_or_die(path):
+        calls.append(path)
+        # a checkpoint flushes three or four files, its folder, and the folder above
+        if len(calls) == 10 + moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(path)
+
+    def killed():
+        monkeypatch.setattr(checkpoint, "_flush", flush_or_die)
+        run(tmp_path)
+
+    _, status = os.waitpid(in_child(killed), 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert latest_checkpoint(tmp_path / "checkpoints") is not None
+    assert_same_run(run(tmp_path, resume=True), uninterrupted)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000012"], "leftovers are removed"
+
+
+def test_a_run_broken_in_the_middle_of_an_epoch_goes_on_there(tmp_path, uninterrupted):
+    class StopError(Exception):
+        pass
+
+    steps = []
+
+    def stop_in_step_six(output, labels):
+        steps.extend([0] * torch.is_grad_enabled())
+        if len(steps) == 6:
+            raise StopError
+        return cross_entropy(output, labels)
+
+    with pytest.raises(StopError):
+        run(tmp_path, objective=stop_in_step_six)
+    # three steps are an epoch
+    assert latest_checkpoint(tmp_path / "checkpoints").name == "step-00000004"
+    assert_same_run(run(tmp_path, resume=True), uninterrupted)
+
+
+def test_a_finished_run_resumes_to_its_end_at_once(tmp_path, uninterrupted):
+    run(tmp_path)
+
+    def never(output, labels):
+        raise AssertionError("no step is left")
+
+    assert_same_run(run(tmp_path, resume=True, objective=never), uninterrupted)
+
+
+def test_the_folder_holds_logs_checkpoint_and_the_final_model(tmp_path):
+    net, history = run(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["ema"] == 0.9
+    lines = [json.loads(x) for x in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert lines == history.rows()
+    header, *rows = (tmp_path / "history.csv").read_text().splitlines()
+    assert header.startswith("epoch,step,loss,ksvd,lr,seconds,valid_loss,valid_accuracy,drawn")
+    assert len(rows) == 4
+    again = EncoderClassifier.from_pretrained(tmp_path / "model")
+    for name, weight in net.state_dict().items():
+        assert weight.equal(again.state_dict()[name])
+
+
+def test_foreign_models_leave_their_weights(tmp_path):
+    from safetensors.torch import load_file
+
+    class Foreign(torch.nn.Linear):
+        pass
+
+    train = Columns(input=torch.randn(6, 3), labels=torch.arange(6) % 2)
+    net = Foreign(3, 2)
+    fit(net, train, config=config(), out=tmp_path)
+    assert load_file(tmp_path / "model" / "model.safetensors")["weight"].equal(net.weight)
+
+
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"already holds a run .*resume=True"):
+        run(tmp_path)
+    with pytest.raises(ValueError, match="resume=True needs out"):
+        run(None, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda out: run(out, resume=True, lr=0.5), "lr was 0.01 and is 0.5"),
+        (lambda out: run(out, resume=True, epochs=9), "epochs was 4 and is 9"),
+        (
+            lambda out: fit(model(), data(7), config=config(**SETTINGS), out=out, resume=True),
+            "had 22 items and have 7",
+        ),
+        (
+            lambda out: fit(model(dim=4), Noisy(), config=config(**SETTINGS), out=out, resume=True),
+            "the model has other weights",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
+    run(tmp_path)
+    with pytest.raises(CheckpointError, match=f"belongs to another run.*{message}"):
+        change(tmp_path)
+
+
+def test_what_does_not_change_the_result_may_change_on_resume(tmp_path, uninterrupted):
+    run(tmp_path)
+    run(tmp_path, resume=True, workers=1, save_steps=None)
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "foreign"])
+def test_damaged_checkpoints_are_named(name, damage, tmp_path):
+    run(tmp_path)
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    file = path / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(
+            {"empty": b"", "truncated": content[: len(content) // 2], "foreign": b"\x80\x04."}[
+                damage
+            ]
+        )
+    with pytest.raises(CheckpointError, match=f"{path.name} is no complete checkpoint"):
+        run(tmp_path, resume=True)
+
+
+def test_other_formats_are_refused(tmp_path):
+    run(tmp_path)
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    content = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**content, "format": 0}))
+    with pytest.raises(CheckpointError, match="has format 0, this version reads 1"):
+        Checkpoint.load(path)
+
+
+def test_events_for_tensorboard_hold_steps_and_epochs(tmp_path):
+    pytest.importorskip("tensorboard")
+    run(tmp_path, tensorboard=True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"step/loss", "step/lr", "epoch/valid_loss", "epoch/drawn"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert [e.step for e in events.Scalars("step/loss")] == list(range(1, 13))
