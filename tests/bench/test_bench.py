@@ -1,5 +1,9 @@
 """The benchmark measures what it says it measures."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -120,3 +124,13 @@ def test_tables_read_as_text_and_as_csv():
     table = markdown_table(["a", "bb"], [[1, "x"]])
     assert table.splitlines() == ["| a | bb |", "|---|----|", "| 1 | x  |"]
     assert to_csv([{"a": 1, "b": 2}], "note") == "# note\na,b\n1,2\n"
+
+
+def test_freed_memory_is_kept_and_huge_pages_asked_for(monkeypatch):
+    code = (
+        "import os; from primal_attention.bench.allocator import keep_memory; "
+        "print(keep_memory(), os.environ['THP_MEM_ALLOC_ENABLE'])"
+    )
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == [str(platform.libc_ver()[0] == "glibc"), "1"]

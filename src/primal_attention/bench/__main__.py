@@ -5,6 +5,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from primal_attention.bench.allocator import keep_memory
+
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part.replace("_", "")) for part in text.split(","))
@@ -35,8 +37,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the sweep, print tables and claims, save CSV, JSON and PNG."""
-    options = vars(_parser().parse_args(argv))
+    parser = _parser()
+    options = vars(parser.parse_args(argv))
     threads, out = options.pop("threads"), options.pop("out")
+    keep_memory()
 
     import torch
 
@@ -47,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(threads)
     options["lengths"] = options.pop("n")
-    sweep = Sweep(**{k: v for k, v in options.items() if v is not None})
+    try:
+        sweep = Sweep(**{k: v for k, v in options.items() if v is not None})
+    except ValueError as error:
+        parser.error(str(error))
 
     def progress(line: str) -> None:
         print(f"  … {line}", file=sys.stderr, flush=True)
