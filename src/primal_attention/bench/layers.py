@@ -181,10 +181,8 @@ def run_sweep(
         for n in sorted(sweep.lengths):
             progress(f"{heads} heads of {head_dim}, {n} tokens")
             x = torch.randn(sweep.batch, n, heads * head_dim, requires_grad=True)
-            present = {
-                k: v for k, v in layers.items() if _expected(last.get(k), n, 2) < sweep.budget
-            }
-            brief = {k for k in present if _expected(last.get(k), n, 1) < sweep.budget / 10}
+            present = {k: v for k, v in layers.items() if _expected(last, k, n, 2) < sweep.budget}
+            brief = {k for k in present if _expected(last, k, n, 1) < sweep.budget / 10}
             for name, times in _times(sweep, present, brief, x).items():
                 last[name] = (n, median(times.step))
                 measures_memory = name in brief and not sweep.compiled
