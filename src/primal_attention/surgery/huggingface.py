@@ -183,10 +183,8 @@ class HuggingFace(Dialect):
             family == "bert" and "encoder_hidden_states" in given
         ):
             raise ConversionError("cross-attention: queries and keys come from two sequences")
-        if getattr(module, "sliding_window", None) is not None:
-            raise ConversionError(
-                f"a sliding window of {module.sliding_window} tokens is a mask over pairs"
-            )
+        if (window := self._window(module)) is not None:
+            raise ConversionError(f"a sliding window of {window} tokens is a mask over pairs")
         extra = self._extra(module, family)
         if extra:
             raise ConversionError(f"it has parts that have no place in ours: {', '.join(extra)}")
@@ -206,6 +204,14 @@ class HuggingFace(Dialect):
             rotary="position_embeddings" in given,
             dropout=float(getattr(getattr(module, "resid_dropout", None), "p", 0.0)),
         )
+
+    def _window(self, module: Any) -> int | None:
+        if hasattr(module, "sliding_window"):
+            return module.sliding_window
+        config = getattr(module, "config", None)
+        if not getattr(config, "use_sliding_window", True):
+            return None
+        return getattr(config, "sliding_window", None)
 
     def _extra(self, module: nn.Module, family: str | None) -> list[str]:
         known = {"c_attn", "c_proj"} if family == "gpt2" else {*_NAMES[str(family)]}

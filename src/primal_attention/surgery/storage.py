@@ -89,7 +89,8 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
             f"The checkpoint is of another model ({content['model']}): this "
             f"{type(model).__name__} has no module {missing[0]!r}."
         )
-    plan = plan_conversion(model, config)
+    with torch.random.fork_rng(devices=[]):
+        plan = plan_conversion(model, config)
     for name, layer in plan.layers.items():
         _load(layer, name, tensors, str(content["model"]))
     if check_host and _checksum(model, plan.layers) != content["host"]:
