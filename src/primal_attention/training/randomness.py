@@ -30,7 +30,9 @@ def random_state() -> dict[str, Tensor]:
         "numpy": torch.tensor(np.concatenate([keys, [position, has_gauss]]).astype(np.int64)),
         "numpy_gauss": torch.tensor(gauss, dtype=torch.float64),
         "python": torch.tensor(words),
-        "python_gauss": torch.tensor([] if next_gauss is None else [next_gauss]).double(),
+        "python_gauss": torch.tensor(
+            [] if next_gauss is None else [next_gauss], dtype=torch.float64
+        ),
     }
     if torch.cuda.is_available():
         state |= {f"cuda{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}

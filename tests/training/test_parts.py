@@ -1,0 +1,307 @@
+"""The pieces of training on their own: batches, groups, schedules, averages, evaluation."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from training_cases import data, model
+
+from primal_attention.models import CausalDecoder, DecoderConfig
+from primal_attention.training import (
+    Columns,
+    EpochRecord,
+    History,
+    TrainingConfig,
+    cross_entropy,
+    evaluate,
+    pad_collate,
+    parameter_groups,
+)
+from primal_attention.training.average import WeightAverage
+from primal_attention.training.data import Order
+from primal_attention.training.optimization import (
+    create_optimizer,
+    learning_rate,
+    set_progress,
+)
+from primal_attention.training.randomness import (
+    isolated,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    items=st.integers(1, 60),
+    batch_size=st.integers(1, 20),
+    accumulate=st.integers(1, 4),
+    world_size=st.integers(1, 4),
+)
+def test_processes_and_parts_share_every_batch_without_loss(
+    items, batch_size, accumulate, world_size
+):
+    whole = Order(items, batch_size, 7)
+    shares = [Order(items, batch_size, 7, accumulate, r, world_size) for r in range(world_size)]
+    seen = []
+    for step in range(whole.pass_steps):
+        parts = [part for share in shares for part in share.parts(step)]
+        assert all(len(share.parts(step)) == accumulate for share in shares)
+        assert sum(part.weight for part in parts) == pytest.approx(1)
+        assert all(part.indices for part in parts)
+        real = [i for part in parts if part.weight for i in part.indices]
+        assert real == whole.batch(step)
+        seen += real
+    assert sorted(seen) == list(range(items))
+
+
+def test_every_pass_has_another_order():
+    order = Order(50, 50, 0)
+    assert order.batch(0) != order.batch(1)
+    assert sorted(order.batch(0)) == sorted(order.batch(1))
+    assert order.batch(0) == Order(50, 50, 0).batch(0)
+    assert order.batch(0) != Order(50, 50, 1).batch(0)
+
+
+def test_unequal_lengths_are_padded_and_told():
+    items = [
+        {"x": torch.ones(n, 2), "other": torch.ones(m).long(), "labels": torch.ones(n).long()}
+        for n, m in ((2, 3), (4, 1))
+    ]
+    batch = pad_collate(items)
+    assert batch["x"].shape == (2, 4, 2)
+    assert batch["key_mask"].sum(1).tolist() == [2, 4]
+    assert batch["other_mask"].sum(1).tolist() == [3, 1]
+    assert batch["labels"][0].tolist() == [1, 1, -100, -100]
+    assert "labels_mask" not in batch
+
+
+def test_equal_lengths_need_no_mask_and_given_masks_are_kept():
+    same = [{"x": torch.ones(3, 2), "labels": torch.tensor(1)}] * 2
+    assert sorted(pad_collate(same)) == ["labels", "x"]
+    own = [
+        {"x": torch.ones(n, 2), "key_mask": torch.arange(n) > 0, "labels": torch.tensor(1)}
+        for n in (2, 3)
+    ]
+    assert pad_collate(own)["key_mask"].tolist() == [[False, True, False], [False, True, True]]
+
+
+def test_columns_of_unequal_size_are_refused():
+    with pytest.raises(ValueError, match="same number of entries"):
+        Columns(x=torch.zeros(3, 2), labels=torch.zeros(2))
+
+
+def test_lam_norms_and_biases_never_decay():
+    net = model(num_layers=2)
+    decayed, spared = (set(map(id, g["params"])) for g in parameter_groups(net, 0.1))
+    for name, parameter in net.named_parameters():
+        is_spared = name.endswith(("bias", ".lam")) or "norm" in name
+        assert (id(parameter) in spared) == is_spared, name
+        assert (id(parameter) in decayed) != is_spared, name
+    assert len(decayed) + len(spared) == len(list(net.parameters()))
+
+
+def test_frozen_and_shared_parameters_are_counted_rightly():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[1].bias.requires_grad_(False)
+    groups = parameter_groups(net, 0.1)
+    assert [len(g["params"]) for g in groups] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["adamw", "radam"])
+def test_decay_shrinks_matrices_and_nothing_else(name):
+    net = model()
+    before = {k: v.clone() for k, v in net.named_parameters()}
+    optimizer = create_optimizer(
+        net, TrainingConfig(optimizer=name, lr=0.1, weight_decay=0.5, warmup=0)
+    )
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for key, now in net.named_parameters():
+        is_spared = key.endswith(("bias", ".lam")) or "norm" in key
+        torch.testing.assert_close(now, before[key] if is_spared else before[key] * 0.95)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle", "constant"])
+def test_the_rate_rises_to_its_peak_and_then_never_rises(schedule, warmup):
+    config = TrainingConfig(lr=2.0, schedule=schedule, warmup=warmup)
+    rates = [learning_rate(config, t / 100) for t in range(101)]
+    peak = round(100 * warmup)
+    assert rates[peak] == pytest.approx(2.0)
+    assert all(a < b for a, b in itertools.pairwise(rates[: peak + 1]))
+    assert all(a >= b for a, b in itertools.pairwise(rates[peak:]))
+    if warmup < 1:
+        assert rates[-1] == pytest.approx(2.0 if schedule == "constant" else 0.0, abs=1e-4)
+
+
+def test_one_cycle_is_that_of_torch_with_linear_annealing():
+    config = TrainingConfig(lr=0.5, schedule="one-cycle", warmup=0.25)
+    net, total = nn.Linear(2, 2), 41
+    ours = create_optimizer(net, config)
+    theirs = torch.optim.AdamW(net.parameters(), lr=0.5)
+    # its warm-up ends one step early, after pct_start * total - 1 of total - 1 steps
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        theirs, 0.5, total_steps=total, pct_start=11 / total, anneal_strategy="linear"
+    )
+    for step in range(total):
+        set_progress(ours, config, step / (total - 1))
+        for key in ("lr", "betas"):
+            assert ours.param_groups[0][key] == pytest.approx(theirs.param_groups[0][key])
+        theirs.step()
+        if step < total - 1:
+            schedule.step()
+
+
+def test_the_average_follows_the_recursion():
+    net = nn.Linear(2, 2)
+    average = WeightAverage(net, 0.9)
+    expected = net.weight.detach().clone()
+    for t in range(1, 200):
+        with torch.no_grad():
+            net.weight.add_(0.1)
+        average.update(net)
+        decay = min(0.9, (1 + t) / (10 + t))
+        expected = decay * expected + (1 - decay) * net.weight.detach()
+    torch.testing.assert_close(average.weights["weight"], expected)
+    own = net.weight.detach().clone()
+    with average.applied(net):
+        torch.testing.assert_close(net.weight.detach(), expected)
+    assert net.weight.equal(own)
+
+
+def test_counters_are_copied_not_averaged():
+    net = nn.BatchNorm1d(2)
+    average = WeightAverage(net, 0.5)
+    net(torch.randn(4, 2))
+    average.update(net)
+    assert average.weights["num_batches_tracked"].item() == 1
+
+
+def draw():
+    return torch.rand(2).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1), random.random()
+
+
+def test_random_streams_can_be_saved_at_any_point():
+    seed_everything(3)
+    # one normal number leaves a second one waiting in both generators
+    random.gauss(0, 1), np.random.randn()
+    state = random_state()
+    expected = draw()
+    restore_random_state(state)
+    assert draw() == expected
+    restore_random_state(state)
+    with isolated():
+        draw()
+    assert draw() == expected
+
+
+def test_evaluation_does_not_depend_on_the_batch_size_and_keeps_modes():
+    net = model().train()
+    net.head.eval()
+    found = [evaluate(net, data(), batch_size=b) for b in (1, 5, 64)]
+    for other in found[1:]:
+        assert other.loss == pytest.approx(found[0].loss, rel=1e-5)
+        assert other.accuracy == found[0].accuracy
+        torch.testing.assert_close(other.logits, found[0].logits)
+    assert found[0].labels.equal(data().columns["labels"])
+    assert net.training
+    assert not net.head.training
+    with torch.no_grad():
+        whole = net.eval()(**{k: v for k, v in pad_collate(list(data())).items() if k != "labels"})
+    torch.testing.assert_close(found[0].logits, whole.logits)
+
+
+def test_evaluation_draws_nothing():
+    before = torch.get_rng_state()
+    assert evaluate(model(), data(), keep_outputs=False).logits is None
+    torch.manual_seed(0)
+    evaluate(net := model(), data())
+    torch.manual_seed(0)
+    model()
+    assert torch.get_rng_state().shape == before.shape
+    after = torch.get_rng_state()
+    evaluate(net, data())
+    assert torch.get_rng_state().equal(after)
+
+
+def test_language_models_are_evaluated_by_token():
+    torch.manual_seed(0)
+    net = CausalDecoder(DecoderConfig(vocab_size=7, dim=8, num_heads=2))
+    rows = [torch.randint(7, (n,)) for n in (5, 3, 8)]
+    text = Columns(x=[r[:-1] for r in rows], labels=[r[1:] for r in rows])
+    found = evaluate(net, text, batch_size=2)
+    assert found.logits.shape == (3, 7, 7)
+    losses, hits = [], 0
+    for row in rows:
+        logits = net.eval()(row[None, :-1]).logits[0]
+        losses.append(nn.functional.cross_entropy(logits, row[1:]).item())
+        hits += int((logits.argmax(-1) == row[1:]).sum())
+    assert found.loss == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert found.accuracy == pytest.approx(hits / 13)
+
+
+def test_unlabelled_tokens_and_sequences_count_for_nothing():
+    logits, labels = torch.randn(3, 4, 5), torch.randint(5, (3, 4))
+    labels[0, 2:], labels[2] = -100, -100
+    each = [nn.functional.cross_entropy(logits[i], labels[i], ignore_index=-100) for i in (0, 1)]
+    torch.testing.assert_close(cross_entropy(logits, labels), sum(each) / 3)
+
+
+def test_empty_data_cannot_be_evaluated():
+    with pytest.raises(ValueError, match="nothing to evaluate"):
+        evaluate(model(), Columns(x=torch.empty(0, 2, 3), labels=torch.empty(0)))
+
+
+def test_history_survives_plain_values():
+    record = EpochRecord(1, 3, 0.5, None, 1e-3, 2.0, 0.4, 0.9, {"test": 0.8})
+    history = History((record,), 1, "epochs")
+    assert History.from_dict(history.to_dict()) == history
+    assert history.rows()[0]["test"] == 0.8
+    with pytest.raises(RuntimeError, match="No epoch"):
+        _ = History().best
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"accumulate": 0}, "accumulate must be at least 1"),
+        ({"optimizer": "sgd"}, "optimizer must be one of adamw, radam, adam, got 'sgd'"),
+        ({"schedule": "linear"}, "schedule must be one of"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
+        ({"monitor": "f1"}, "monitor must be one of"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"clip": -1.0}, "clip must be positive"),
+        ({"eta": -0.1}, "eta must be finite and not negative"),
+        ({"warmup": 1.5}, "warmup must be a fraction"),
+        ({"ema": 1.0}, "ema must lie between"),
+        ({"patience": 0}, "patience must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**changes)
+
+
+def test_every_setting_says_what_it_does():
+    import ast
+    import inspect
+
+    from primal_attention.training import config as module
+
+    tree = ast.parse(inspect.getsource(module))
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef)).body
+    for node, after in itertools.pairwise(body):
+        if isinstance(node, ast.AnnAssign):
+            assert isinstance(after, ast.Expr), ast.unparse(node)
+            assert "\n" not in after.value.value
