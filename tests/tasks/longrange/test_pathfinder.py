@@ -72,6 +72,7 @@ def test_pictures_do_not_change_between_versions(pictures):
     assert pictures.tokens.mean() == pytest.approx(18.6, abs=0.05)
 
 
+@pytest.mark.slow
 def test_pictures_do_not_depend_on_the_number_of_processes_nor_of_pictures(pictures):
     two = generate_pathfinder(4, workers=2)
     np.testing.assert_array_equal(two.tokens, pictures.tokens[: 4 * 1024])

@@ -4,7 +4,12 @@ from primal_attention.tasks.longrange.listops import ListOpsConfig, generate_lis
 from primal_attention.tasks.longrange.pathfinder import PathfinderConfig, generate_pathfinder
 from primal_attention.tasks.longrange.readers import read_aan, read_cifar10, read_imdb
 from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
-from primal_attention.tasks.longrange.settings import LRA, model_config, training_config
+from primal_attention.tasks.longrange.settings import (
+    LRA,
+    build_model,
+    model_config,
+    training_config,
+)
 
 __all__ = [
     "LRA",
@@ -12,6 +17,7 @@ __all__ = [
     "PairSequences",
     "PathfinderConfig",
     "TokenSequences",
+    "build_model",
     "generate_listops",
     "generate_pathfinder",
     "model_config",

@@ -1,0 +1,345 @@
+"""``python -m primal_attention.tasks.longrange.compare``: accuracy at equal processor time.
+
+The paper's two-layer models of width 64 on ListOps, Text and Image, made small enough for one core:
+every model trains for the same number of processor seconds, whatever number of steps that allows.
+The rate rises and falls within that time. Curves show the validation data; the test data is looked
+at once, with the weights of the best validation epoch. A second start continues where the first
+one stopped.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.longrange.sequences import TokenSequences
+
+__all__ = ["Comparison", "main", "plot_curves", "reproduce_longrange"]
+
+_TASKS = ("listops", "text", "image")
+_VARIANTS = ("softmax", "primal", "primal+", "dual")
+_TITLES = {"listops": "ListOps", "text": "Text (IMDb bytes)", "image": "Image (CIFAR-10 grey)"}
+_LABELS = {
+    "softmax": "Transformer",
+    "primal": "PrimalFormer",
+    "primal+": "Primal.+",
+    "dual": "dual",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare, and for how long."""
+
+    tasks: tuple[str, ...] = _TASKS
+    """Tasks: listops, text, image."""
+    variants: tuple[str, ...] = _VARIANTS
+    """Models: softmax, primal, primal+, dual."""
+    seconds: float = 60.0
+    """Processor seconds of training for each model on each task."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of parameters and of the order of the data."""
+    batch_size: int = 8
+    """Sequences per step."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    epoch_steps: int = 40
+    """Steps between two evaluations."""
+    num_train: int = 20_000
+    """Training sequences."""
+    num_valid: int = 400
+    """Validation sequences, taken from the training part."""
+    num_test: int = 1_000
+    """Test sequences."""
+    max_length: int = 1024
+    """Tokens to keep of a text."""
+    listops_lengths: tuple[int, int] = (128, 512)
+    """Tokens of the shortest and the longest expression."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("tasks", _TASKS), ("variants", _VARIANTS)):
+            unknown = [value for value in getattr(self, name) if value not in known]
+            if unknown:
+                raise ValueError(f"Unknown {name} {unknown}; choose from {', '.join(known)}.")
+        for name in ("seconds", "batch_size", "num_train", "num_valid", "num_test", "max_length"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+
+
+class Splits(NamedTuple):
+    """The three parts of a task."""
+
+    train: "TokenSequences"
+    valid: "TokenSequences"
+    test: "TokenSequences"
+
+
+def reproduce_longrange(
+    out: str | Path,
+    comparison: Comparison | None = None,
+    *,
+    data: str | Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Train every model on every task for the same time; return one record a run.
+
+    Writes ``accuracy.csv`` (one row a run), ``curves.csv`` (one row an evaluation) and
+    ``curves.png`` in ``out``, each time a run ends.
+
+    Args:
+        out: Folder of the results and the runs; what is there already is not done again.
+        comparison: What to compare.
+        data: Folder with ``text/imdb`` and ``vision/cifar-10``; by default the environment variable
+            ``PRIMAL_DATA``. ListOps needs none.
+        progress: Told before every run.
+
+    Example:
+        >>> import tempfile
+        >>> quick = Comparison(("listops",), ("dual",), 0.2, num_train=8, num_valid=4, num_test=4,
+        ...                    epoch_steps=2, batch_size=2)
+        >>> reproduce_longrange(tempfile.mkdtemp(), quick)[0]["variant"]
+        'dual'
+    """
+    from primal_attention.output import hardware, to_csv, write_atomically
+
+    comparison, out = comparison or Comparison(), Path(out)
+    records: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    for task in comparison.tasks:
+        splits = None
+        for seed in comparison.seeds:
+            for variant in comparison.variants:
+                progress(f"{task}, {variant}, seed {seed}")
+                folder = out / "runs" / f"{task}-{variant.replace('+', '-plus')}-{seed}"
+                found = _read(folder, comparison)
+                if found is None:
+                    splits = splits or load_splits(task, comparison, data)
+                    found = _run(folder, task, variant, seed, splits, comparison)
+                records.append(found["record"])
+                curves += found["curve"]
+                facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
+                write_atomically(out / "accuracy.csv", to_csv(records, facts))
+                write_atomically(out / "curves.csv", to_csv(curves, facts))
+                write_atomically(out / "curves.png", plot_curves(curves))
+    return records
+
+
+def load_splits(task: str, comparison: Comparison, data: str | Path | None = None) -> Splits:
+    """Return the data of a task; the validation part is never part of the training data."""
+    import numpy as np
+
+    from primal_attention.tasks.longrange.listops import ListOpsConfig, generate_listops
+    from primal_attention.tasks.longrange.readers import read_cifar10, read_imdb
+
+    counts = (comparison.num_train, comparison.num_valid, comparison.num_test)
+    if task == "listops":
+        config = ListOpsConfig(*comparison.listops_lengths)
+        names = ("train", "valid", "test")
+        parts = (
+            generate_listops(count, split=name, config=config)
+            for count, name in zip(counts, names, strict=True)
+        )
+        return Splits(*parts)
+    root = _root(data)
+    if task == "text":
+        length = comparison.max_length
+        train, test = (
+            read_imdb(root / f"text/imdb/{part}.jsonl.xz", length=length)
+            for part in ("train", "test")
+        )
+    else:
+        train, test = (
+            read_cifar10(root / f"vision/cifar-10/{part}_jpeg.npz", limit=limit)
+            for part, limit in (("train", sum(counts[:2])), ("test", counts[2]))
+        )
+    order = np.random.default_rng(0).permutation(len(train))
+    chosen = np.random.default_rng(1).permutation(len(test))[: counts[2]]
+    if len(order) <= counts[1]:
+        raise ValueError(
+            f"num_valid={counts[1]} leaves nothing of the {len(order)} sequences to train on."
+        )
+    valid, rest = order[: counts[1]], order[counts[1] :][: counts[0]]
+    return Splits(train.select(rest), train.select(valid), test.select(chosen))
+
+
+def _root(data: str | Path | None) -> Path:
+    given = data or os.environ.get("PRIMAL_DATA")
+    if given is None:
+        raise ValueError(
+            "Text and Image need their files: pass data, or set PRIMAL_DATA to the folder that "
+            "holds text/imdb and vision/cifar-10."
+        )
+    return Path(given)
+
+
+def _run(
+    folder: Path, task: str, variant: str, seed: int, splits: Splits, comparison: Comparison
+) -> dict[str, Any]:
+    """Train one model for its time, measure it on the test data, and save what was found."""
+    import torch
+
+    from primal_attention.output import to_json, write_atomically
+    from primal_attention.tasks.longrange.settings import build_model, training_config
+    from primal_attention.training import evaluate, fit
+
+    torch.manual_seed(seed)
+    lengths = [int(part.lengths.max()) for part in splits]
+    model = build_model(task, variant, max_length=max(lengths))  # type: ignore[arg-type]
+    config = training_config(
+        task,
+        variant,  # type: ignore[arg-type]
+        epochs=1_000_000,
+        epoch_steps=comparison.epoch_steps,
+        batch_size=comparison.batch_size,
+        lr=comparison.lr,
+        warmup=0.1,
+        clip=1.0,
+        max_seconds=comparison.seconds,
+        seed=seed,
+    )
+    history = fit(
+        model, splits.train, config=config, valid=splits.valid, out=folder / "fit", resume=True
+    )
+    tested = evaluate(model, splits.test, keep_outputs=False)
+    key = {"task": task, "variant": variant, "seed": seed}
+    record = {
+        **key,
+        "seconds": comparison.seconds,
+        "steps": history.records[-1].step,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "best_step": history.best.step,
+        "valid_accuracy": history.best.valid_accuracy,
+        "test_accuracy": tested.accuracy,
+        "test_sequences": len(splits.test),
+    }
+    curve = [
+        {
+            **key,
+            "step": row.step,
+            "cpu_seconds": round(row.seconds, 2),
+            "train_loss": row.loss,
+            "ksvd": row.ksvd,
+            "valid_loss": row.valid_loss,
+            "valid_accuracy": row.valid_accuracy,
+        }
+        for row in history.records
+    ]
+    found = {"comparison": _settings(comparison), "record": record, "curve": curve}
+    write_atomically(folder / "result.json", to_json(found))
+    return found
+
+
+def _settings(comparison: Comparison) -> dict[str, Any]:
+    """Return what decides a single run, as JSON has it."""
+    values = asdict(comparison)
+    kept = {k: v for k, v in values.items() if k not in ("tasks", "variants", "seeds")}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in kept.items()}
+
+
+def _read(folder: Path, comparison: Comparison) -> dict[str, Any] | None:
+    """Return a finished run, if it was made with the same settings."""
+    import json
+
+    path = folder / "result.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    if found["comparison"] != _settings(comparison):
+        raise ValueError(
+            f"{folder} was made with other settings: {found['comparison']}; choose another folder."
+        )
+    return found
+
+
+def plot_curves(curves: Sequence[dict[str, Any]]) -> bytes:
+    """Return a PNG: accuracy on the validation data against processor time, one panel a task."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            "Plots need matplotlib; install it with: pip install 'primal-attention[analysis]'"
+        ) from error
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    from primal_attention.analysis.report import to_png
+
+    tasks = list(dict.fromkeys(row["task"] for row in curves))
+    figure, axes = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.8), squeeze=False)
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for color, variant in zip(matplotlib.color_sequences["tab10"], _VARIANTS, strict=False):
+            runs = [r for r in curves if (r["task"], r["variant"]) == (task, variant)]
+            for seed in dict.fromkeys(r["seed"] for r in runs):
+                rows = [r for r in runs if r["seed"] == seed]
+                axis.plot(
+                    [r["cpu_seconds"] for r in rows],
+                    [100 * r["valid_accuracy"] for r in rows],
+                    color=color,
+                    marker=".",
+                    label=_LABELS[variant] if seed == runs[0]["seed"] else None,
+                )
+        axis.set_title(_TITLES[task])
+        axis.set_xlabel("processor seconds of training")
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("validation accuracy, %")
+    axes[0, 0].legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    return to_png(figure)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the comparison and print its table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m primal_attention.tasks.longrange.compare", description=__doc__
+    )
+    for field in fields(Comparison):
+        name = "--" + field.name.replace("_", "-")
+        if field.name in ("tasks", "variants"):
+            parser.add_argument(name, type=lambda t: tuple(t.split(",")))
+        elif isinstance(field.default, tuple):
+            parser.add_argument(name, type=lambda t: tuple(int(part) for part in t.split(",")))
+        else:
+            parser.add_argument(name, type=type(field.default))
+    parser.add_argument("--data", type=Path, help="folder of the files; default PRIMAL_DATA")
+    parser.add_argument("--out", type=Path, default=Path("outputs/longrange-accuracy"))
+    options = vars(parser.parse_args(argv))
+    out, data = options.pop("out"), options.pop("data")
+
+    import torch
+
+    from primal_attention.output import markdown_table
+
+    torch.set_num_threads(1)
+    comparison = Comparison(**{k: v for k, v in options.items() if v is not None})
+
+    def progress(line: str) -> None:
+        print(f"  … {line}", file=sys.stderr, flush=True)
+
+    try:
+        records = reproduce_longrange(out, comparison, data=data, progress=progress)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows = [
+        [
+            _TITLES[r["task"]],
+            _LABELS[r["variant"]],
+            r["seed"],
+            f"{r['steps']:,}",
+            f"{100 * r['valid_accuracy']:.1f}",
+            f"{100 * r['test_accuracy']:.1f}",
+        ]
+        for r in records
+    ]
+    header = ["task", "model", "seed", "steps", "validation, %", "test, %"]
+    print(markdown_table(header, rows))
+    print(f"Saved accuracy.csv, curves.csv and curves.png in {out}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Models are compared at equal time, on data they have not seen, and runs are not repeated."""
+
+import json
+import lzma
+
+import numpy as np
+import pytest
+
+from primal_attention.tasks.longrange.compare import (
+    Comparison,
+    load_splits,
+    main,
+    plot_curves,
+    reproduce_longrange,
+)
+
+QUICK = {
+    "seconds": 0.3,
+    "batch_size": 2,
+    "epoch_steps": 2,
+    "num_train": 12,
+    "num_valid": 4,
+    "num_test": 4,
+    "listops_lengths": (8, 20),
+}
+
+
+def test_runs_are_made_once_and_told_in_full(tmp_path):
+    comparison = Comparison(tasks=("listops",), variants=("softmax", "primal+"), **QUICK)
+    records = reproduce_longrange(tmp_path, comparison)
+    assert [r["variant"] for r in records] == ["softmax", "primal+"]
+    assert all(r["steps"] > 0 and 0 <= r["test_accuracy"] <= 1 for r in records)
+    result = tmp_path / "runs/listops-softmax-0/result.json"
+    curve = json.loads(result.read_text())["curve"]
+    assert curve[-1]["step"] == records[0]["steps"]
+    assert curve[-1]["cpu_seconds"] >= 0.3
+    before = result.stat().st_mtime_ns
+    assert reproduce_longrange(tmp_path, comparison) == records
+    assert result.stat().st_mtime_ns == before
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    header = (tmp_path / "accuracy.csv").read_text().splitlines()[1]
+    assert header.startswith("task,variant,seed")
+
+    other = Comparison(tasks=("listops",), variants=("softmax",), **{**QUICK, "lr": 0.1})
+    with pytest.raises(ValueError, match="made with other settings"):
+        reproduce_longrange(tmp_path, other)
+
+
+def test_validation_sequences_are_not_trained_on(tmp_path):
+    folder = tmp_path / "text/imdb"
+    folder.mkdir(parents=True)
+    for part in ("train", "test"):
+        with lzma.open(folder / f"{part}.jsonl.xz", "wt") as file:
+            for i in range(20):
+                file.write(json.dumps({"text": f"{part} {i} " + "x" * 50, "label": i % 2}) + "\n")
+    comparison = Comparison(tasks=("text",), max_length=30, **QUICK)
+    splits = load_splits("text", comparison, tmp_path)
+    assert [len(part) for part in splits] == [12, 4, 4]
+    texts = [{bytes((part.row(i) - 1).tolist()) for i in range(len(part))} for part in splits]
+    assert not texts[0] & texts[1]
+    assert all(len(text) == 30 for text in texts[0])
+    with pytest.raises(ValueError, match="leaves nothing"):
+        load_splits("text", Comparison(**{**QUICK, "num_valid": 20}), tmp_path)
+
+
+def test_missing_data_is_said_in_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("PRIMAL_DATA", raising=False)
+    arguments = ["--tasks", "image", "--variants", "dual", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert "set PRIMAL_DATA" in capsys.readouterr().err
+    assert main([*arguments, "--data", str(tmp_path)]) == 2
+    assert "cifar-10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [{"tasks": ("images",)}, {"variants": ("x",)}, {"seconds": 0}])
+def test_impossible_comparisons_are_refused(options):
+    with pytest.raises(ValueError, match=r"Unknown|must be positive"):
+        Comparison(**options)
+
+
+def test_curves_of_several_seeds_make_one_picture():
+    rows = [
+        {"task": "text", "variant": v, "seed": s, "cpu_seconds": t, "valid_accuracy": 0.5 + t / 9}
+        for v in ("softmax", "dual")
+        for s in (0, 1)
+        for t in np.arange(3)
+    ]
+    assert plot_curves(rows)[:4] == b"\x89PNG"
