@@ -1,0 +1,1 @@
+"""What people do with the models, one folder a domain."""

@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from aeon.testing.estimator_checking import parametrize_with_checks
+
+from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+
+SMALL = {"dim": 16, "num_heads": 2, "n_steps": 40, "random_state": 0}
+
+
+@parametrize_with_checks([PrimalTimeSeriesClassifier])
+def test_checks_of_aeon(check):
+    check()
+
+
+def waves(count, seed, *, uneven=True, gaps=True):
+    """Slow and fast sines in two channels, with noise, unequal lengths and gaps."""
+    rng = np.random.default_rng(seed)
+    labels = np.array(["slow", "fast"])[np.arange(count) % 2]
+    cases = []
+    for label in labels:
+        t = np.arange(rng.integers(30, 60) if uneven else 40)
+        rate = 0.2 if label == "slow" else 0.6
+        case = np.sin(rate * t + rng.uniform(0, 6, size=(2, 1))) + 0.1 * rng.normal(
+            size=(2, len(t))
+        )
+        if gaps:
+            case[rng.random(case.shape) < 0.1] = np.nan
+        cases.append(case)
+    return cases, labels
+
+
+def test_learns_series_of_unequal_length_with_gaps_and_survives_saving(tmp_path):
+    clf = PrimalTimeSeriesClassifier(**SMALL).fit(*waves(24, 0))
+    X, y = waves(20, 1)
+    assert clf.score(X, y) >= 0.9
+    clf.save(tmp_path / "clf")
+    back = PrimalTimeSeriesClassifier.load(tmp_path / "clf")
+    np.testing.assert_array_equal(back.predict_proba(X), clf.predict_proba(X))
+    np.testing.assert_array_equal(back.predict(X), clf.predict(X))
+    assert back.get_params() == clf.get_params()
+    assert sorted(f.name for f in (tmp_path / "clf").iterdir()) == [
+        "classifier.json",
+        "classifier.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("labels", [[3, 7], [1.0, 2.0], ["a", "b"]])
+def test_labels_of_any_type_come_back(tmp_path, labels):
+    y = np.array(labels)[np.arange(12) % 2]
+    clf = PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=2).fit(waves(12, 0)[0], y)
+    clf.save(tmp_path)
+    back = PrimalTimeSeriesClassifier.load(tmp_path)
+    assert back.predict(waves(4, 1)[0]).dtype == y.dtype
+    np.testing.assert_array_equal(back.classes_, np.unique(y))
+
+
+def test_prediction_does_not_depend_on_the_company():
+    clf = PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=4).fit(*waves(12, 0))
+    X, _ = waves(6, 1)
+    together = clf.predict_proba(X)
+    alone = np.concatenate([clf.predict_proba([x]) for x in X])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_the_callers_random_streams_are_left_alone():
+    import torch
+
+    before = torch.get_rng_state()
+    PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=2).fit(*waves(8, 0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_broken_folders_get_one_clear_sentence(tmp_path):
+    load = PrimalTimeSeriesClassifier.load
+    with pytest.raises(ValueError, match=r"classifier\.json is missing"):
+        load(tmp_path)
+    clf = PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=2).fit(*waves(8, 0))
+    clf.save(tmp_path)
+    weights, config = tmp_path / "classifier.safetensors", tmp_path / "classifier.json"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is damaged"):
+        load(tmp_path)
+    weights.write_bytes(whole)
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(content | {"model": content["model"] | {"dim": 16}}))
+    with pytest.raises(ValueError, match="do not fit"):
+        load(tmp_path)
+    config.write_text("{}")
+    with pytest.raises(ValueError, match="has format None"):
+        load(tmp_path)
+
+
+def test_the_package_imports_without_aeon():
+    code = (
+        "import sys; sys.modules['aeon'] = None\n"
+        "import primal_attention.tasks.timeseries as t\n"
+        "t.SeriesConfig(2, 1)\n"
+        "try: t.PrimalTimeSeriesClassifier\n"
+        "except ImportError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "install primal-attention[timeseries]" in done.stdout
