@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.attention import create_attention
+from primal_attention.attention import attention_entry, create_attention, list_attentions
+from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.generation import StateLayer, cache_numel, state_layer
 
 transformers = pytest.importorskip("transformers")
@@ -86,3 +87,86 @@ def test_a_cache_filled_in_training_says_so():
     layer.advance(None, 7)
     with pytest.raises(RuntimeError, match=r"its 7 tokens; call model.eval"):
         _ = layer.state
+
+
+LEFT = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]])
+STATEFUL = [n for n in list_attentions(stateful=True) if attention_entry(n).cost == "n"]
+
+
+def decoder(kind: str, attention: str | None, layers: object = "all") -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    if kind == "gpt2":
+        config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **sizes)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, **sizes,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(12)
+    if attention is not None:
+        convert(model, SurgeryConfig(attention, layers=layers))
+    return model.eval()
+
+
+def decode(model: nn.Module, ids: torch.Tensor, keep: torch.Tensor, **options: object):
+    found = model.generate(
+        ids, attention_mask=keep, max_new_tokens=7, do_sample=False,
+        return_dict_in_generate=True, output_logits=True, **options,
+    )  # fmt: skip
+    return found.sequences, torch.stack(found.logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", STATEFUL)
+@torch.no_grad()
+def test_generate_with_a_state_is_the_full_forward(kind, name):
+    model, ids = decoder(kind, name), torch.randint(2, 40, (3, 6))
+    sequences, logits = decode(model, ids, LEFT)
+    full, wanted = decode(model, ids, LEFT, use_cache=False)
+    assert torch.equal(sequences, full)
+    torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layers", ["all", "last:1", 0])
+@torch.no_grad()
+def test_generate_with_some_layers_converted_is_the_full_forward(layers):
+    model, ids = decoder("llama", "primal-dual", layers), torch.randint(2, 40, (3, 6))
+    want = decode(model, ids, LEFT, use_cache=False)
+    for options in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        got = decode(model, ids, LEFT, **options)
+        assert torch.equal(got[0], want[0])
+        torch.testing.assert_close(got[1], want[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["linear", "primal-dual", "skyformer-learned"])
+@torch.no_grad()
+def test_beams_take_their_state_with_them(name):
+    model, ids = decoder("llama", name), torch.randint(2, 40, (3, 6))
+    options = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6, "do_sample": False}
+    cached, full = (
+        model.generate(ids, attention_mask=LEFT, use_cache=use_cache, **options)
+        for use_cache in (True, False)
+    )
+    assert torch.equal(cached, full)
+
+
+@torch.no_grad()
+def test_the_cache_of_a_converted_model_does_not_grow():
+    model = decoder("llama", "linear")
+    sizes, times = [], []
+    cache = transformers.DynamicCache(config=model.config)
+    for length in (5, 1, 1, 300):
+        model(torch.randint(2, 40, (2, length)), past_key_values=cache)
+        sizes.append(cache_numel(cache))
+        times.append(cache.get_seq_length())
+    assert len(set(sizes)) == 1
+    assert times == [5, 6, 7, 307]
+    plain = transformers.DynamicCache(config=model.config)
+    decoder("llama", None)(torch.randint(2, 40, (2, 300)), past_key_values=plain)
+    assert cache_numel(plain) > sizes[0]

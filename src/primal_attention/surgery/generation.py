@@ -35,8 +35,10 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self) -> None:
+    def __init__(self, allocated: int = -1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # masks must also fit the other layers of a cache with room for so many keys
+        self.allocated = allocated
         self.seen = 0
         self._state: State | None = None
 
@@ -74,7 +76,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length and offset that masks are made for, as if all keys were kept."""
-        return self.seen + query_length, 0
+        return max(self.seen + query_length, self.allocated), 0
 
     def get_seq_length(self) -> int:
         """Return how many slots have been decoded, padding included."""
@@ -163,7 +165,7 @@ def state_layer(cache: Any, layer_idx: int) -> StateLayer:
             f"Layer {layer_idx} of the cache already holds {int(layer.get_seq_length())} keys; "
             "make a new cache after converting a model."
         )
-    cache.layers[layer_idx] = state = StateLayer()
+    cache.layers[layer_idx] = state = StateLayer(layer.get_max_length())
     return state
 
 

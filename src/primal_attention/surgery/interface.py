@@ -33,9 +33,8 @@ def register_implementations() -> list[str]:
     """Register every mechanism that is a function of (q, k, v), and return the names.
 
     Example:
-        >>> register_implementations()
-        ['primal:cosformer', 'primal:favor', 'primal:flow', 'primal:gaussian', 'primal:linear',
-         'primal:nystromformer', 'primal:skyformer', 'primal:softmax']
+        >>> "primal:skyformer" in register_implementations()
+        True
     """
     names = []
     for name in list_attentions():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from primal_attention.attention import create_attention
-from primal_attention.surgery.distill import (
+from primal_attention.surgery.distillation import (
     DistillConfig,
     differing_layers,
     distill,
@@ -143,6 +143,22 @@ def test_without_an_output_map_the_values_are_refit(name):
         assert worse < after
 
 
+def test_the_chosen_ridge_holds_back_where_there_are_few_tokens():
+    model, teacher = pair()
+    model.second.out_proj = nn.Linear(16, 16)
+    model.second.out_proj.load_state_dict(teacher.second.out_proj.state_dict())
+    careless = copy.deepcopy(model)
+    before = layer_r2(model, teacher, batches())["second"]
+    few = [{k: v[:1] for k, v in batches(1)[0].items()}]  # twelve tokens, seventeen unknowns
+    fit_outputs(careless, teacher, few, ridge=1e-6)
+    fit_outputs(model, teacher, few)
+    found = layer_r2(model, teacher, batches())["second"]
+    assert found > layer_r2(careless, teacher, batches())["second"]
+    assert found > before - 0.2
+    fit_outputs(model, teacher, batches())
+    assert layer_r2(model, teacher, batches())["second"] > max(found, before)
+
+
 def test_a_strong_ridge_keeps_the_copied_weights():
     model, teacher = pair()
     before = model.second.out_proj.weight.clone()
@@ -199,7 +215,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kill_at)
     class KilledError(Exception):
         pass
 
-    from primal_attention.surgery import distill as module
+    from primal_attention.surgery import distillation as module
 
     one = module._Run._one
 

@@ -64,8 +64,9 @@ class DistillConfig:
     """Start by refitting output maps by ridge regression."""
     fit_batches: int = 16
     """Batches for the closed form."""
-    ridge: float = 1e-3
-    """Strength of the regression's pull towards the copied weights, relative to the features."""
+    ridge: float | None = None
+    """Strength of the regression's pull towards the copied weights, relative to the features;
+    chosen on tokens that were not fitted unless given."""
     layer_steps: int = 200
     """Steps of layer-by-layer matching."""
     layer_lr: float = 1e-3
@@ -91,6 +92,8 @@ class DistillConfig:
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
+        if self.ridge is not None and self.ridge <= 0:
+            raise ValueError(f"ridge must be positive or None, got {self.ridge}.")
         if self.objective not in get_args(Objective):
             raise ValueError(
                 f"objective must be one of {get_args(Objective)}, got {self.objective!r}."
@@ -101,7 +104,7 @@ class DistillConfig:
         for name in ("fit_batches", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("ridge", "layer_lr", "end_lr", "temperature", "clip"):
+        for name in ("layer_lr", "end_lr", "temperature", "clip"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
 
@@ -221,15 +224,15 @@ def layer_r2(
         names: Layers; all converted ones unless given.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with _eval(teacher):
-        return recorded_r2(model, ((batch, _ask(teacher, names, batch)) for batch in data))
+    with evaluating(teacher):
+        return recorded_r2(model, ((batch, ask_layers(teacher, names, batch)) for batch in data))
 
 
 @torch.no_grad()
 def recorded_r2(model: nn.Module, recordings: Iterable[Recording]) -> dict[str, float]:
     """Return :func:`layer_r2` from calls of the original that were recorded before."""
     sums: dict[str, _Variance] = {}
-    with _eval(model):
+    with evaluating(model):
         for batch, calls in recordings:
             for name, call in calls.items():
                 keep = _real_tokens(batch, call.output)
@@ -257,7 +260,8 @@ class _Variance:
         return 1 - self.error / max(spread, 1e-12)
 
 
-def _ask(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, Call]:
+def ask_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, Call]:
+    """Return what the named layers were asked and answered in one forward."""
     with record_calls(model, names, {}) as calls, torch.no_grad():
         _run(model, batch)
     missing = [name for name in names if name not in calls]
@@ -299,7 +303,8 @@ def _real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:
 
 
 @contextmanager
-def _eval(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and every module back into its own afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -312,36 +317,58 @@ def _eval(model: nn.Module) -> Iterator[None]:
 class _Normal:
     """The normal equations of a linear map, in float64; one for each head where heads differ.
 
-    ``weight`` and ``bias`` are views of the map's parameters, ``[h o k]`` and ``[h o]``.
+    ``weight`` and ``bias`` are views of the map's parameters, ``[h o k]`` and ``[h o]``. Tokens are
+    kept in two folds, so that the ridge can be chosen on tokens that were not fitted.
     """
 
     def __init__(self, weight: Float[Tensor, "h o k"], bias: Float[Tensor, "h o"] | None) -> None:
         self.weight, self.bias = weight, bias
         h, out, k = weight.shape
         wide = k + (bias is not None)
-        self.gram = torch.zeros(h, wide, wide, dtype=torch.float64, device=weight.device)
-        self.cross = torch.zeros(h, wide, out, dtype=torch.float64, device=weight.device)
+        self.gram = torch.zeros(2, h, wide, wide, dtype=torch.float64, device=weight.device)
+        self.cross = torch.zeros(2, h, wide, out, dtype=torch.float64, device=weight.device)
 
     def add(self, z: Float[Tensor, "h t k"], missing: Float[Tensor, "h t o"]) -> None:
-        z = z.double()
+        z, missing = z.double(), missing.double()
         if self.bias is not None:
             z = torch.cat([z, torch.ones_like(z[..., :1])], dim=-1)
-        self.gram += z.mT @ z
-        self.cross += z.mT @ missing.double()
+        for fold, (rows, wanted) in enumerate(zip(z.chunk(2, 1), missing.chunk(2, 1), strict=True)):
+            self.gram[fold] += rows.mT @ rows
+            self.cross[fold] += rows.mT @ wanted
 
-    def solve(self, ridge: float) -> None:
-        """Add to the map what the equations say is missing."""
+    def solve(self, ridge: float | None) -> None:
+        """Add to the map what the equations say is missing, or nothing if that does not help."""
+        if ridge is None:
+            ridge = min(_RIDGES, key=self._unseen_error)
+            if self._unseen_error(ridge) >= 0:
+                return
         k = self.weight.shape[-1]
-        gram, diagonal = self.gram, self.gram.diagonal(dim1=-2, dim2=-1)
-        mean = diagonal[:, :k].mean(-1, keepdim=True).clamp_min(1e-12)
-        gram = gram + torch.diag_embed((ridge * mean).expand_as(diagonal))
-        factor, info = torch.linalg.cholesky_ex(gram)
-        change = torch.cholesky_solve(self.cross, factor)
-        # features that are all alike leave a matrix without a factor: that head stays as it was
-        change = torch.where((info == 0)[:, None, None], change, 0.0)
+        change = self._change(self.gram.sum(0), self.cross.sum(0), ridge)
         self.weight += change[:, :k].mT.to(self.weight)
         if self.bias is not None:
             self.bias += change[:, k].to(self.bias)
+
+    def _change(self, gram: Tensor, cross: Tensor, ridge: float) -> Float[Tensor, "h k o"]:
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        mean = diagonal[:, : self.weight.shape[-1]].mean(-1, keepdim=True).clamp_min(1e-12)
+        shifted = gram + torch.diag_embed((ridge * mean).expand_as(diagonal))
+        factor, info = torch.linalg.cholesky_ex(shifted)
+        # features that are all alike leave a matrix without a factor: that head stays as it was
+        solved = torch.cholesky_solve(cross, factor)
+        return torch.where((info == 0)[:, None, None], solved, 0.0)
+
+    def _unseen_error(self, ridge: float) -> float:
+        """Return by how much the squared error changes on each fold after a fit on the other."""
+        total = 0.0
+        for mine, other in ((0, 1), (1, 0)):
+            change = self._change(self.gram[mine], self.cross[mine], ridge)
+            quadratic = (change * (self.gram[other] @ change)).sum()
+            total += float(quadratic - 2 * (change * self.cross[other]).sum())
+        return total
+
+
+_RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
+"""Strengths to choose from, relative to the mean square of the features."""
 
 
 @torch.no_grad()
@@ -351,7 +378,7 @@ def fit_outputs(
     data: Sequence[Batch],
     *,
     names: Sequence[str] | None = None,
-    ridge: float = 1e-3,
+    ridge: float | None = None,
 ) -> list[str]:
     """Refit the last linear map of each converted layer to the original's answers, closed form.
 
@@ -364,24 +391,25 @@ def fit_outputs(
         teacher: The original.
         data: A few batches; as many tokens as the model is wide, times ten, is plenty.
         names: Layers; all converted ones unless given.
-        ridge: Pull towards the present weights, relative to the mean square of the features.
+        ridge: Pull towards the present weights, relative to the mean square of the features;
+            unless given, what does best on one half of the tokens after a fit on the other.
 
     Returns:
         The names of the layers that were refit.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with _eval(teacher):
-        calls = ((batch, _ask(teacher, names, batch)) for batch in data)
+    with evaluating(teacher):
+        calls = ((batch, ask_layers(teacher, names, batch)) for batch in data)
         return fit_recorded(model, calls, ridge=ridge)
 
 
 @torch.no_grad()
 def fit_recorded(
-    model: nn.Module, recordings: Iterable[Recording], *, ridge: float = 1e-3
+    model: nn.Module, recordings: Iterable[Recording], *, ridge: float | None = None
 ) -> list[str]:
     """Do what :func:`fit_outputs` does, from calls of the original that were recorded before."""
     systems: dict[str, _Normal | None] = {}
-    with _eval(model):
+    with evaluating(model):
         for batch, calls in recordings:
             for name, call in calls.items():
                 if name in systems and systems[name] is None:
@@ -549,7 +577,7 @@ class _Run:
         teacher_wanted = [p.requires_grad for p in self.teacher.parameters()]
         self.teacher.requires_grad_(False)
         try:
-            with _eval(self.teacher), _bar(self.total, self.step, progress) as advance:
+            with evaluating(self.teacher), _bar(self.total, self.step, progress) as advance:
                 if self.step == 0 and started == 0 and self.config.closed_form:
                     fit = [self.data[i] for i in self._order(0)[: self.config.fit_batches]]
                     self.fitted = fit_outputs(
@@ -620,7 +648,7 @@ class _Run:
 
     def _match_layers(self, batch: Batch) -> float:
         """Back-propagate the mean relative error of all layers, one layer at a time."""
-        calls = _ask(self.teacher, self.names, batch)
+        calls = ask_layers(self.teacher, self.names, batch)
         total = 0.0
         for name in self.names:
             call = calls.pop(name)

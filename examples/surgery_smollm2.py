@@ -1,0 +1,169 @@
+"""Convert a pretrained language model and see what is left of its perplexity.
+
+    python examples/surgery_smollm2.py --out docs/results          # all of it, about an hour
+    python examples/surgery_smollm2.py --quick --out /tmp/smollm2  # one mechanism, few tokens
+
+SmolLM2-135M-Instruct (30 layers, 576 wide, 9 heads, rotary positions) on WikiText-2. Measured on
+the first tokens of the test split, cut into sequences of 512: perplexity of the original, of each
+conversion without training, and after distillation on the training split: output maps in closed
+form, then layer by layer, then end to end on the original's predictions. Also time, memory and the
+size of the decoding state.
+"""
+
+import argparse
+import copy
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretrained import ROOT, chunks, measure, read_rows, smollm2, wikitext, write_rows
+from torch.nn.functional import cross_entropy
+
+from primal_attention.output import hardware, markdown_table, write_atomically
+from primal_attention.surgery import SurgeryConfig, convert
+from primal_attention.surgery.distillation import DistillConfig, distill
+from primal_attention.surgery.generation import cache_numel
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "skyformer-learned": {"num_landmarks": 64, "window": 64},
+    "gaussian": {},
+    "favor": {},
+    "kernelized": {},
+    "schoenbat": {},
+    "linear": {},
+    "cosformer": {},
+    "flow": {},
+    "primal-dual": {"rank": 64},
+    "primal": {"rank": 32},
+}
+LAYERS = {"last layer": "last:1", "half": "last:15", "all": "all"}
+TRAINED = ("skyformer-learned", "primal-dual")
+"""Mechanisms that get the training budget."""
+STEPS = (40, 20)
+"""The budget: steps layer by layer and end to end, one sequence of 256 tokens each."""
+HELD = 4
+"""Held-out sequences of 512 tokens."""
+LENGTHS = (512, 4096, 16384)
+STACK = 2
+"""Layers of the model where speed is measured."""
+
+
+@torch.no_grad()
+def perplexity(model: Any, data: list[torch.Tensor]) -> float:
+    """Return the perplexity of the next token, over all sequences together."""
+    total, count = 0.0, 0
+    for ids in data:
+        logits = model(ids, use_cache=False).logits[0, :-1].float()
+        total += float(cross_entropy(logits, ids[0, 1:], reduction="sum"))
+        count += len(logits)
+    return math.exp(total / count)
+
+
+def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Add the rows of every conversion that is not there yet, writing after each."""
+    model, tokenizer = smollm2()
+    held_ids = tokenizer(wikitext("test")[:40_000], return_tensors="pt").input_ids[0]
+    held = list(chunks(held_ids, 64 if args.quick else 512, 1 if args.quick else HELD))
+    train_ids = tokenizer(wikitext("train")[:400_000], return_tensors="pt").input_ids[0]
+    train = [{"input_ids": ids} for ids in chunks(train_ids, 32 if args.quick else 256, 256)]
+    todo: list[tuple[str, str, str]] = [("original", "none", "none")]
+    names, layers = list(MECHANISMS), dict(LAYERS)
+    if args.quick:
+        names, layers = names[:1], {"last layer": "last:1"}
+    todo += [(name, label, "none") for label in layers for name in names]
+    todo += [(name, label, "distilled") for name in TRAINED if name in names for label in layers]
+    for name, label, training in todo:
+        if any(
+            (r["attention"], r["layers"], r["training"]) == (name, label, training) for r in rows
+        ):
+            continue
+        torch.manual_seed(0)
+        student, spent = copy.deepcopy(model), 0.0
+        if name != "original":
+            convert(student, SurgeryConfig(name, MECHANISMS[name], layers=layers[label]))
+        if training == "distilled":
+            config = DistillConfig(
+                fit_batches=2 if args.quick else 8,
+                layer_steps=1 if args.quick else STEPS[0],
+                end_steps=1 if args.quick else STEPS[1],
+                save_every=10,
+            )
+            folder = f"smollm2-{name}-{layers[label].replace(':', '-')}"
+            where = (args.out if args.quick else ROOT / "outputs") / folder
+            spent = distill(student, model, train, config, folder=where).seconds
+        row = {"attention": name, "layers": label, "training": training}
+        row |= {"perplexity": f"{perplexity(student, held):.4g}", "cpu seconds": round(spent)}
+        rows.append(row)
+        print(row, flush=True)
+        write_rows(args.out / "surgery_smollm2.csv", rows)
+
+
+@torch.no_grad()
+def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return time, memory and size of the cache of the first layers, one sequence."""
+    from transformers import DynamicCache, LlamaConfig, LlamaModel
+
+    # the sizes of SmolLM2-135M; what the weights are makes no difference here
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=STACK, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=1000, max_position_embeddings=2 * max(LENGTHS),
+    )  # fmt: skip
+    model = LlamaModel(config).eval()
+    names = ["softmax", "skyformer-learned", "favor", "linear", "primal-dual", "primal"]
+    rows = []
+    for name in names[:2] if args.quick else names:
+        student = copy.deepcopy(model)
+        if name != "softmax":
+            convert(student, SurgeryConfig(name, MECHANISMS[name]))
+        for length in LENGTHS[:1] if args.quick else LENGTHS:
+            ids = torch.randint(0, 1000, (1, length))
+            row = {"attention": name, "tokens": length}
+            row |= measure(partial(student, ids, use_cache=False))
+            cache = DynamicCache(config=config)
+            student(ids, past_key_values=cache)
+            rows.append(row | {"numbers in cache": cache_numel(cache)})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]) -> str:
+    machine = hardware()
+    header = ["attention", "layers", "training", "perplexity", "cpu seconds"]
+    table = markdown_table(header, [[r[h] for h in header] for r in quality_rows])
+    quick = markdown_table(list(speed_rows[0]), [list(r.values()) for r in speed_rows])
+    return (
+        "# A converted language model\n\n"
+        f"SmolLM2-135M-Instruct on WikiText-2: perplexity of the first {HELD * 512:,} tokens of "
+        f"the test split (its marks of tokenization taken out), {HELD} sequences of 512. "
+        f"Distilled: output maps in closed form on 8 sequences, then {STEPS[0]} steps layer by "
+        f"layer and {STEPS[1]} end to end on the original's predictions, one sequence of 256 "
+        "training tokens a step, one seed, no labels. Made by `python examples/surgery_smollm2.py "
+        f"--out docs/results` ({machine['cpu']}, one thread, torch {machine['torch']}).\n\n"
+        f"{table}\n\n## Time and memory\n\nThe first {STACK} of its 30 layers, converted, without "
+        "the head: forward of one sequence, processor time of one thread, and what the cache holds "
+        f"after it.\n\n{quick}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("outputs/surgery_smollm2"))
+    parser.add_argument("--quick", action="store_true", help="one mechanism, a few tokens")
+    parser.add_argument("--only", choices=["quality", "speed"], help="one half of the work")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = read_rows(args.out / "surgery_smollm2.csv")
+    if args.only != "speed":
+        quality(args, rows)
+    times = read_rows(args.out / "surgery_smollm2_speed.csv")
+    if args.only != "quality" and not times:
+        times = speed(args)
+        write_rows(args.out / "surgery_smollm2_speed.csv", times)
+    if rows and times:
+        write_atomically(args.out / "surgery_smollm2.md", summary(rows, times))
+
+
+if __name__ == "__main__":
+    main()

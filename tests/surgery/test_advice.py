@@ -1,0 +1,146 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from primal_attention.surgery import ConversionError, SurgeryConfig, convert
+from primal_attention.surgery.advice import Advice, Cost, HeadAdvice, LayerFit, advise
+
+transformers = pytest.importorskip("transformers")
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        initializer_range=0.1,
+    )
+    return transformers.BertModel(config).eval()
+
+
+def texts(count: int = 8) -> list[dict[str, torch.Tensor]]:
+    keep = torch.arange(14) < torch.tensor([[14], [11], [6]]).repeat(4, 1)
+    return [
+        {"input_ids": torch.randint(1, 40, (12, 14)), "attention_mask": keep.long()}
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    torch.manual_seed(1)
+    model = bert()
+    before = copy.deepcopy(model.state_dict())
+    found = advise(model, texts(), attentions=["linear", "skyformer", "primal"], length=64, rank=4)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    return found
+
+
+def test_every_head_and_every_pair_of_layer_and_mechanism_has_a_row(advice):
+    layers = [f"encoder.layer.{i}.attention.self" for i in range(2)]
+    assert [(h.layer, h.head) for h in advice.heads] == [(n, i) for n in layers for i in range(4)]
+    assert {(f.layer, f.attention) for f in advice.fits} == {
+        (n, a) for n in layers for a in ("linear", "skyformer", "primal")
+    }
+    assert [c.attention for c in advice.costs] == ["softmax", "linear", "skyformer", "primal"]
+    assert all(c.megabytes > 0 and c.milliseconds > 0 for c in advice.costs)
+    for head in advice.heads:
+        assert 1 <= head.rank <= 14
+        assert 0 < head.mass <= 1
+        assert head.rank_centred > head.rank  # the common part hides how many others there are
+        assert 1 <= head.needed <= 14
+
+
+def test_a_landmark_for_every_token_explains_the_layer_and_a_primal_layer_does_not(advice):
+    r2 = {(f.layer[14], f.attention): f.r2 for f in advice.fits}
+    for i in "01":
+        assert r2[i, "skyformer"] > r2[i, "primal"]
+        assert r2[i, "linear"] > 0
+
+
+def test_the_page_and_the_table_say_the_same(advice, tmp_path):
+    advice.report(tmp_path / "advice.html")
+    page = (tmp_path / "advice.html").read_text("utf-8")
+    printed = str(advice)
+    for word in ("encoder.layer.1.attention.self", "skyformer", "mass@4", "64 tokens", "random"):
+        assert word in page
+        assert word in printed
+    assert advice.verdict() in printed
+
+
+def made(r2: dict[tuple[str, str], float], threshold: float = 0.9) -> Advice:
+    heads = [HeadAdvice(n, 0, *[1.0] * 8, needed=7) for n in dict.fromkeys(k[0] for k in r2)]
+    fits = [LayerFit(layer, name, 0.0, value) for (layer, name), value in r2.items()]
+    costs = [Cost(n, 1.0, 1.0) for n in ("softmax", *dict.fromkeys(k[1] for k in r2))]
+    return Advice(heads, fits, costs, 64, 4, threshold, {}, {"b": {}})
+
+
+def test_the_recommendation_follows_the_threshold():
+    r2 = {("x", "linear"): 0.95, ("y", "linear"): 0.2, ("x", "flow"): 0.92, ("y", "flow"): 0.91}
+    found = made(r2)
+    assert (found.attention, found.layers) == ("flow", ["x", "y"])
+    assert found.layers_for("linear") == ["x"]
+    assert found.config() == SurgeryConfig("flow", {}, layers=["x", "y"])
+    assert "Convert 2 of 2 layers to flow: x, y, where 7 directions" in found.verdict()
+    none = made(r2, threshold=0.99)
+    assert none.layers == []
+    assert none.verdict().startswith("Convert nothing")
+    with pytest.raises(ConversionError, match=r"closest is 'linear' with R² 0\.95 in 'x'"):
+        none.config()
+
+
+def test_a_decoder_is_advised_on_causal_mechanisms_alone():
+    config = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    data = [{"input_ids": torch.randint(1, 40, (2, 12))} for _ in range(4)]
+    found = advise(model, data, length=32)
+    names = {f.attention for f in found.fits}
+    assert "linear" in names
+    assert not names & {"softmax", "skyformer", "nystromformer"}
+    direct = advise(model, data, attentions=["skyformer", "linear"], length=32)
+    assert "skyformer" in direct.skipped
+    assert {f.attention for f in direct.fits} == {"linear"}
+
+
+def test_a_few_steps_help_further():
+    model, data = bert(), texts()
+    short = advise(model, data, attentions=["linear"], length=16)
+    longer = advise(model, data, attentions=["linear"], length=16, steps=30)
+    assert sum(f.r2 for f in longer.fits) > sum(f.r2 for f in short.fits)
+
+
+def test_convert_follows_the_advice():
+    model, data = bert(), texts()
+    with pytest.raises(ConversionError, match="data="):
+        convert(model, SurgeryConfig("skyformer", layers="auto"))
+    chosen = advise(model, data, attentions=["skyformer"], length=16).layers_for("skyformer")
+    assert chosen
+    done = convert(model, SurgeryConfig("skyformer", layers="auto"), data=data)
+    assert done.names == chosen
+
+
+def test_images_and_plain_encoders_are_advised_too():
+    layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+    found = advise(layer, [torch.randn(4, 9, 16) for _ in range(4)], attentions=["linear"])
+    assert found.length == 9
+    assert [f.layer for f in found.fits] == ["self_attn"]
+
+
+@pytest.mark.raw
+def test_bad_requests_are_refused():
+    with pytest.raises(ValueError, match="at least two batches, got 1"):
+        advise(bert(), texts(1))
+    with pytest.raises(ConversionError, match="no attention module"):
+        advise(nn.Linear(2, 2), [torch.ones(1, 2), torch.ones(1, 2)])
