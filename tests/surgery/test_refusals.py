@@ -28,6 +28,7 @@ pytest.importorskip("transformers")
         ({"attention": "primel"}, "Did you mean 'primal'"),
         ({"attention": "primal", "options": {"rnk": 4}}, "no option 'rnk'. Did you mean 'rank'"),
         ({"attention": "primal", "options": {"dim": 4}}, "'dim' follows from the model"),
+        ({"attention": "favor", "options": {"generator": torch.Generator()}}, "JSON can hold"),
         ({"attention": "linear", "layers": "*bad("}, "no regular expression"),
         ({"attention": "linear", "layers": []}, "layers must be"),
         ({"attention": "linear", "layers": [1.5]}, "layers must be"),
@@ -185,6 +186,11 @@ def test_layers_that_match_nothing_are_an_error(layers, message, same_as_before)
     unchanged()
 
 
+def test_an_attention_by_itself_has_nowhere_to_go():
+    with pytest.raises(ConversionError, match="the whole model"):
+        convert(nn.MultiheadAttention(32, 4), SurgeryConfig("linear"))
+
+
 def test_a_model_without_attention_is_an_error():
     with pytest.raises(ConversionError, match="none at all"):
         convert(nn.Sequential(nn.Linear(2, 2)), SurgeryConfig("linear"))
@@ -200,6 +206,7 @@ def test_a_model_without_attention_is_an_error():
         ("GPT2Model", {"add_cross_attention": True}, "cross-attention"),
         ("T5EncoderModel", {"d_model": 32, "d_kv": 8, "num_heads": 4}, "unknown signature|parts"),
         ("GPTNeoXModel", {}, "unknown signature"),
+        ("BartModel", {"d_model": 32}, "does not say where"),
         ("Gemma2Model", {"head_dim": 8, "num_key_value_heads": 4}, "sliding window|else than"),
     ],
 )

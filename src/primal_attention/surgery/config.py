@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,6 +92,10 @@ def _check_options(attention: str, options: Mapping[str, Any]) -> None:
     for key in options:
         if key in _TAKEN:
             raise ValueError(f"The option {key!r} follows from the model; leave it out.")
+    try:
+        json.dumps(dict(options))
+    except TypeError as error:
+        raise ValueError(f"options must be plain values that JSON can hold: {error}.") from error
     layer = create_attention(attention, 8, 2, device="meta")
     known = [name for name in inspect.signature(type(layer)).parameters if name not in _TAKEN]
     for key in options:

@@ -341,7 +341,11 @@ def _advised(model: nn.Module, config: SurgeryConfig, data: Any) -> set[str]:
         )
     from primal_attention.surgery.advice import advise
 
-    return set(advise(model, data).layers)
+    advice = advise(model, data, attentions={config.attention: config.options})
+    chosen = advice.layers_for(config.attention)
+    if not chosen:
+        raise ConversionError(f"layers='auto' found nothing to convert. {advice.verdict()}")
+    return set(chosen)
 
 
 def _tied(model: nn.Module, found: list[tuple[str, nn.Module, Dialect | None]]) -> dict[str, str]:
@@ -379,6 +383,8 @@ def _examine(
         raise ConversionError("it is an attention of this library already")
     if dialect is None:
         raise ConversionError("unknown signature: none of the dialects can read it")
+    if not target.name:
+        raise ConversionError("it is the whole model; convert the model around it")
     reading = dialect.read(module)
     target = dataclasses.replace(
         target, num_heads=reading.num_heads, dim=reading.dim, is_causal=reading.is_causal
@@ -490,9 +496,8 @@ def _probe(dialect: Dialect, module: nn.Module, reading: Reading) -> None:
 def _question(reading: Reading, padded: bool) -> Inputs:
     """Return a few random tokens, some of them padding, for a trial call."""
     weight, n = reading.q.weight, 6
-    factory = {"device": weight.device, "dtype": weight.dtype}
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, n, reading.dim, generator=generator).to(**factory)
+    x = torch.randn(2, n, reading.dim, generator=generator).to(weight)
     keep = torch.arange(n, device=weight.device) < torch.tensor([[n], [4]], device=weight.device)
     q, k = (x @ p.weight.T for p in (reading.q, reading.k))
     # large enough for scores to matter, whatever the scale of the weights
@@ -503,6 +508,6 @@ def _question(reading: Reading, padded: bool) -> Inputs:
     if reading.rotary:
         half = reading.head_dim // 2
         angle = torch.arange(n)[None, :, None] * torch.linspace(0.5, 0.1, half)
-        angles = angle.repeat(1, 1, 2).to(**factory)
+        angles = angle.repeat(1, 1, 2).to(weight)
         rotary = Rotary(angles.cos(), angles.sin())
     return Inputs(x, keep if padded else None, reading.is_causal, rotary)

@@ -2,7 +2,7 @@
 
 They are recognised by their parts, not by their class: BERT, RoBERTa, ELECTRA (``query``, ``key``,
 ``value``; the output map is another module's), DistilBERT (``q_lin`` …), the Llama family, ViT and
-BART (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``, ``c_proj``). Anything that
+CLIP (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``, ``c_proj``). Anything that
 computes more than softmax attention is found out by the trial call that every conversion makes.
 """
 
@@ -39,7 +39,7 @@ _NAMES: dict[str, tuple[str, str, str, str | None]] = {
     "bert": ("query", "key", "value", None),
     "distilbert": ("q_lin", "k_lin", "v_lin", "out_lin"),
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "bart": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    "clip": ("q_proj", "k_proj", "v_proj", "out_proj"),
 }
 # what transformers hands down to every attention without a meaning for ours
 _IGNORED = frozenset(
@@ -183,6 +183,8 @@ class HuggingFace(Dialect):
             family == "bert" and "encoder_hidden_states" in given
         ):
             raise ConversionError("cross-attention: queries and keys come from two sequences")
+        if "key_value_states" in given:
+            raise ConversionError("it is used for cross-attention as well, and does not say where")
         if (window := self._window(module)) is not None:
             raise ConversionError(f"a sliding window of {window} tokens is a mask over pairs")
         extra = self._extra(module, family)

@@ -238,7 +238,7 @@ def build_attention(
         dtype=weight.dtype,
         **{"dropout": reading.dropout, **options},
     )
-    meta = attention.q_proj.weight.device.type == "meta"
+    meta = torch.device(weight.device if device is None else device).type == "meta"
     for part, projection in (("q_proj", reading.q), ("k_proj", reading.k), ("v_proj", reading.v)):
         if hasattr(attention, part):
             setattr(attention, part, _placed(projection, meta))

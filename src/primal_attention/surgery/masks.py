@@ -60,7 +60,7 @@ def _last(mask: Tensor, tokens: int, seen: int) -> Tensor:
 
 def is_tracing() -> bool:
     """Return whether a program is being captured, so that values cannot be looked at."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _check_pairs(mask: Tensor, pairs: Tensor, keep: Tensor, is_causal: bool, seen: int) -> None:
@@ -95,9 +95,9 @@ def padding_mask(
     Registered as the mask function of converted models, it keeps them from building a mask over all
     pairs of tokens that nobody reads.
     """
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
     if not is_tracing():
+        from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
         if mask_function not in (None, bidirectional_mask_function, causal_mask_function):
             raise ConversionError(
                 "The model asks for a mask over pairs of tokens (packed sequences, a sliding "

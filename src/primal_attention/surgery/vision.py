@@ -175,7 +175,7 @@ def _primal_deit(host: str, dim: int, heads: int) -> Any:
     def entry(pretrained: bool = False, rank: int = _RANK, **kwargs: Any) -> nn.Module:
         from timm import create_model
 
-        model = create_model(host, pretrained=pretrained, **kwargs)
+        model: Any = create_model(host, pretrained=pretrained, **kwargs)
         block = model.blocks[-1]
         old = block.attn.proj.weight
         attention = PrimalAttention.reference(
