@@ -338,14 +338,14 @@ def _study(
     """Run what is not in the file yet, and return all rows that belong to the work."""
     started, work = time.monotonic(), list(work)
     have = {(r["set"], r["model"], r["seed"], r["settings"]): r for r in read_rows(path)}
-    found = []
+    found, left = [], 0
     for i, (name, model, choice, seed) in enumerate(work, 1):
         mark = fingerprint(choice, settings)
         key = (name, model, seed, mark)
         if key not in have:
             if max_seconds is not None and time.monotonic() - started > max_seconds:
-                report(f"stopped after {max_seconds:g} s; the same command continues")
-                break
+                left += 1
+                continue
             row: dict[str, Any] = {"set": name, "model": model, "seed": seed, "settings": mark}
             row |= run(name, choice, seed, settings, root=root)
             _append(path, row)
@@ -353,6 +353,8 @@ def _study(
             score = row.get("best_test", row["last_test"])
             report(f"{i}/{len(work)} {name} {model} seed {seed}: {100 * score:.1f}")
         found.append(have[key])
+    if left:
+        report(f"out of time with {left} of {len(work)} left; the same command continues")
     return found
 
 
