@@ -13,7 +13,7 @@ processes does not matter.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -105,10 +105,10 @@ def _draw(key: str, config: PathfinderConfig, index: int) -> tuple[bytes, int]:
     uniform = Random(f"pathfinder/{key}/{index}").random
     is_joined = uniform() < 0.5
     while True:
-        paths = _paths(uniform, config)
-        if paths is None:
+        paths = _add_paths([], 2, config.path_dashes, uniform, config)
+        if len(paths) < 2:
             continue
-        (start, *_, end), (near, *_, far) = paths[0], paths[1]
+        (start, *_, end), (near, *_, far) = paths
         joined = (start[:2], end[2:])
         apart = [(a, b) for a in joined for b in (near[:2], far[2:])]
         # as far from each other as the joined ones, so that the distance tells nothing
@@ -116,27 +116,28 @@ def _draw(key: str, config: PathfinderConfig, index: int) -> tuple[bytes, int]:
         pair = min(apart, key=lambda dots: abs(math.dist(*dots) - length))
         if abs(math.dist(*pair) - length) > _SAME_DISTANCE:
             continue
+        _add_paths(paths, config.distractors, config.distractor_dashes, uniform, config)
         pictures = [_render(paths, dots, config.size) for dots in (pair, joined)]
         # both must be readable, so that the paths themselves tell nothing about the class
         if [dots_are_joined(picture) for picture in pictures] == [False, True]:
             return pictures[is_joined].tobytes(), int(is_joined)
 
 
-def _paths(uniform: Callable[[], float], config: PathfinderConfig) -> list[list[Segment]] | None:
-    """Return the two long paths, then the distractors; ``None`` if the long ones do not fit."""
-    paths: list[list[Segment]] = []
-    for number in range(2 + config.distractors):
-        dashes = config.path_dashes if number < 2 else config.distractor_dashes
+def _add_paths(
+    paths: list[list[Segment]],
+    count: int,
+    dashes: int,
+    uniform: Callable[[], float],
+    config: PathfinderConfig,
+) -> list[list[Segment]]:
+    """Add up to ``count`` paths to those there are, as long as there is room."""
+    for _ in range(count):
         taken = [segment for path in paths for segment in path]
-        for _ in range(_ATTEMPTS):
-            path = _grow(uniform, config, dashes, taken)
-            if path is not None:
-                paths.append(path)
-                break
-        else:
-            if number < 2:
-                return None
+        grown = (_grow(uniform, config, dashes, taken) for _ in range(_ATTEMPTS))
+        path = next((path for path in grown if path is not None), None)
+        if path is None:
             break
+        paths.append(path)
     return paths
 
 
@@ -149,12 +150,14 @@ def _grow(
     heading = 2 * math.pi * uniform()
     path: list[Segment] = []
     angles: list[float] = []
+    low, high = border, border + room
     for _ in range(_STEPS_PER_DASH * dashes):
         angle = angles[-1] + _TURN * (2 * uniform() - 1) if path else heading
         dx, dy = math.cos(angle), math.sin(angle)
         x, y = start if not path else (path[-1][2] + _GAP * dx, path[-1][3] + _GAP * dy)
         segment = (x, y, x + _DASH * dx, y + _DASH * dy)
-        inside = all(border <= value <= border + room for value in segment)
+        # the start is the end of a dash inside, a short gap away
+        inside = low <= segment[2] <= high and low <= segment[3] <= high
         if inside and _is_free(segment, taken, path, config.margin):
             path.append(segment)
             angles.append(angle)
@@ -171,24 +174,21 @@ def _grow(
 
 def _is_free(segment: Segment, taken: list[Segment], own: list[Segment], margin: float) -> bool:
     """Say whether a dash keeps its distance from other paths and from its own path's past."""
-    points = list(_along(segment))
+    x0, y0, x1, y1 = segment
+    # the ends and three points between them
+    points = [(x0 + (x1 - x0) * t / 4, y0 + (y1 - y0) * t / 4) for t in range(5)]
+    x_twice, y_twice = x0 + x1, y0 + y1
     for others, least in ((taken, margin), (own[:-2], _OWN_MARGIN)):
+        # two dashes are at least as far apart as their middles less both half lengths
+        reach = 2 * (least + _DASH)
         for other in others:
-            # two dashes are at least as far apart as their middles less both half lengths
-            if math.dist(_middle(segment), _middle(other)) > least + _DASH:
+            if abs(other[0] + other[2] - x_twice) > reach:
+                continue
+            if abs(other[1] + other[3] - y_twice) > reach:
                 continue
             if any(_distance(px, py, other) < least for px, py in points):
                 return False
     return True
-
-
-def _along(segment: Segment, steps: int = 4) -> Iterator[tuple[float, float]]:
-    x0, y0, x1, y1 = segment
-    return ((x0 + (x1 - x0) * t / steps, y0 + (y1 - y0) * t / steps) for t in range(steps + 1))
-
-
-def _middle(segment: Segment) -> tuple[float, float]:
-    return (segment[0] + segment[2]) / 2, (segment[1] + segment[3]) / 2
 
 
 def _distance(px: float, py: float, segment: Segment) -> float:
