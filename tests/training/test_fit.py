@@ -248,9 +248,9 @@ def test_a_late_explosion_names_the_last_good_checkpoint(tmp_path):
         loss = output.logits.square().mean()
         return loss * float("inf") if len(steps) == 5 else loss
 
-    with pytest.raises(NonFiniteLossError, match="step-00000003") as caught:
+    with pytest.raises(NonFiniteLossError, match="epoch-0001-step-00000003") as caught:
         fit(net, data(), config=config(epochs=3), out=tmp_path, objective=explode)
-    assert caught.value.checkpoint == tmp_path / "checkpoints" / "step-00000003"
+    assert caught.value.checkpoint == tmp_path / "checkpoints" / "epoch-0001-step-00000003"
 
 
 @pytest.mark.parametrize(

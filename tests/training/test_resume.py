@@ -115,7 +115,31 @@ def test_killed_while_it_writes_a_checkpoint_it_has_the_one_before(
     assert latest_checkpoint(tmp_path / "checkpoints") is not None
     assert_same_run(run(tmp_path, resume=True), uninterrupted)
     names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
-    assert names == ["step-00000012"], "leftovers are removed"
+    assert names == ["epoch-0004-step-00000012"], "leftovers are removed"
+
+
+def test_no_checkpoint_is_written_over(tmp_path, monkeypatch):
+    # a kill between removing one and writing the next would leave none
+    names, save = [], Checkpoint.save
+
+    def remember(self, folder):
+        before = set(folder.glob("epoch-*")) if folder.exists() else set()
+        path = save(self, folder)
+        assert path not in before
+        names.append(path.name)
+        return path
+
+    monkeypatch.setattr(Checkpoint, "save", remember)
+    run(tmp_path, save_steps=1)
+    assert len(set(names)) == len(names) == 12
+    names.clear()
+    fit(
+        model(),
+        data(),
+        config=config(epochs=10**6, epoch_steps=10**6, save_steps=1, max_seconds=0.2),
+        out=tmp_path / "short",
+    )
+    assert len(set(names)) == len(names)
 
 
 def test_a_run_broken_in_the_middle_of_an_epoch_goes_on_there(tmp_path, uninterrupted):
@@ -133,7 +157,7 @@ def test_a_run_broken_in_the_middle_of_an_epoch_goes_on_there(tmp_path, uninterr
     with pytest.raises(StopError):
         run(tmp_path, objective=stop_in_step_six)
     # three steps are an epoch
-    assert latest_checkpoint(tmp_path / "checkpoints").name == "step-00000004"
+    assert latest_checkpoint(tmp_path / "checkpoints").name == "epoch-0001-step-00000004"
     assert_same_run(run(tmp_path, resume=True), uninterrupted)
 
 

@@ -29,6 +29,7 @@ ROTARY_ATTENTIONS = (
     "schoenbat",
     "skyformer",
     "softmax",
+    "softmax-explicit",
 )
 """Attentions whose weights depend on distances when queries and keys are turned by positions."""
 

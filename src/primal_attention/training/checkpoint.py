@@ -1,6 +1,6 @@
 """Checkpoints: a directory that holds everything, or does not exist.
 
-    step-00001234/
+    epoch-0012-step-00001234/      after 12 whole epochs and 1234 steps
         state.json            step, history, configuration, optimiser settings
         model.safetensors     weights of the model
         best.safetensors      weights of the best epoch so far, once there is one
@@ -29,6 +29,7 @@ from primal_attention.output import to_json
 __all__ = ["Checkpoint", "CheckpointError", "latest_checkpoint"]
 
 FORMAT = 1
+_NAME = r"epoch-\d{4,}-step-\d{8,}"
 
 
 class CheckpointError(RuntimeError):
@@ -39,6 +40,8 @@ class CheckpointError(RuntimeError):
 class Checkpoint:
     """Everything a run needs to go on as if nothing had happened."""
 
+    epoch: int
+    """Whole epochs done."""
     step: int
     """Optimiser steps done, and with them the position of the sampler and of the schedule."""
     values: dict[str, Any]
@@ -56,7 +59,8 @@ class Checkpoint:
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint into ``folder``, remove older ones, return its path."""
-        path = folder / f"step-{self.step:08d}"
+        # no name comes twice in a run, so that no checkpoint is ever in the way of its successor
+        path = folder / f"epoch-{self.epoch:04d}-step-{self.step:08d}"
         temporary = folder / f".{path.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -64,15 +68,13 @@ class Checkpoint:
             self._write(temporary)
             for file in (*temporary.iterdir(), temporary):
                 _flush(file)
-            if path.exists():
-                shutil.rmtree(path)
             temporary.rename(path)
             _flush(folder)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         for old in folder.iterdir():
-            if old != path and re.fullmatch(r"\.?step-\d{8}(\.\d+)?", old.name):
+            if old != path and re.fullmatch(rf"\.?{_NAME}(\.\d+)?", old.name):
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
@@ -89,6 +91,7 @@ class Checkpoint:
             save_tensors(self.best, path / "best.safetensors")
         content = {
             "format": FORMAT,
+            "epoch": self.epoch,
             "step": self.step,
             "processes": len(self.random),
             "param_groups": self.optimizer["param_groups"],
@@ -122,6 +125,7 @@ class Checkpoint:
         for group in content["param_groups"]:
             group.update({k: tuple(v) for k, v in group.items() if k == "betas"})
         return cls(
+            content["epoch"],
             content["step"],
             content["values"],
             model,
@@ -134,8 +138,8 @@ class Checkpoint:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint in a folder, or ``None``."""
-    found = sorted(p for p in folder.glob("step-*") if re.fullmatch(r"step-\d{8,}", p.name))
-    return found[-1] if found else None
+    found = [p for p in folder.glob("*") if re.fullmatch(_NAME, p.name)]
+    return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)], default=None)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -9,11 +9,11 @@ and after a restart.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import save as serialize
@@ -226,21 +226,22 @@ class _Run:
         batches = iter(loader)
         self.model.train()
         while self.step < stop and not self._is_late():
-            self._step([next(batches) for _ in range(self.config.accumulate)])
-            if self.config.save_steps and self.step % self.config.save_steps == 0:
+            self._step(batches)
+            # after the last step the epoch is measured, then saved
+            if self.step < stop and self.step % (self.config.save_steps or stop) == 0:
                 self._save()
 
-    def _step(self, batches: list[Mapping[str, Any]]) -> None:
+    def _step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """Take one optimiser step over this process's parts of a batch."""
         started = _clock(self.accelerator.device)
         lr = set_progress(self.optimizer, self.config, self._progress())
         parts = self.order.parts(self.step)
         size = len(self.order.batch(self.step))
         total = torch.zeros(2, device=self.accelerator.device)
-        for i, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+        for i, part in enumerate(parts):
             is_last = i == len(parts) - 1
             with nullcontext() if is_last else self.accelerator.no_sync(self.forward):
-                task, term = self._loss(batch)
+                task, term = self._loss(next(batches))
                 # data parallel averages gradients over processes: weights are shares of one of them
                 weight = part.weight * self.order.world_size
                 self.accelerator.backward(weight * (task + self.config.eta * term))
@@ -267,7 +268,8 @@ class _Run:
             task = self.objective(self.forward(**inputs), labels)
         return task, ksvd_loss(self.model) if self.has_term else task.new_zeros(())
 
-    def _stop_for_good(self, loss: float, ksvd: float, norm: float) -> None:
+    def _stop_for_good(self, loss: float, ksvd: float, norm: float) -> NoReturn:
+        self.optimizer.zero_grad()
         indices = self.order.batch(self.step)
         good = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
         raise NonFiniteLossError(
@@ -370,6 +372,7 @@ class _Run:
                 "updates": 0 if average is None else average.updates,
             }
             Checkpoint(
+                len(self.history.records),
                 self.step,
                 values,
                 self.model.state_dict(),
