@@ -8,7 +8,7 @@ CHECKED := primal_attention.functional,primal_attention.kernels,primal_attention
 .PHONY: demo test test-all lint bench docs clean
 
 demo: $(READY)
-	$(BIN)/python examples/japanese_vowels.py
+	$(BIN)/primal train japanese-vowels --overwrite
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
@@ -24,7 +24,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	$(BIN)/python -m primal_attention.bench
+	$(BIN)/primal bench
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

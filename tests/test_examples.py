@@ -28,17 +28,6 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def test_the_demo_trains_both_models_and_writes_a_page_of_its_own(tmp_path):
-    printed = run("examples/japanese_vowels.py", "--quick", "--out", str(tmp_path))
-    for word in ("primal", "softmax", "test accuracy", "peak memory", "KKT residual"):
-        assert word in printed
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["report.html", "spectra.png"]
-    assert (tmp_path / "spectra.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "data:image/png;base64," in page
-    assert not re.search(r"(src|href)=\"(?!data:)", page)
-
-
 @pytest.fixture(scope="module")
 def experiments() -> ModuleType:
     return load("what_the_loss_does")

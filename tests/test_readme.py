@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import primal_attention
-from primal_attention.info import attention_table, update_table
+from primal_attention.cli.attentions import attention_table, stored_table, update_table
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -22,7 +22,15 @@ def test_every_python_block_of_the_readme_runs():
 
 def test_the_table_of_attentions_is_the_registry():
     text = README.read_text("utf-8")
-    assert text == update_table(text), "run python -m primal_attention.info --update README.md"
+    assert text == update_table(text), "run primal info --update README.md"
+
+
+def test_the_command_line_lists_the_registry():
+    kept = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in attention_table().splitlines()
+    ]
+    assert stored_table() == [kept[0], *kept[2:]], "run primal info --update README.md"
 
 
 def test_the_table_has_one_row_for_each_attention():

@@ -22,9 +22,16 @@ def test_curves_of_one_model_share_a_colour_and_the_chosen_epoch_is_marked():
     plt.close(figure)
 
 
+def test_five_panels_leave_a_gap_and_logarithms_are_asked_for():
+    figure = plot_curves({name: {"m": [1.0, 0.1]} for name in "abcde"}, log="b")
+    assert [a.axison for a in figure.axes] == [True] * 5 + [False]
+    assert [a.get_yscale() for a in figure.axes[:2]] == ["linear", "log"]
+    plt.close(figure)
+
+
 def test_four_panels_fill_two_rows_and_one_epoch_is_a_point():
     figure = plot_curves({name: {"m": [1.0]} for name in "abcd"})
-    assert [a.axison for a in figure.axes] == [True] * 4 + [False] * 2
+    assert [a.axison for a in figure.axes] == [True] * 4
     assert figure.axes[0].lines[0].get_marker() == "o"
     plt.close(figure)
 

@@ -11,7 +11,9 @@ MEASURABLE = [n for n in list_attentions() if n not in ("primal-relative", "prim
 
 
 def build(attention: str, **options) -> EncoderClassifier:
-    config = EncoderConfig(2, num_features=3, dim=16, num_heads=2, attention=attention, **options)
+    config = EncoderConfig(
+        num_classes=2, num_features=3, dim=16, num_heads=2, attention=attention, **options
+    )
     return EncoderClassifier(config).eval()
 
 

@@ -21,6 +21,7 @@ def plot_curves(
     curves: Curves,
     *,
     dashed: Sequence[str] = (),
+    log: Sequence[str] = (),
     chosen: Mapping[str, int] | None = None,
     xlabel: str = "epoch",
     start: int = 1,
@@ -33,6 +34,7 @@ def plot_curves(
     Args:
         curves: Panel, line, numbers; a ``nan`` leaves a gap.
         dashed: Names of lines to dash.
+        log: Panels with a logarithmic axis.
         chosen: Epoch to mark for a model.
         xlabel: What the horizontal axis counts.
         start: Number of the first epoch.
@@ -42,10 +44,10 @@ def plot_curves(
 
     models = list(dict.fromkeys(_model(name) for lines in curves.values() for name in lines))
     color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(models)}
-    columns = min(len(curves), 3)
+    columns = 2 if len(curves) == 4 else min(len(curves), 3)
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(max(4.4 * columns, 6), 3.4 * rows), squeeze=False
+        rows, columns, figsize=(12 if columns > 1 else 6, 3.4 * rows), squeeze=False
     )
     for axis in axes.flat[len(curves) :]:
         axis.set_axis_off()
@@ -59,6 +61,8 @@ def plot_curves(
             if any(_model(line) == name for line in lines):
                 axis.axvline(epoch, color=color[name], lw=1, ls=":", alpha=0.8)
         axis.set(title=panel, xlabel=xlabel)
+        if panel in log:
+            axis.set_yscale("log")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=9)
@@ -83,7 +87,7 @@ def plot_confusion(
     """
     from matplotlib import pyplot as plt
 
-    size = min(max(0.42 * len(labels) + 1.6, 3.4), 8.0)
+    size = min(max(0.36 * len(labels) + 1.6, 3.4), 8.0)
     figure, axes = plt.subplots(1, len(counts), figsize=(size * len(counts), size), squeeze=False)
     for axis, (name, matrix) in zip(axes[0], counts.items(), strict=True):
         share = matrix / matrix.sum(1, keepdim=True).clamp_min(1)

@@ -29,7 +29,7 @@ h1{font-size:1.9rem;line-height:1.2;letter-spacing:-.01em;margin:0}
 nav{margin:1rem 0 0;font-size:.92rem}nav a{color:var(--accent);text-decoration:none;
   margin-right:1.1rem;white-space:nowrap}nav a:hover{text-decoration:underline}
 h2{font-size:1.3rem;letter-spacing:-.01em;margin:2.6rem 0 .6rem}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.8rem;
+.tiles{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:.8rem;
   margin:1.2rem 0}
 .tile{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:.8rem 1rem}
 .tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
@@ -44,6 +44,7 @@ th:first-child,td:first-child{text-align:left;padding-left:.3rem}
 th{border-bottom:2px solid var(--ink);font-weight:600}tbody tr:hover{background:var(--wash)}
 pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;
   overflow-x:auto;font:.86rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
+@media (max-width:40rem){.tiles{grid-template-columns:1fr}}
 @media print{nav{display:none}body{padding:0}h2{break-after:avoid}
   figure,.scroll{break-inside:avoid}}
 """
@@ -75,13 +76,13 @@ class Report:
         self._parts.append(f'<h2 id="s{len(self._headings)}">{escape(heading)}</h2>')
         return self
 
-    def tiles(self, numbers: Mapping[str, Any]) -> Self:
+    def tiles(self, numbers: Mapping[str, Any], columns: int = 3) -> Self:
         """Add the numbers to see first, each above its name."""
         tiles = "".join(
             f'<div class="tile"><b>{escape(str(value))}</b><span>{escape(name)}</span></div>'
             for name, value in numbers.items()
         )
-        self._parts.append(f'<div class="tiles">{tiles}</div>')
+        self._parts.append(f'<div class="tiles" style="--columns:{columns}">{tiles}</div>')
         return self
 
     def text(self, words: str) -> Self:

@@ -61,7 +61,7 @@ def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpec
 
     Example:
         >>> from primal_attention.models import EncoderClassifier, EncoderConfig
-        >>> model = EncoderClassifier(EncoderConfig(2, num_features=3, dim=16, num_heads=2))
+        >>> model = EncoderClassifier(EncoderConfig(num_classes=2, num_features=3, dim=16))
         >>> [layer.name for layer in layer_spectra(model, torch.randn(4, 9, 3))]
         ['blocks.0.attention', 'blocks.1.attention']
     """
@@ -172,18 +172,17 @@ def plot_spectra(
     columns = max((len(layers) for layers in spectra.values()), default=0)
     if not columns:
         raise ValueError("There is no spectrum to draw; give at least one layer of one model.")
-    figure, axes = plt.subplots(
-        1, columns, figsize=(max(4.6 * columns, 6), 3.8), sharey=True, squeeze=False
-    )
+    width = 6 if columns == 1 else max(12, 3 * columns)
+    figure, axes = plt.subplots(1, columns, figsize=(width, 3.8), sharey=True, squeeze=False)
     for i, axis in enumerate(axes[0]):
-        longest = 2
+        longest = 6
         for (name, layers), color in zip(spectra.items(), COLORS * len(spectra), strict=False):
             for group, style in ((layers, "-"), (control.get(name, ()), ":")):
                 if i >= len(group):
                     continue
                 mean, spread = _cumulative(group[i].singular_values, first)
                 k = range(1, len(mean) + 1)
-                longest = max(longest, len(mean))
+                longest = max(longest, _settled(mean))
                 label = f"{name}, {'trained' if style == '-' else 'untrained'}"
                 axis.plot(k, mean, style, color=color, label=label)
                 if style == "-":
@@ -195,6 +194,11 @@ def plot_spectra(
     axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
     figure.tight_layout()
     return figure
+
+
+def _settled(share: Float[Tensor, " k"]) -> int:
+    """Return where a cumulative share has all but reached one, or its end."""
+    return int((share < 0.995).sum().clamp_max(len(share) - 1)) + 1
 
 
 def _cumulative(sigma: Float[Tensor, "b h k"], first: int) -> tuple[Tensor, Tensor]:

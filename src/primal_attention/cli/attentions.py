@@ -1,17 +1,13 @@
-"""What is installed and what it offers: ``python -m primal_attention.info``.
+"""The table of attentions: made from the registry, and kept in a file that is quick to read."""
 
-python -m primal_attention.info                     # versions, threads, table of attentions
-python -m primal_attention.info --update README.md  # rewrite the table in a Markdown file
-"""
-
-import argparse
-import os
-import platform
 from pathlib import Path
 
-__all__ = ["attention_table", "update_table"]
+from primal_attention.output import write_atomically
+
+__all__ = ["attention_table", "stored_table", "update_table"]
 
 _START, _END = "<!-- attentions: start -->\n", "<!-- attentions: end -->\n"
+_STORED = Path(__file__).with_name("attentions.md")
 
 
 def attention_table() -> str:
@@ -33,6 +29,13 @@ def attention_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def stored_table() -> list[list[str]]:
+    """Return the rows of the stored table, header first, without waiting for torch."""
+    lines = _STORED.read_text("utf-8").splitlines()
+    rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
 def update_table(text: str) -> str:
     """Return a Markdown text with the table between its two marks replaced.
 
@@ -51,26 +54,7 @@ def update_table(text: str) -> str:
     return before + _START + attention_table() + _END + after
 
 
-def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.info", description="Show versions and attentions."
-    )
-    parser.add_argument("--update", type=Path, metavar="FILE", help="rewrite the table in FILE")
-    file = parser.parse_args().update
-    if file is None:
-        import torch
-
-        from primal_attention import __version__
-
-        print(f"primal-attention {__version__}")
-        print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-        print(f"python {platform.python_version()}, {os.cpu_count()} cores\n")
-        print(attention_table(), end="")
-        return
-    part = file.with_name(file.name + ".part")
-    part.write_text(update_table(file.read_text("utf-8")), "utf-8")
-    os.replace(part, file)
-
-
-if __name__ == "__main__":
-    _main()
+def update_files(page: Path) -> None:
+    """Rewrite the table in a Markdown file, and the stored one."""
+    write_atomically(page, update_table(page.read_text("utf-8")))
+    write_atomically(_STORED, attention_table())

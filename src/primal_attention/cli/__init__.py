@@ -1,0 +1,4 @@
+"""The command ``primal``: one file a command, each loaded when it is asked for.
+
+Nothing here imports torch before the arguments are understood.
+"""

@@ -1,0 +1,76 @@
+"""``primal predict``: a file in, a file with the predictions out."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from primal_attention.cli.mistakes import UserError, told_as_mistake
+from primal_attention.cli.parsing import parse
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Read a file, write a line for every sequence: its class and the probabilities of all.
+
+    Time series are read from .ts or .npz, texts one a line; labels in the file are left alone.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """Folder of a trained model, such as outputs/japanese-vowels/primal."""
+    file: Annotated[Path, tyro.conf.Positional]
+    """What to read."""
+    out: Path = Path("predictions.csv")
+    """What to write: .csv, or .jsonl for one JSON object a line."""
+    part: str = "test"
+    """Which part of an .npz file that holds several."""
+    batch_size: int = 64
+    """Sequences to run at once."""
+    threads: int = 1
+    """Threads of torch."""
+
+
+def main(argv: list[str]) -> int:
+    """Predict, and write the file at once or not at all."""
+    options = parse(Predict, argv, prog="primal predict")
+    if options.out.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"--out must end in .csv or .jsonl, got {options.out.name!r}.")
+    if options.out.resolve() == options.file.resolve():
+        raise UserError(f"--out would replace {options.file}, the file to read; choose another.")
+    if options.batch_size < 1 or options.threads < 1:
+        raise UserError("--batch-size and --threads must be at least 1.")
+    import torch
+
+    from primal_attention.cli.trained import load_trained, probabilities
+    from primal_attention.output import to_csv, write_atomically
+
+    torch.set_num_threads(options.threads)
+    model, reader = load_trained(options.model)
+    data = reader.read(options.file, labelled=False, part=options.part)
+    found = probabilities(model, data, reader, options.batch_size)
+    rows = _rows(found.tolist(), reader.classes)
+    if options.out.suffix == ".csv":
+        text = to_csv(rows)
+    else:
+        text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    with told_as_mistake(""):
+        write_atomically(options.out, text)
+    print(f"Wrote {len(rows)} predictions to {options.out}")
+    return 0
+
+
+def _rows(found: Sequence[Sequence[float]], classes: Sequence[str]) -> list[dict[str, object]]:
+    """Return one record a sequence: its number, class, and the probability of every class."""
+    return [
+        {
+            "index": i,
+            "class": classes[max(range(len(row)), key=row.__getitem__)],
+            **{f"p({name})": round(p, 6) for name, p in zip(classes, row, strict=True)},
+        }
+        for i, row in enumerate(found)
+    ]

@@ -1,0 +1,356 @@
+"""Data for the commands: read, split and standardised, and read the same way again later.
+
+A :class:`Reader` is what a trained model must remember of its data: the kind, the classes, and the
+statistics of the training part. It is saved beside the model as ``reader.json``.
+"""
+
+import importlib.util
+import json
+import lzma
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from primal_attention.cli.mistakes import UserError, told_as_mistake
+from primal_attention.cli.recipes import build
+from primal_attention.cli.settings import DataSettings
+from primal_attention.output import to_json, write_atomically
+from primal_attention.tasks.longrange.listops import (
+    ListOpsConfig,
+    encode,
+    generate_listops,
+    read_listops,
+)
+from primal_attention.tasks.longrange.pathfinder import generate_pathfinder
+from primal_attention.tasks.longrange.readers import encode_bytes, read_cifar10, read_imdb
+from primal_attention.tasks.longrange.sequences import TokenSequences
+from primal_attention.tasks.longrange.settings import LRA
+from primal_attention.tasks.timeseries.data import (
+    Series,
+    SeriesDataset,
+    Standardizer,
+    collate_series,
+    load_series,
+    read_npz,
+    read_ts,
+    stratified_split,
+)
+from primal_attention.training import pad_collate
+from primal_attention.training.evaluation import Collate
+
+__all__ = ["Problem", "Reader", "load_problem"]
+
+_BROKEN: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, OSError, EOFError, KeyError, IndexError),
+    *(zlib.error, zipfile.BadZipFile, lzma.LZMAError),
+)
+"""What readers raise on a file that is missing, damaged or of another kind."""
+
+_CLASSES = {
+    "text": ("negative", "positive"),
+    "listops": tuple("0123456789"),
+    "image": (
+        *("airplane", "automobile", "bird", "cat", "deer"),
+        *("dog", "frog", "horse", "ship", "truck"),
+    ),
+    "pathfinder": ("apart", "joined"),
+}
+_VOCABULARY = {name: LRA[name].vocab_size for name in _CLASSES}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a model reads files: everything it must know of the data it was trained on."""
+
+    task: str
+    """Kind of data, as in a recipe."""
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of the logits."""
+    length: int | None = None
+    """Longest sequence; what is longer is cut off."""
+    mean: tuple[float, ...] | None = None
+    """Mean of every channel of the training part; time series only."""
+    std: tuple[float, ...] | None = None
+    """Standard deviation of every channel of the training part; time series only."""
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """What the model must take: channels or token ids."""
+        if self.mean is not None:
+            return {"num_features": len(self.mean)}
+        return {"vocab_size": _VOCABULARY[self.task]}
+
+    @property
+    def collate(self) -> Collate:
+        """How items become a batch."""
+        return collate_series if self.task == "timeseries" else pad_collate
+
+    def read(self, path: Path, *, labelled: bool, part: str = "test") -> Dataset[Any]:
+        """Return the sequences of a file, ready for the model.
+
+        Args:
+            path: Time series: ``.ts`` or ``.npz``. Text: ``.txt`` with one text a line, or
+                ``.jsonl`` (``.xz``) with ``text`` and ``label``. ListOps: ``.tsv`` (``.gz``) or one
+                expression a line. Pictures: ``.npz``.
+            labelled: Whether labels are needed; otherwise those in the file are left alone.
+            part: Which part of an ``.npz`` file with several.
+        """
+        with told_as_mistake(str(path), *_BROKEN):
+            if not path.is_file():
+                raise UserError(f"there is no file {path}.")
+            if self.task == "timeseries":
+                return self.prepare(self._read_series(path, labelled, part))
+            return self.cut(_read_tokens(self.task, path, labelled))
+
+    def _read_series(self, path: Path, labelled: bool, part: str) -> Series:
+        series = read_series(path, part, self.classes if labelled else None)
+        if labelled and series.y is None:
+            raise UserError(f"{path} has no labels; primal predict needs none.")
+        if not labelled:
+            return replace(series, y=np.zeros(len(series), np.int64), classes=self.classes)
+        if series.classes != self.classes:
+            raise UserError(
+                f"{path} has the classes {_some(series.classes)}, the model knows "
+                f"{_some(self.classes)}."
+            )
+        return series
+
+    def prepare(self, series: Series) -> Dataset[Any]:
+        """Return series standardised as the training part was, and cut to length."""
+        if not len(series):
+            raise ValueError("it holds no series.")
+        standardize = Standardizer(np.asarray(self.mean), np.asarray(self.std))
+        return SeriesDataset(_shorten(standardize(series), self.length))
+
+    def cut(self, data: TokenSequences) -> TokenSequences:
+        """Return token sequences cut to length; ids and labels must be those of the task."""
+        if not len(data) or not data.lengths.min():
+            raise ValueError("it holds no sequences, or empty ones.")
+        if int(data.tokens.max()) >= _VOCABULARY[self.task] or data.tokens.min() < 0:
+            raise ValueError(
+                f"ids must be below {_VOCABULARY[self.task]} for {self.task}, got "
+                f"{data.tokens.min()} to {data.tokens.max()}."
+            )
+        if not 0 <= data.labels.min() <= data.labels.max() < len(self.classes):
+            raise ValueError(
+                f"labels must be from 0 to {len(self.classes) - 1}, got {data.labels.min()} to "
+                f"{data.labels.max()}."
+            )
+        return data if self.length is None else data.truncate(self.length)
+
+    def save(self, folder: Path) -> None:
+        """Write ``reader.json`` into a folder."""
+        write_atomically(folder / "reader.json", to_json(asdict(self)))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Reader":
+        """Return the reader of a trained model."""
+        path = folder / "reader.json"
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}; give the folder of a trained model.")
+        if not path.is_file():
+            inside = [p.parent.name for p in sorted(folder.glob("*/reader.json"))]
+            hint = f" Did you mean {folder / inside[0]}?" if inside else ""
+            raise UserError(f"{folder} is not the folder of a model that primal trained.{hint}")
+        with told_as_mistake(f"{path} is damaged", UserError, *_BROKEN):
+            values = json.loads(path.read_text("utf-8"))
+            reader = build(cls, values)
+            if reader.task not in ("timeseries", *_VOCABULARY):
+                raise ValueError(f"there is no task {reader.task!r}.")
+            return reader
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Three parts of some data, and how to read more of it."""
+
+    train: Dataset[Any]
+    valid: Dataset[Any]
+    test: Dataset[Any]
+    reader: Reader
+
+
+def load_problem(settings: DataSettings) -> Problem:
+    """Return the data of a recipe: training, validation and test part."""
+    where = "" if settings.train is None else str(settings.train)
+    with told_as_mistake(where, *_BROKEN):
+        if settings.task == "timeseries":
+            return _series_problem(settings)
+        return _token_problem(settings)
+
+
+def _series_problem(settings: DataSettings) -> Problem:
+    if settings.train is not None and settings.test is not None:
+        official = read_series(settings.train, "train", None)
+        test = read_series(settings.test, "test", official.classes)
+    elif settings.name is None:
+        raise UserError("data.name, a UEA set, or the files data.train and data.test are missing.")
+    else:
+        root = _series_root(settings.name)
+        official = load_series(settings.name, "train", root=root)
+        test = load_series(settings.name, "test", root=root)
+    if official.y is None or test.y is None:
+        raise UserError("the files to train on and to score need labels.")
+    official, test = _some_of(official, settings.train_size), _some_of(test, settings.test_size)
+    split = stratified_split(_labels(official), settings.valid, seed=settings.seed)
+    train = official.take(split.train)
+    fitted = Standardizer.fit(train)
+    reader = Reader(
+        "timeseries",
+        official.classes,
+        settings.length,
+        tuple(fitted.mean.tolist()),
+        tuple(fitted.std.tolist()),
+    )
+    valid = official.take(split.valid)
+    return Problem(reader.prepare(train), reader.prepare(valid), reader.prepare(test), reader)
+
+
+def _series_root(name: str) -> Path | None:
+    """Return the folder of a set that comes with aeon; ``None`` for the folder of PRIMAL_DATA."""
+    if (Path(os.environ.get("PRIMAL_DATA", "")) / "uea" / name).is_dir():
+        return None
+    found = importlib.util.find_spec("aeon")
+    if found is not None and found.submodule_search_locations:
+        root = Path(found.submodule_search_locations[0]) / "datasets" / "data"
+        if (root / name).is_dir():
+            return root
+    return None
+
+
+def read_series(path: Path, part: str, classes: Sequence[str] | None) -> Series:
+    """Return the series of a ``.ts`` file, or of an ``.npz`` file with parts or with ``X``.
+
+    Args:
+        path: The file.
+        part: Which part of an ``.npz`` file with several.
+        classes: Names of the classes in their order; by default those of the file.
+    """
+    if path.suffix == ".ts":
+        return read_ts(path, classes=classes)
+    if path.suffix != ".npz":
+        raise ValueError(f"a file of time series ends in .ts or .npz, got {path.name!r}.")
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        names = set(file.files)
+        if "X" not in names:
+            return read_npz(path, "train" if part == "train" else "test")
+        x = file["X"].astype(np.float32)
+        lengths = file["length"] if "length" in names else np.full(len(x), x.shape[1])
+        labels = file["y"] if "y" in names else None
+    if labels is None:
+        return Series(x, lengths.astype(np.int64))
+    words = [str(label) for label in labels.tolist()]
+    known = tuple(sorted(set(words)) if classes is None else classes)
+    unknown = sorted(set(words) - set(known))
+    if unknown:
+        raise ValueError(f"labels {_some(unknown)} are not among the classes {_some(known)}.")
+    y = np.array([known.index(word) for word in words], dtype=np.int64)
+    return Series(x, lengths.astype(np.int64), y, known)
+
+
+def _some_of(series: Series, size: int | None) -> Series:
+    """Return at most ``size`` series, the same share of every class."""
+    if size is None or size >= len(series):
+        return series
+    return series.take(stratified_split(_labels(series), size / len(series)).valid)
+
+
+def _labels(series: Series) -> Any:
+    return np.zeros(len(series), np.int64) if series.y is None else series.y
+
+
+def _shorten(series: Series, length: int | None) -> Series:
+    if length is None or series.x.shape[1] <= length:
+        return series
+    return replace(series, x=series.x[:, :length], length=np.minimum(series.length, length))
+
+
+def _token_problem(settings: DataSettings) -> Problem:
+    task = settings.task
+    reader = Reader(task, _CLASSES[task], settings.length)
+    if settings.train is not None and settings.test is not None:
+        official = _read_tokens(task, settings.train, True)
+        test = _read_tokens(task, settings.test, True)
+    else:
+        official, test = _known_tokens(settings)
+    official, test = reader.cut(official), reader.cut(test)
+    official = _sample(official, settings.train_size)
+    test = _sample(test, settings.test_size)
+    split = stratified_split(official.labels, settings.valid, seed=settings.seed)
+    return Problem(official.select(split.train), official.select(split.valid), test, reader)
+
+
+def _sample(data: TokenSequences, size: int | None) -> TokenSequences:
+    """Return at most ``size`` sequences, the same share of every class."""
+    if size is None or size >= len(data):
+        return data
+    return data.select(stratified_split(data.labels, size / len(data)).valid)
+
+
+def _known_tokens(settings: DataSettings) -> tuple[TokenSequences, TokenSequences]:
+    sizes = {"train": settings.train_size or 10_000, "test": settings.test_size or 1_000}
+    # a handful is drawn before another process has started
+    workers = (os.cpu_count() or 1) if max(sizes.values()) > 5_000 else 1
+    if settings.task == "listops":
+        longest = settings.length or 2000
+        config = ListOpsConfig(min_length=min(500, max(longest // 4, 1)), max_length=longest)
+        return tuple_of(
+            generate_listops(n, split=part, seed=settings.seed, config=config, workers=workers)
+            for part, n in sizes.items()
+        )
+    if settings.task == "pathfinder":
+        return tuple_of(
+            generate_pathfinder(n, split=part, seed=settings.seed, workers=workers)
+            for part, n in sizes.items()
+        )
+    if "PRIMAL_DATA" not in os.environ:
+        raise UserError(
+            f"the task {settings.task} reads its files from the folder in the environment variable "
+            "PRIMAL_DATA, which is not set; or give data.train and data.test."
+        )
+    root = Path(os.environ["PRIMAL_DATA"])
+    if settings.task == "text":
+        return tuple_of(read_imdb(root / "text" / "imdb" / f"{p}.jsonl.xz") for p in sizes)
+    folder, limits = root / "vision" / "cifar-10", (settings.train_size, settings.test_size)
+    return tuple_of(
+        read_cifar10(folder / f"{p}_jpeg.npz", limit=limit)
+        for p, limit in zip(sizes, limits, strict=True)
+    )
+
+
+def tuple_of(parts: Any) -> tuple[TokenSequences, TokenSequences]:
+    """Return the training and the test part."""
+    train, test = parts
+    return train, test
+
+
+def _read_tokens(task: str, path: Path, labelled: bool) -> TokenSequences:
+    suffixes = path.suffixes
+    if task == "text" and ".jsonl" in suffixes:
+        return read_imdb(path)
+    if task == "listops" and ".tsv" in suffixes:
+        return read_listops(path)
+    if path.suffix == ".npz":
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            is_jpeg = "data" in file.files
+        return read_cifar10(path) if task == "image" and is_jpeg else TokenSequences.load(path)
+    if task not in ("text", "listops") or labelled:
+        kinds = {"text": ".jsonl with text and label", "listops": ".tsv"}.get(task, ".npz")
+        raise ValueError(f"labelled data of the task {task} are read from a {kinds}, or an .npz.")
+    lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+    if task == "listops":
+        return TokenSequences.pack([encode(line) for line in lines], [0] * len(lines))
+    rows = [encode_bytes(line) for line in lines]
+    return TokenSequences.pack(rows, [0] * len(lines), np.uint16)
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """Return names separated by commas, the first ones if there are many."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,139 @@
+"""``primal repro``: the published tables, computed here."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
+from primal_attention.cli.parsing import parse
+
+__all__ = ["main"]
+
+_STUDIES = {
+    "uea": "Table 1: accuracy on the UEA time series, by two protocols, and an ablation",
+    "longrange": "Long Range Arena: accuracy at equal processor time, with curves",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run a study; a stopped one continues where it was."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: primal repro STUDY [OPTIONS]\n\nstudies:")
+        for name, what in _STUDIES.items():
+            print(f"  {name:<10} {what}")
+        print(
+            "\nA study can be stopped at any time; the same command continues it.\n"
+            "primal repro STUDY --help tells its options. Time and memory on the shapes of Long\n"
+            "Range Arena: primal bench longrange."
+        )
+        return 0
+    if argv[0] not in _STUDIES:
+        raise UserError(
+            f"there is no study {argv[0]!r}.{did_you_mean(argv[0], _STUDIES)} "
+            f"Studies: {', '.join(_STUDIES)}."
+        )
+    return (_uea if argv[0] == "uea" else _longrange)(argv[1:])
+
+
+@dataclass(frozen=True)
+class Uea:
+    """Train what is missing of Table 1, and write it as CSV and Markdown."""
+
+    sets: tuple[str, ...] = ()
+    """Names of sets; by default all of the table."""
+    models: tuple[str, ...] = ()
+    """Columns: softmax, primal, primal-plus, dual, ours; by default all."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of parameters, batches and validation splits."""
+    root: Path | None = None
+    """Folder of the sets; by default uea in the folder of PRIMAL_DATA."""
+    out: Path = Path("outputs/uea")
+    """Folder of the tables and of what is done already."""
+    max_seconds: float | None = None
+    """Start nothing new after this time."""
+    ablation: bool = False
+    """The ablation instead of the table."""
+
+
+def _uea(argv: list[str]) -> int:
+    options = parse(Uea, argv, prog="primal repro uea")
+    import torch
+
+    from primal_attention.tasks.timeseries import list_series
+    from primal_attention.tasks.timeseries.repro import MODELS, SETS, ablate_uea, reproduce_uea
+
+    _known("set", options.sets, SETS)
+    _known("model", options.models, MODELS)
+    with told_as_mistake(""):
+        there = list_series(options.root)
+    missing = [name for name in options.sets or SETS if name not in there]
+    if missing:
+        raise UserError(
+            f"the folder of the sets lacks {', '.join(missing)}; name those to run with --sets."
+        )
+    torch.set_num_threads(1)  # batches this small only wait for a second thread
+    sets = options.sets or None
+    if options.ablation:
+        ablate_uea(
+            sets,
+            seeds=options.seeds,
+            root=options.root,
+            out=options.out,
+            max_seconds=options.max_seconds,
+        )
+    else:
+        reproduce_uea(
+            sets,
+            options.models or None,
+            seeds=options.seeds,
+            root=options.root,
+            out=options.out,
+            max_seconds=options.max_seconds,
+        )
+    print(f"Saved the tables in {options.out}")
+    return 0
+
+
+def _longrange(argv: list[str]) -> int:
+    import torch
+
+    from primal_attention.tasks.longrange.compare import Comparison, reproduce_longrange
+
+    @dataclass(frozen=True)
+    class LongRange(Comparison):
+        """Train every model on every task for the same time; write accuracies and curves."""
+
+        out: Path = Path("outputs/longrange")
+        """Folder of the results; what is there already is not done again."""
+        data: Path | None = None
+        """Folder with text/imdb and vision/cifar-10; by default that of PRIMAL_DATA."""
+
+    with told_as_mistake(""):
+        options = parse(LongRange, argv, prog="primal repro longrange")
+    root = options.data or (
+        Path(os.environ["PRIMAL_DATA"]) if "PRIMAL_DATA" in os.environ else None
+    )
+    needed = [t for t in options.tasks if t != "listops"]
+    if needed and (root is None or not root.is_dir()):
+        raise UserError(
+            f"{' and '.join(needed)} are read from a folder: set PRIMAL_DATA, give --data, or run "
+            "--tasks listops, which is drawn."
+        )
+    torch.set_num_threads(1)  # processor seconds of one core are what is compared
+    comparison = Comparison(**{f.name: getattr(options, f.name) for f in fields(Comparison)})
+    reproduce_longrange(
+        options.out, comparison, data=root, progress=lambda line: print(f"  … {line}", flush=True)
+    )
+    print(f"Saved accuracy.csv, curves.csv and curves.png in {options.out}")
+    return 0
+
+
+def _known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    words = list(known)
+    for name in names:
+        if name not in words:
+            raise UserError(
+                f"there is no {kind} {name!r}.{did_you_mean(name, words)} "
+                f"There are: {', '.join(words)}."
+            )

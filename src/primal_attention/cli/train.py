@@ -1,0 +1,122 @@
+"""``primal train``: the models of a recipe, a table, spectra and a report."""
+
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from primal_attention.cli.mistakes import UserError, told_as_mistake
+from primal_attention.cli.parsing import parse
+from primal_attention.cli.recipes import (
+    build,
+    find_recipe,
+    read_recipe,
+    recipe_paths,
+    recipe_summary,
+    to_yaml,
+)
+from primal_attention.output import write_atomically
+
+if TYPE_CHECKING:
+    from primal_attention.cli.settings import TrainOptions
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    """Train what a recipe says, with the changes on the command line."""
+    if argv[:1] in (["--help"], ["-h"]):
+        print(_help())
+        return 0
+    if not argv or argv[0].startswith("-"):
+        raise UserError(f"which recipe? One of {', '.join(recipe_paths())}, or a YAML file.")
+    path = find_recipe(argv[0])
+    tree = read_recipe(path)
+
+    from primal_attention.cli.settings import Recipe, TrainOptions
+
+    with told_as_mistake(str(path), ValueError, TypeError, UserError):
+        recipe = build(Recipe, tree)
+    # the settings saved beside a run are a recipe too, and belong to its folder
+    is_run = path.name == "config.yaml"
+    name = path.resolve().parent.name if is_run else path.stem
+    default = TrainOptions(
+        **{f.name: getattr(recipe, f.name) for f in fields(Recipe)},
+        out=path.parent if is_run else Path("outputs") / name,
+    )
+    with told_as_mistake(""):
+        options = parse(TrainOptions, argv[1:], prog=f"primal train {argv[0]}", default=default)
+    _train(name, options)
+    return 0
+
+
+def _help() -> str:
+    recipes = recipe_paths()
+    width = max(map(len, recipes)) + 2
+    rows = "\n".join(f"  {name:<{width}}{recipe_summary(p)}" for name, p in recipes.items())
+    return (
+        "usage: primal train RECIPE [--resume] [--overwrite] [--out FOLDER] [SETTINGS]\n\n"
+        "Train the models of a recipe: a name, a YAML file, or the folder of an earlier run.\n"
+        "Every setting can be changed, as in --training.epochs 5 or --model.dim 32;\n"
+        "primal train RECIPE --help shows them all.\n\n"
+        f"recipes:\n{rows}"
+    )
+
+
+def _train(name: str, options: "TrainOptions") -> None:
+    import torch
+
+    from primal_attention.cli.experiment import Run, table, train_model, write_report
+    from primal_attention.cli.problems import load_problem
+    from primal_attention.training import CheckpointError, NonFiniteLossError
+
+    recipe, out = options.recipe, options.out
+    _make_room(options)
+    settings = to_yaml(recipe)
+    print(settings, flush=True)
+    torch.set_num_threads(recipe.threads)
+    problem = load_problem(recipe.data)
+    with told_as_mistake(""):
+        write_atomically(out / "config.yaml", settings)
+    run = Run(name, recipe, problem, out, options.resume)
+    results = []
+    for attention in recipe.names:
+        print(f"Training {attention} …", flush=True)
+        with told_as_mistake(attention, CheckpointError, NonFiniteLossError):
+            results.append(train_model(run, attention))
+    write_report(run, results)
+    rows = table(results)
+    _print_table(name, rows)
+    print(f"Saved report.html, result.csv and the models in {out}")
+
+
+def _make_room(options: "TrainOptions") -> None:
+    """See that the folder is free for a new run, or holds the one to continue."""
+    out, names = options.out, options.names
+    if options.resume and options.overwrite:
+        raise UserError("--resume and --overwrite exclude each other.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; --out names a folder.")
+    there = [name for name in names if (out / name / "checkpoints").is_dir()]
+    if options.overwrite:
+        for name in there:
+            shutil.rmtree(out / name)
+    elif there and not options.resume:
+        raise UserError(
+            f"{out} already holds a run ({', '.join(there)}); add --resume to continue it, "
+            "--overwrite to start anew, or --out for another folder."
+        )
+    if options.resume and not there and (out / "config.yaml").exists():
+        print(f"Nothing to continue in {out}; starting.")
+
+
+def _print_table(title: str, rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title)
+    for i, head in enumerate(rows[0]):
+        shown.add_column(head, justify="right" if i else "left")
+    for row in rows[1:]:
+        shown.add_row(*row)
+    Console().print(shown)

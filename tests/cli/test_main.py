@@ -1,0 +1,133 @@
+"""Commands are found, answer fast, and tell mistakes in one sentence."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from primal_attention.cli import main as cli
+from primal_attention.cli.main import main
+from primal_attention.cli.mistakes import UserError, told_as_mistake
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "primal_attention.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["train", "--help"], ["eval", "--help"], ["predict", "--help"],
+     ["repro", "--help"], ["bench", "--help"], ["list"], ["info"], ["--version"], ["trian"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_and_lists_do_not_wait_for_torch(arguments):
+    code = (
+        "import sys; from primal_attention.cli.main import main\n"
+        f"main({arguments!r}); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_help_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("train", "eval", "predict", "bench", "repro", "list", "info"):
+        assert f"\n  {name} " in printed
+    assert main([]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_unknown_commands_and_options_suggest_the_nearest(fails):
+    assert "'trian'. Did you mean 'train'?" in fails("trian")
+    assert "Did you mean --names?" in fails("list", "--name")
+    assert "Expected one of" in fails("list", "recipe")
+    assert "'layer'. Did you mean 'layers'?" in fails("bench", "layer")
+
+
+def test_list_prints_recipes_and_attentions(capsys):
+    assert main(["list"]) == 0
+    printed = capsys.readouterr().out
+    assert "japanese-vowels" in printed
+    assert "primal-dual" in printed
+    assert main(["list", "attentions", "--names"]) == 0
+    assert "softmax\n" in capsys.readouterr().out
+
+
+def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeypatch):
+    assert main(["info"]) == 0
+    assert "torch" in capsys.readouterr().out
+    page = tmp_path / "page.md"
+    page.write_text("<!-- attentions: start -->\n<!-- attentions: end -->\n")
+    monkeypatch.setattr("primal_attention.cli.attentions._STORED", tmp_path / "stored.md")
+    assert main(["info", "--update", str(page)]) == 0
+    assert "`primal`" in page.read_text()
+    assert (tmp_path / "stored.md").read_text() in page.read_text()
+    capsys.readouterr()
+    page.write_text("nothing")
+    assert "no place for the table" in fails("info", "--update", str(page))
+    assert "No such file" in fails("info", "--update", str(tmp_path / "none.md"))
+
+
+def command(monkeypatch, error: BaseException) -> None:
+    def fail(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=fail))
+
+
+def test_internal_errors_keep_their_traceback(monkeypatch):
+    command(monkeypatch, ValueError("ours"))
+    with pytest.raises(ValueError, match="ours"):
+        main(["list"])
+
+
+def test_interruption_has_its_own_code(monkeypatch, capsys):
+    command(monkeypatch, KeyboardInterrupt())
+    assert main(["list"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_missing_package_names_the_extra(monkeypatch, fails):
+    command(monkeypatch, ModuleNotFoundError("No module named 'tyro'", name="tyro"))
+    assert "pip install 'primal-attention[cli]'" in fails("list")
+    command(monkeypatch, ImportError("Needs X: pip install 'primal-attention[train]'."))
+    assert "primal-attention[train]" in fails("list")
+    command(monkeypatch, ModuleNotFoundError("x", name="primal_attention.nothing"))
+    with pytest.raises(ModuleNotFoundError):
+        main(["list"])
+
+
+def test_mistakes_keep_to_one_line_and_name_the_place_once():
+    with pytest.raises(UserError, match=r"^f\.yaml: two lines$"), told_as_mistake("f.yaml"):
+        raise ValueError("two\n  lines")
+    with pytest.raises(UserError, match=r"^f\.yaml is odd$"), told_as_mistake("f.yaml"):
+        raise ValueError("f.yaml is odd")
+    with pytest.raises(KeyError), told_as_mistake("f.yaml"):
+        raise KeyError("not told")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m primal_attention.cli list | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("recipe")
+    assert done.stderr == ""
+
+
+def test_the_process_ends_with_the_code_of_the_command():
+    assert run("--version").returncode == 0
+    done = run("trian")
+    assert done.returncode == 2
+    assert done.stderr.startswith("primal: there is no command")
+
+
+def test_bench_runs_a_suite_and_tells_wrong_contestants(capsys, tmp_path):
+    arguments = ["bench", "--n", "8", "--shapes", "2x8", "--rank", "4", "--repeats", "1"]
+    arguments += ["--names", "primal,softmax", "--threads", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert "softmax" in capsys.readouterr().out
+    assert main(["bench", "layers", "--names", "softmx"]) == 2
+    assert "Did you mean 'softmax'?" in capsys.readouterr().err
+    assert main(["bench", "--repeats", "0"]) == 2

@@ -1,0 +1,58 @@
+"""The report opens in a real browser: every picture is decoded, nothing complains."""
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000"),
+)
+
+
+def browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_a_browser_shows_the_whole_report(series_run, tmp_path):
+    # a copy that writes what the browser made of the pictures into its own document
+    probe = (
+        "<script>addEventListener('load', () => {"
+        "const pictures = [...document.images].map(i => i.complete && i.naturalWidth);"
+        "document.body.dataset.pictures = pictures.join(' ');"
+        "const wide = document.documentElement.scrollWidth > innerWidth;"
+        "document.body.dataset.wide = wide; });</script></head>"
+    )
+    text = (series_run / "report.html").read_text("utf-8")
+    assert "<script" not in text
+    page = tmp_path / "report.html"
+    page.write_text(text.replace("</head>", probe, 1), "utf-8")
+    shot = tmp_path / "shot.png"
+    done = browse(page, tmp_path / "dom", "--dump-dom", "--window-size=1150,2400")
+    widths = re.search(r'data-pictures="([^"]*)"', done.stdout)
+    assert widths, "the page did not finish loading"
+    assert len(widths[1].split()) == text.count("<img ") == 4
+    assert all(int(width) > 500 for width in widths[1].split())
+    assert 'data-wide="false"' in done.stdout
+    assert "CONSOLE" not in done.stderr
+    for heading in ("Result", "Curves", "Confusion", "Spectra", "KSVD diagnostics"):
+        assert f">{heading}</h2>" in done.stdout
+    browse(page, tmp_path / "png", f"--screenshot={shot}", "--window-size=1150,2400")
+    assert struct.unpack(">II", shot.read_bytes()[16:24]) == (1150, 2400)
+    assert shot.stat().st_size > 50_000
+
+
+def test_the_report_loads_nothing_from_elsewhere(series_run):
+    text = (series_run / "report.html").read_text("utf-8")
+    assert not re.search(r"(src|href)=\"(?!data:|#)", text)
+    for words in ("test accuracy", "lr: 0.01", "torch:", "untrained"):
+        assert words in text

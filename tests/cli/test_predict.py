@@ -1,0 +1,148 @@
+"""A file in, a file out; broken and foreign files get one sentence."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from primal_attention.cli.main import main
+from primal_attention.tasks.timeseries import read_ts
+
+from .conftest import write_ts
+
+
+def test_predictions_follow_the_file_and_agree_with_the_score(series_run, series_recipe, capsys):
+    test = series_recipe.parent / "test.ts"
+    assert main(["predict", str(series_run / "primal"), str(test), "--out", "p.csv"]) == 0
+    rows = list(csv.DictReader(Path("p.csv").read_text("utf-8").splitlines()))
+    assert [row["index"] for row in rows] == [str(i) for i in range(10)]
+    for row in rows:
+        assert float(row["p(down)"]) + float(row["p(up)"]) == pytest.approx(1, abs=1e-5)
+        assert row["class"] == ("up" if float(row["p(up)"]) > 0.5 else "down")
+    capsys.readouterr()
+    arguments = ["eval", str(series_run / "primal"), "--data", str(test), "--out", "e.json"]
+    assert main(arguments) == 0
+    assert "accuracy" in capsys.readouterr().out
+    found = json.loads(Path("e.json").read_text("utf-8"))
+    truth = read_ts(test)
+    hits = [row["class"] == truth.classes[y] for row, y in zip(rows, truth.y, strict=True)]
+    assert found["accuracy"] == pytest.approx(np.mean(hits))
+    assert main(["eval", str(series_run / "primal"), "--out", "again.json"]) == 0
+    again = json.loads(Path("again.json").read_text("utf-8"))
+    assert again["confusion"] == found["confusion"]
+
+
+def test_batches_labels_and_formats_change_no_prediction(series_run, tmp_path):
+    model = str(series_run / "primal")
+    write_ts(tmp_path / "labelled.ts", 7, 3)
+    write_ts(tmp_path / "bare.ts", 7, 3, labels=False)
+    series = read_ts(tmp_path / "labelled.ts")
+    np.savez(tmp_path / "plain.npz", X=series.x, length=series.length)
+    np.savez(
+        tmp_path / "parts.npz",
+        X_test=series.x, len_test=series.length, y_test=series.y, classes=np.array(["a", "b"]),
+    )  # fmt: skip
+    found = []
+    for file in ("labelled.ts", "bare.ts", "plain.npz", "parts.npz"):
+        assert main(["predict", model, file, "--out", "p.jsonl", "--batch-size", "3"]) == 0
+        found.append([json.loads(line) for line in Path("p.jsonl").read_text("utf-8").splitlines()])
+    assert len(found[0]) == 7
+    assert found[1:] == found[:1] * 3
+
+
+def test_texts_are_read_line_by_line(text_run, tmp_path):
+    (tmp_path / "new.txt").write_text("good good\n\nbad bad é\n", encoding="utf-8")
+    assert main(["predict", str(text_run / "primal"), "new.txt", "--out", "p.csv"]) == 0
+    assert len(Path("p.csv").read_text("utf-8").splitlines()) == 3
+
+
+def test_files_that_cannot_be_read_are_told(series_run, text_run, fails, tmp_path):
+    model = series_run / "primal"
+    write_ts(tmp_path / "three.ts", 3, 0, channels=3)
+    np.savez(tmp_path / "whole.npz", X=np.zeros((2, 5, 2)))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:60])
+    np.savez(tmp_path / "other.npz", weights=np.zeros(3))
+    np.savez(tmp_path / "objects.npz", X=np.array([{}], dtype=object))
+    np.savez(tmp_path / "flat.npz", X=np.zeros((2, 5)))
+    np.savez(tmp_path / "empty.npz", X=np.zeros((0, 5, 2)))
+    (tmp_path / "noise.ts").write_bytes(bytes(range(256)))
+    (tmp_path / "empty.ts").write_text("")
+    cases = {
+        "none.ts": "there is no file",
+        "three.ts": "3 channels",
+        "cut.npz": "cut.npz",
+        "other.npz": "lacks the arrays",
+        "objects.npz": "objects.npz",
+        "flat.npz": "[cases, time, channels]",
+        "empty.npz": "no series",
+        "noise.ts": "noise.ts",
+        "empty.ts": "holds no series",
+        ".": "there is no file",
+    }
+    for name, message in cases.items():
+        told = fails("predict", model, tmp_path / name, "--out", tmp_path / "p.csv")
+        assert message in told, name
+    assert not (tmp_path / "p.csv").exists()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "blank.txt").write_text("\n\n")
+    for name in ("latin.txt", "blank.txt"):
+        assert name in fails("predict", text_run / "primal", tmp_path / name)
+
+
+def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_path):
+    model = series_run / "primal"
+    write_ts(tmp_path / "bare.ts", 4, 0, labels=False)
+    assert "has no labels" in fails("eval", model, "--data", tmp_path / "bare.ts")
+    text = tmp_path / "left.ts"
+    write_ts(text, 4, 0)
+    text.write_text(text.read_text().replace("up", "left"))
+    assert "left" in fails("eval", model, "--data", text)
+    (tmp_path / "new.txt").write_text("good\n")
+    told = fails("eval", text_run / "primal", "--data", tmp_path / "new.txt")
+    assert "read from a .jsonl" in told
+    (tmp_path / "bad.jsonl").write_text('{"text": "x", "label": 7}\n')
+    told = fails("eval", text_run / "primal", "--data", tmp_path / "bad.jsonl")
+    assert "labels must be from 0 to 1" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model/model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-50]), "truncated"),
+        ("model/model.safetensors", lambda p: p.write_bytes(b"not weights"), "safetensors"),
+        ("model/model.safetensors", lambda p: p.unlink(), "missing"),
+        ("model/config.json", lambda p: p.write_text("{"), "damaged"),
+        ("model/config.json", lambda p: p.write_text('{"model_type": "bert"}'), "save_pretrained"),
+        ("model/config.json", lambda p: p.write_text(p.read_text().replace("16", "8")), "belong"),
+        ("reader.json", lambda p: p.write_text("[1"), "reader.json is damaged"),
+        ("reader.json", lambda p: p.write_text('{"task": "music", "classes": []}'), "music"),
+        ("reader.json", lambda p: p.write_text('{"colour": 1}'), "damaged"),
+        ("reader.json", lambda p: p.write_text(p.read_text().replace('"up"', '"a","b"')), "belong"),
+        ("reader.json", lambda p: p.unlink(), "not the folder of a model"),
+        ("model", lambda p: shutil.rmtree(p), "no finished model"),
+    ],
+)  # fmt: skip
+def test_broken_and_foreign_models_are_told(
+    series_run, series_recipe, fails, tmp_path, name, change, message
+):
+    model = shutil.copytree(series_run / "primal", tmp_path / "model")
+    change(model / name)
+    assert message in fails("predict", model, series_recipe.parent / "test.ts")
+
+
+def test_wrong_folders_and_outputs_are_told(series_run, series_recipe, fails, tmp_path):
+    test = series_recipe.parent / "test.ts"
+    assert "there is no folder" in fails("predict", tmp_path / "none", test)
+    assert f"Did you mean {series_run / 'primal'}?" in fails("predict", series_run, test)
+    assert "there is no folder" in fails("eval", tmp_path / "none")
+    model = series_run / "primal"
+    assert ".csv or .jsonl" in fails("predict", model, test, "--out", "p.xlsx")
+    assert "would replace" in fails("predict", model, "a.csv", "--out", "a.csv")
+    assert "at least 1" in fails("predict", model, test, "--batch-size", "0")
+    assert ".json" in fails("eval", model, "--out", "e.csv")
+    (tmp_path / "file").write_text("")
+    assert "file" in fails("predict", model, test, "--out", tmp_path / "file" / "p.csv")
+    assert "Missing" in fails("predict", model)

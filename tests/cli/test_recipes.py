@@ -1,0 +1,120 @@
+"""A recipe is what runs: strict keys, checked values, and a file that reads back."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from primal_attention.cli.mistakes import UserError
+from primal_attention.cli.recipes import (
+    build,
+    find_recipe,
+    read_recipe,
+    recipe_paths,
+    recipe_summary,
+    to_yaml,
+)
+from primal_attention.cli.settings import DataSettings, ModelSettings, Recipe
+from primal_attention.models import EncoderConfig
+from primal_attention.tasks.longrange.settings import LRA, model_config, training_config
+from primal_attention.training import TrainingConfig
+
+
+@pytest.mark.parametrize("name", recipe_paths())
+def test_recipes_of_the_library_are_valid_commented_and_read_back(name):
+    path = recipe_paths()[name]
+    recipe = build(Recipe, read_recipe(path))
+    assert build(Recipe, yaml.safe_load(to_yaml(recipe))) == recipe
+    assert path.read_text("utf-8").startswith("# ")
+    assert 10 < len(recipe_summary(path)) < 110
+
+
+@pytest.mark.parametrize("task", ["listops", "text", "image", "pathfinder"])
+def test_recipes_of_the_long_range_arena_are_the_published_settings(task):
+    recipe = build(Recipe, read_recipe(recipe_paths()[f"lra-{task}"]))
+    inputs = {"vocab_size": LRA[task].vocab_size}
+    assert recipe.model.config(LRA[task].num_classes, inputs) == model_config(task, "primal")
+    assert recipe.training == training_config(task, "primal")
+    assert recipe.data.task == task
+
+
+def test_the_model_of_a_recipe_is_the_encoder_of_the_library():
+    model = ModelSettings(dim=32, attention_options={"rank": 4})
+    config = model.config(9, {"num_features": 12})
+    assert config == EncoderConfig(
+        num_classes=9, num_features=12, dim=32, attention_options={"rank": 4}
+    )
+    assert {f.name for f in fields(ModelSettings)} == {f.name for f in fields(EncoderConfig)}
+    twin = model.named("softmax")
+    assert (twin.attention, twin.attention_options, twin.dim) == ("softmax", {}, 32)
+    assert model.named("primal") is model
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({}, "setting data is missing"),
+        ({"data": {}, "trainning": {}}, "no setting trainning. Did you mean 'training'"),
+        ({"data": {"tsak": "text"}}, "no setting data.tsak. Did you mean 'task'"),
+        ({"data": {}, "model": {"num_classes": 3}}, "no setting model.num_classes"),
+        ({"data": {}, "training": {"epochs": "many"}}, "training.epochs must be a whole number"),
+        ({"data": {}, "training": {"epochs": True}}, "training.epochs must be a whole number"),
+        ({"data": {}, "training": {"lr": "fast"}}, "training.lr must be a number, got 'fast'"),
+        ({"data": {}, "training": {"epochs": 0}}, "training: epochs must be at least 1"),
+        ({"data": {}, "training": {"clip": "x"}}, "training.clip must be a number or null"),
+        ({"data": {"task": "music"}}, "data.task must be one of timeseries, text"),
+        ({"data": 3}, "data must hold `key: value` settings, got 3"),
+        ({"data": {}, "model": {"attention": "primel"}}, "Did you mean 'primal'"),
+        ({"data": {}, "compare": ["sofmax"]}, "Did you mean 'softmax'"),
+        ({"data": {}, "compare": "softmax"}, "compare must be a list of a word"),
+        ({"data": {"train": "x.ts"}}, "train and test are given together"),
+        ({"data": {"valid": 1.5}}, "valid must be a share between 0 and 1"),
+    ],
+)
+def test_wrong_settings_name_themselves(tree, message):
+    with pytest.raises(UserError) as caught:
+        build(Recipe, tree)
+    assert message in str(caught.value)
+
+
+def test_values_arrive_as_the_dataclass_wants_them():
+    tree = {"epochs": 3, "lr": "1e-3", "clip": None, "optimizer": "radam"}
+    assert build(TrainingConfig, tree) == TrainingConfig(
+        epochs=3, lr=1e-3, clip=None, optimizer="radam"
+    )
+    data = build(DataSettings, {"train": "a.ts", "test": "b.ts"})
+    assert data.train == Path("a.ts")
+    model = build(ModelSettings, {"primal_layers": [0, 1], "num_layers": 3})
+    assert model.primal_layers == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\na: 2\n", "key 'a' is given twice, last in line"),
+        ("a: [1\n", "is not readable as YAML"),
+        ("- 1\n", "must hold settings"),
+        ("", "must hold settings"),
+        ("\x00", "is not readable as YAML"),
+    ],
+)
+def test_broken_files_are_told(tmp_path, text, message):
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_recipe(path)
+
+
+def test_recipes_are_found_by_name_by_file_and_by_run(tmp_path):
+    assert find_recipe("japanese-vowels").name == "japanese-vowels.yaml"
+    file = tmp_path / "config.yaml"
+    file.write_text("data: {}\n")
+    assert find_recipe(str(file)) == file
+    assert find_recipe(str(tmp_path)) == file
+    for name, message in (
+        ("japanese-vowel", "Did you mean 'japanese-vowels'"),
+        (str(tmp_path / "none.yaml"), "there is no file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_recipe(name)

@@ -1,0 +1,63 @@
+"""Studies run from the command line, and tell what they lack before they start."""
+
+import csv
+
+import pytest
+
+from primal_attention.cli.main import main
+
+from .conftest import write_ts
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "uea" / "BasicMotions"
+    folder.mkdir(parents=True)
+    write_ts(folder / "BasicMotions_TRAIN.ts", 12, 0)
+    write_ts(folder / "BasicMotions_TEST.ts", 6, 1)
+    return tmp_path / "uea"
+
+
+def test_studies_are_listed(capsys):
+    assert main(["repro"]) == 0
+    printed = capsys.readouterr().out
+    assert "uea" in printed
+    assert "longrange" in printed
+
+
+def test_mistakes_are_told_before_anything_is_trained(fails, root, tmp_path):
+    assert "Did you mean 'uea'?" in fails("repro", "uae")
+    assert "Did you mean 'NATOPS'?" in fails("repro", "uea", "--sets", "NATOP")
+    assert "Did you mean 'primal'?" in fails("repro", "uea", "--models", "primel")
+    assert "PRIMAL_DATA" in fails("repro", "uea")
+    assert "lacks" in fails("repro", "uea", "--root", root)
+    assert "is not a folder" in fails("repro", "uea", "--root", tmp_path / "none")
+    assert "--tasks listops" in fails("repro", "longrange")
+    assert "choose from" in fails("repro", "longrange", "--tasks", "lists")
+    assert "seconds must be positive" in fails("repro", "longrange", "--seconds", "0")
+
+
+def test_the_study_gets_what_was_asked_for(root, tmp_path, monkeypatch):
+    from primal_attention.tasks.timeseries import repro
+
+    asked = []
+    for name in ("reproduce_uea", "ablate_uea"):
+        monkeypatch.setattr(repro, name, lambda *a, **k: asked.append((a, k)))
+    shared = ["--sets", "BasicMotions", "--root", str(root), "--out", str(tmp_path / "o")]
+    assert main(["repro", "uea", *shared, "--models", "primal", "--seeds", "0", "4"]) == 0
+    assert main(["repro", "uea", *shared, "--ablation", "--max-seconds", "9"]) == 0
+    places = {"root": root, "out": tmp_path / "o"}
+    assert asked == [
+        ((("BasicMotions",), ("primal",)), {"seeds": (0, 4), **places, "max_seconds": None}),
+        ((("BasicMotions",),), {"seeds": (0, 1, 2), **places, "max_seconds": 9.0}),
+    ]
+
+
+def test_models_are_compared_at_equal_time(tmp_path):
+    arguments = ["--tasks", "listops", "--variants", "dual", "--seconds", "0.2"]
+    arguments += ["--num-train", "8", "--num-valid", "4", "--num-test", "4", "--epoch-steps", "2"]
+    arguments += ["--batch-size", "2", "--out", str(tmp_path)]
+    assert main(["repro", "longrange", *arguments]) == 0
+    text = (tmp_path / "accuracy.csv").read_text()
+    rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
+    assert [row["variant"] for row in rows] == ["dual"]
