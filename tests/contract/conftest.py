@@ -29,6 +29,33 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "primal": ({"rank": 3}, {"rank": 3, "codes": "table"}, {"rank": 3, "regularizer": "balance"}),
     "primal-static": ({"rank": 3, "decay": 0.9}, {"rank": 3, "regularizer": "kkt"}),
     "primal-dual": ({"rank": 3}, {"rank": 3, "regularizer": "kkt"}),
+    "cosformer": ({"power": 1},),
+    "kernelized": ({"position": "grid", "width": 3, "window": 2},),
+}
+# the same, in the slow run only
+SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "cosformer": ({"horizon": 3},),
+    "favor": ({"antithetic": True, "num_features": 6},),
+    "gaussian": ({"normalize": False}, {"qk_norm": True}),
+    "kernelized": ({"window": 2, "temperature": True},),
+    "kernelized-log": ({"num_features": 4, "temperature": True},),
+    "linformer": ({"num_projections": 4},),
+    "nystromformer": ({"num_landmarks": 4, "kernel_size": 3},),
+    "primal-relative": ({"rank": 3, "window": 2},),
+    "schoenbat": (
+        {"kernel": "inverse"},
+        {"kernel": "logi", "post": "power"},
+        {"kernel": "sqrt", "temperature": 0.5},
+        {"kernel": "trigh"},
+        {"kernel": (1.0, 1.0, 0.5)},
+    ),
+    "skyformer": (
+        {"num_landmarks": 4, "landmarks": "kmeans"},
+        {"num_landmarks": 4, "landmarks": "segments", "qk_norm": True},
+        {"num_landmarks": 4, "inverse": "schulz", "normalize": False},
+        {"num_landmarks": 4, "inverse": "published", "normalize": False, "ridge": 0.1},
+    ),
+    "skyformer-learned": ({"num_landmarks": 4, "window": 3, "normalize": False},),
 }
 QUICK = {"linear", "primal", "softmax"}
 """Mechanisms whose ``plain_case`` belongs to every run; the others' are slow."""
@@ -49,6 +76,7 @@ class Case:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
     mode: str = "full"
+    is_slow: bool = False
 
     def __str__(self) -> str:
         return "-".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
@@ -87,14 +115,16 @@ class Case:
 
 def _rows(needs: dict[str, bool]) -> list[Case]:
     return [
-        Case(name, options)
+        Case(name, options, is_slow=options in SLOW_VARIANTS.get(name, ()))
         for name in list_attentions(**needs)
-        for options in ({}, *VARIANTS.get(name, ()))
+        for options in ({}, *VARIANTS.get(name, ()), *SLOW_VARIANTS.get(name, ()))
     ]
 
 
 MODE_ROWS = [
-    Case(row.name, row.options, mode) for mode, needs in MODES.items() for row in _rows(needs)
+    Case(row.name, row.options, mode, row.is_slow)
+    for mode, needs in MODES.items()
+    for row in _rows(needs)
 ]
 PLAIN_ROWS = [
     Case(name, mode="masked" if attention_entry(name).capabilities.padding else "full")
@@ -110,7 +140,10 @@ ROWS = {
     "plain_case": PLAIN_ROWS,
     "mode_case": MODE_ROWS,
     "graph_case": [
-        row for row in MODE_ROWS if "masked" in row.mode or not row.capabilities.padding
+        row
+        for row in MODE_ROWS
+        if ("masked" in row.mode or not row.capabilities.padding)
+        and not (row.is_slow and "cross" in row.mode)
     ],
     "core_case": [
         row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)
@@ -123,7 +156,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if argument in metafunc.fixturenames:
             several = argument in ("mode_case", "core_case", "graph_case")
             ids = [f"{row}-{row.mode}" if several else str(row) for row in rows]
-            slow = [argument == "plain_case" and row.name not in QUICK for row in rows]
+            slow = [
+                row.is_slow or (argument == "plain_case" and row.name not in QUICK) for row in rows
+            ]
             marks = [pytest.mark.slow if late else () for late in slow]
             values = [pytest.param(r, marks=m) for r, m in zip(rows, marks, strict=True)]
             metafunc.parametrize(argument, values, ids=ids)

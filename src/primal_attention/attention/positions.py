@@ -125,7 +125,10 @@ class RelativePosition(nn.Module):
             c = self.weight(_lags(q.shape[2], k.shape[2], q.device))
             return toeplitz_sums(q, k, v, c, is_causal=is_causal)
         at_q, at_k = (self.places(torch.arange(t.shape[2], device=t.device)) for t in (q, k))
-        n, m = (s + (s - 1) // self.width * (self.width - 1) for s in (q.shape[2], k.shape[2]))
+        n, m = (
+            s + torch.sym_max(s - 1, 0) // self.width * (self.width - 1)
+            for s in (q.shape[2], k.shape[2])
+        )
         q, k, v = _spread(q, at_q, n), _spread(k, at_k, m), _spread(v, at_k, m)
         c = self.weight(_lags(n, m, q.device))
         return toeplitz_sums(q, k, v, c, is_causal=is_causal).index_select(2, at_q)
