@@ -20,8 +20,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import conv2d, pad, scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
+from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.primal import even_indices
 
@@ -475,18 +476,14 @@ def token_convolution(
     """
     n, taps = x.shape[2], weight.shape[1]
     half = taps // 2
-    if torch.compiler.is_compiling():
-        return conv2d(x, weight[:, None, :, None], padding=(half, 0), groups=x.shape[1])
-    block = max(_BLOCK, taps - 1)
-    groups = -(-n // block)
-    after = (groups + 1) * block - n - half
-    blocks = pad(x, (0, 0, half, after)).unflatten(2, (groups + 1, block))
-    pairs = torch.cat([blocks[:, :, :-1], blocks[:, :, 1:]], dim=3)  # [b h g 2i d]
+    blocks = to_chunks(pad(x, (0, 0, half, half)), max(_BLOCK, taps - 1))  # [b h g i d]
+    block = blocks.shape[3]
+    pairs = torch.cat([blocks, pad(blocks, (0, 0, 0, 0, 0, 1))[:, :, 1:]], dim=3)
     at = torch.arange(block, device=x.device)
     tap = torch.arange(2 * block, device=x.device) - at[:, None]
     inside = (tap >= 0) & (tap < taps)
     band = torch.where(inside, weight[:, tap.clamp(0, taps - 1)], 0.0)  # [h i 2i]
-    return torch.einsum("hij,bhgjd->bhgid", band, pairs).flatten(2, 3)[:, :, :n]
+    return from_chunks(torch.einsum("hij,bhgjd->bhgid", band, pairs), n)
 
 
 class WindowedNystrom(NamedTuple):
