@@ -333,8 +333,8 @@ class Standardizer:
 
     Example:
         >>> train = series_from_arrays(np.array([[1.0, np.nan, 3.0, 2.0]]))
-        >>> Standardizer.fit(train)(train).x.ravel().round(2).tolist()
-        [-1.22, 0.0, 1.22, 0.0]
+        >>> print(Standardizer.fit(train)(train).x.ravel().round(2))
+        [-1.22  0.    1.22  0.  ]
     """
 
     mean: NDArray[np.float64]
