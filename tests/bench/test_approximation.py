@@ -19,5 +19,5 @@ def test_the_command_prints_a_table_and_saves_it(tmp_path, capsys):
     assert main(["--dim", "8", "--tokens", "16", "--draws", "2", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert all(method in printed for method in METHODS)
-    assert (tmp_path / "errors.csv").read_text().startswith("# exp kernel, d=8, 16 tokens")
-    assert (tmp_path / "errors.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "approximation.csv").read_text().startswith("# exp kernel, d=8, 16 tokens")
+    assert (tmp_path / "approximation.png").read_bytes()[:4] == b"\x89PNG"

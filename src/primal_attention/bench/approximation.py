@@ -152,8 +152,10 @@ def main(argv: list[str] | None = None) -> int:
             table.append([f"{tau:.3f}", p, *errors, f"{found[0].from_average:.3f}"])
     print(markdown_table(["τ", "features", *METHODS, "exact to average"], table))
     facts = f"exp kernel, d={options.dim}, {options.tokens} tokens, {options.draws} draws, seed 0"
-    write_atomically(options.out / "errors.csv", to_csv([asdict(row) for row in rows], facts))
-    write_atomically(options.out / "errors.png", plot(rows))
+    write_atomically(
+        options.out / "approximation.csv", to_csv([asdict(row) for row in rows], facts)
+    )
+    write_atomically(options.out / "approximation.png", plot(rows))
     print(f"\n{facts}; saved to {options.out}/")
     return 0
 
