@@ -148,6 +148,35 @@ def test_rotary_decoders_learn_nothing_from_absolute_positions(name):
     assert (found[0] - found[1]).norm() <= tolerance * found[0].norm()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "primal-dual"])
+@torch.no_grad()
+def test_a_compiled_decoder_reads_and_steps_like_the_eager_one(name):
+    torch._dynamo.reset()
+    model = decoder(attention=name, positions="rotary")
+    forward = torch.compile(model, backend="aot_eager", fullgraph=True)
+    step = torch.compile(model.step, backend="aot_eager", fullgraph=True)
+    x = ids()
+    expected = model(x).logits
+    torch.testing.assert_close(forward(x).logits, expected, atol=1e-5, rtol=1e-4)
+    first, state = step(x[:, :5], model.init_state(2))
+    second, _ = step(x[:, 5:], state)
+    found = torch.cat([first, second], 1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_checkpointed_decoder_has_the_same_gradients():
+    x, grads = ids(), []
+    for checkpointing in (False, True):
+        model = decoder(
+            attention="primal-dual", positions="rotary", checkpointing=checkpointing
+        ).train()
+        loss = model(x).logits.square().mean() + pa.ksvd_loss(model)
+        loss.backward()
+        grads.append({k: p.grad for k, p in model.named_parameters()})
+    torch.testing.assert_close(grads[0], grads[1])
+
+
 @pytest.mark.raw
 @pytest.mark.parametrize(
     ("changes", "message"),

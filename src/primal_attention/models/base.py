@@ -44,6 +44,7 @@ class ModelOutput:
 
 torch.export.register_dataclass(ModelOutput)
 ClassifierOutput = ModelOutput
+"""What a classifier returns: logits ``[b classes]``."""
 
 
 class PretrainedModel(PublishesTerms):
