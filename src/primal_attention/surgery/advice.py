@@ -282,8 +282,8 @@ def advise(
         >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
         >>> data = [torch.randn(4, 12, 16) for _ in range(4)]
         >>> advice = advise(layer, data, attentions=["linear", "skyformer"], length=64)
-        >>> advice.layers
-        ['self_attn']
+        >>> [(fit.layer, fit.attention) for fit in advice.fits]
+        [('self_attn', 'linear'), ('self_attn', 'skyformer')]
     """
     if len(data) < 2:
         raise ValueError(f"advise needs at least two batches, got {len(data)}: fit on one, judge.")
