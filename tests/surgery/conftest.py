@@ -92,6 +92,7 @@ def same_as_before() -> Callable[[nn.Module], Callable[[], None]]:
         modes = {name: m.training for name, m in model.named_modules()}
         rng = torch.get_rng_state()
         config = getattr(model, "config", None)
+        configs = [(m, getattr(m, "config", None)) for m in model.modules()]
         settings = None if config is None else repr(sorted(vars(config).items(), key=str))
 
         def check() -> None:
@@ -103,6 +104,7 @@ def same_as_before() -> Callable[[nn.Module], Callable[[], None]]:
                 if value.device.type != "meta":
                     assert torch.equal(after[key], value), key
             if config is not None:
+                assert all(getattr(m, "config", None) is c for m, c in configs)
                 assert repr(sorted(vars(config).items(), key=str)) == settings
             assert torch.equal(torch.get_rng_state(), rng)
 

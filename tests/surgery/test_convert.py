@@ -172,6 +172,17 @@ def test_modes_and_frozen_weights_carry_over():
 
 
 @torch.no_grad()
+def test_models_that_share_a_config_do_not_share_a_conversion():
+    model = text("LlamaModel")
+    twin = type(model)(model.config).eval()
+    twin.load_state_dict(model.state_dict())
+    before = hidden(twin)
+    convert(model, SurgeryConfig("linear"))
+    assert torch.equal(hidden(twin), before)
+    assert not hasattr(twin.config, "primal_attention")
+
+
+@torch.no_grad()
 def test_a_copy_of_a_converted_model_lives_its_own_life():
     model = text("BertModel")
     convert(model, SurgeryConfig("linear"))

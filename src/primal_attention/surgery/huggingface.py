@@ -8,7 +8,7 @@ computes more than softmax attention is found out by the trial call that every c
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -281,20 +281,30 @@ class HuggingFace(Dialect):
         Where all layers of a config are converted, nobody needs a mask over pairs of tokens.
         """
         undo: list[Callable[[], None]] = []
+        replaced = {id(m) for m in modules.values()}
+        left = _own_configs(m for m in every.values() if id(m) not in replaced)
+        complete = _own_configs(modules.values()).keys() - left.keys()
+        own = _own_configs([*model.modules(), *modules.values()])
+        # models may share a config: this one gets its own, parts of parts copied together
+        mine = dict(zip(own, copy.deepcopy(list(own.values())), strict=True))
+        for module in model.modules():
+            before: Any = getattr(module, "config", None)
+            if id(before) in mine:
+                undo.append(partial(setattr, module, "config", before))
+                setattr(module, "config", mine[id(before)])  # noqa: B010 - not a Tensor or Module
+        for key in complete:
+            _register()
+            setattr(mine[key], _CHOICE, IMPLEMENTATION)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             config.primal_attention = conversion_record(model)
-            undo.append(partial(delattr, config, "primal_attention"))
-        configs = {id(c): c for m in modules.values() if (c := getattr(m, "config", None))}
-        replaced = {id(m) for m in modules.values()}
-        for config in configs.values():
-            rest = [m for m in every.values() if getattr(m, "config", None) is config]
-            before = getattr(config, _CHOICE, None)
-            if before is not None and all(id(m) in replaced for m in rest):
-                _register()
-                undo.append(partial(setattr, config, _CHOICE, before))
-                setattr(config, _CHOICE, IMPLEMENTATION)
         return undo
+
+
+def _own_configs(modules: Iterable[nn.Module]) -> dict[int, Any]:
+    """Return the configs of transformers among the modules' attributes, by identity."""
+    configs = (getattr(module, "config", None) for module in modules)
+    return {id(c): c for c in configs if hasattr(c, _CHOICE)}
 
 
 def _register() -> None:

@@ -163,7 +163,7 @@ class Converted(nn.Module):
     """
 
     dialect: str = ""
-    config: SurgeryConfig | None = None
+    settings: SurgeryConfig | None = None
     """What ``convert`` was asked for; ``None`` for layers that were built, not converted."""
 
     def __init__(
@@ -196,15 +196,15 @@ def converted_layers(model: nn.Module) -> dict[str, Converted]:
 
 def conversion_record(model: nn.Module) -> dict[str, Any] | None:
     """Return what JSON needs to know to convert a model in the same way; ``None`` if it was not."""
-    layers = {n: m for n, m in converted_layers(model).items() if m.config is not None}
-    config = next((m.config for m in layers.values()), None)
-    if config is None:
+    layers = {n: m for n, m in converted_layers(model).items() if m.settings is not None}
+    settings = next((m.settings for m in layers.values()), None)
+    if settings is None:
         return None
     rows = [
         {"name": n, "dialect": m.dialect, "dim": m.attention.dim, "heads": m.attention.num_heads}
         for n, m in layers.items()
     ]
-    return {"config": {**config.to_dict(), "layers": list(layers)}, "layers": rows}
+    return {"config": {**settings.to_dict(), "layers": list(layers)}, "layers": rows}
 
 
 def takes_rotary(attention: Attention) -> bool:
