@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 import torch
@@ -43,12 +44,12 @@ def test_the_demo_learns_which_speaker_it_is(tmp_path, capsys):
     assert (out / "spectra.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_a_stopped_run_continues_to_the_same_weights(series_recipe, tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_continues_to_the_same_weights(
+    series_recipe, series_run, tmp_path, monkeypatch
+):
     from primal_attention.cli import experiment
 
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main(["train", str(series_recipe), "--out", str(one)]) == 0
-
+    two = tmp_path / "two"
     real, seen = experiment.spectrum_summary, []
 
     def interrupt(spectra):
@@ -63,7 +64,7 @@ def test_a_stopped_run_continues_to_the_same_weights(series_recipe, tmp_path, mo
     assert not (two / "report.html").exists()
     # the folder of a run is a recipe: nothing needs to be said twice
     assert main(["train", str(two), "--resume"]) == 0
-    a, b = (load_file(f / "primal" / "model" / "model.safetensors") for f in (one, two))
+    a, b = (load_file(f / "primal" / "model" / "model.safetensors") for f in (series_run, two))
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert (two / "report.html").exists()
 
@@ -81,10 +82,10 @@ def test_a_folder_with_a_run_is_neither_replaced_nor_continued_unasked(
     assert "is a file" in fails("train", series_recipe, "--out", tmp_path / "file")
 
 
-def test_overwrite_starts_anew(series_recipe, tmp_path):
-    arguments = ["train", str(series_recipe), "--out", str(tmp_path / "run")]
-    assert main(arguments) == 0
-    assert main([*arguments, "--training.epochs", "1", "--overwrite"]) == 0
+def test_overwrite_starts_anew(series_run, tmp_path):
+    shutil.copytree(series_run, tmp_path / "run")
+    arguments = ["--training.epochs", "1", "--overwrite", "--compare"]
+    assert main(["train", str(tmp_path / "run"), *arguments]) == 0
     lines = (tmp_path / "run" / "primal" / "history.csv").read_text().splitlines()
     assert len(lines) == 2
 

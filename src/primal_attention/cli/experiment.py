@@ -33,8 +33,9 @@ from primal_attention.training import History, TrainingConfig, cross_entropy, ev
 
 __all__ = ["Result", "Run", "confusion", "standard_error", "train_model", "write_report"]
 
-_SAMPLE, _TOKENS = 128, 512
-"""Sequences, and tokens of each, on which spectra are measured."""
+_SEQUENCES, _TOKENS, _MATRIX = 128, 256, 4096
+"""Most sequences, tokens of each, and tokens of all on which spectra are measured: the time of a
+singular value decomposition grows with the cube of the length."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,12 @@ def confusion(
 def _sample(data: Dataset[Any], collate: Any) -> dict[str, Tensor]:
     """Return the inputs of some sequences, evenly taken, the beginnings of long ones."""
     total = len(data)  # type: ignore[arg-type]
-    chosen = range(0, total, -(-total // _SAMPLE))
+    chosen = range(0, total, -(-total // _SEQUENCES))
     batch = collate([data[i] for i in chosen])
-    return {key: value[:, :_TOKENS] for key, value in batch.items() if key != "labels"}
+    inputs = {key: value[:, :_TOKENS] for key, value in batch.items() if key != "labels"}
+    tokens = inputs["x"].shape[1]
+    step = -(-len(chosen) * tokens // _MATRIX)
+    return {key: value[:: max(step, 1)] for key, value in inputs.items()}
 
 
 def _peak_memory(build: Callable[[], nn.Module], problem: Problem, config: TrainingConfig) -> float:
@@ -201,9 +205,9 @@ _NOTES = (
 )
 _SPECTRA = (
     "Share of the sum of singular values that the first k hold, mean over {count} test sequences "
-    "and all heads; band: one standard deviation. Primal layers: of the kernel they induce. Other "
-    "layers: of the attention matrix. Dotted: the same layers before training; compare before "
-    "reading anything into a spectrum."
+    "(their first {tokens} tokens) and all heads; band: one standard deviation. Primal layers: of "
+    "the kernel they induce. Other layers: of the attention matrix. Dotted: the same layers before "
+    "training; compare before reading anything into a spectrum."
 )
 _DIAGNOSTICS = (
     "On validation sequences after every epoch. A squared KKT residual of 0 would mean that the "
@@ -236,8 +240,9 @@ def write_report(run: Run, results: Sequence[Result]) -> None:
     if measured:
         picture = to_png(plot_spectra(measured, {r.name: r.control for r in results}))
         write_atomically(out / "spectra.png", picture)
-        count = min(sizes[2], _SAMPLE)
-        report.section("Spectra").figure(picture, _SPECTRA.format(count=count))
+        count = next(iter(measured.values()))[0].singular_values.shape[0]
+        words = _SPECTRA.format(count=count, tokens=_TOKENS)
+        report.section("Spectra").figure(picture, words)
         diagnostics = _diagnostics(results)
         chosen = {r.name: r.history.best_epoch or 0 for r in results}
         report.section("KSVD diagnostics").figure(

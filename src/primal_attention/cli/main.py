@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``primal`` with these arguments, by default those of the process; return the exit code.
 
     Example:
-        >>> main(["list", "recipes", "--names"]) # doctest: +ELLIPSIS
-        japanese-vowels...
+        >>> main(["--version"])
+        primal-attention 0.1.0
         0
     """
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -34,7 +34,8 @@ def recipe_paths() -> dict[str, Path]:
     # in a checkout the folder stands beside src, in an installed package inside it
     folders = [package / "configs", package.parents[1] / "configs"]
     folder = next((f for f in folders if f.is_dir()), folders[0])
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    paths = {path.stem: path for path in folder.glob("*.yaml")}
+    return dict(sorted(paths.items()))
 
 
 def recipe_summary(path: Path) -> str:
