@@ -292,6 +292,8 @@ def test_the_package_imports_without_the_extra():
 
 
 @pytest.mark.slow
+# the compiler warns about calls inside itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_compiled_model_trains_like_the_eager_one():
     torch._dynamo.reset()
     train = Columns(x=torch.randn(16, 5, 3), labels=torch.arange(16) % 2)
