@@ -38,7 +38,7 @@ class FavorCore(KernelCore):
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
         """Return the kernel average of the values; zero for a row without keys."""
-        logs = self.features.log_features(q), self.features.log_features(k)
+        logs = self.features.log_features(q, up_to_rows=True), self.features.log_features(k)
         with full_precision(q):
             y = exponential_attention(*logs, v, key_mask=key_mask, is_causal=is_causal)
         return y.values.to(v.dtype)
@@ -60,7 +60,7 @@ class FavorCore(KernelCore):
     ) -> tuple[Float[Tensor, "b h t v"], State]:
         """Raise the maximum, scale the sums to it, add the new tokens and read."""
         sums, maximum = state.tensors
-        logs = self.features.log_features(q), self.features.log_features(k)
+        logs = self.features.log_features(q, up_to_rows=True), self.features.log_features(k)
         with full_precision(q):
             y, sums, maximum = exponential_attention(
                 *logs, v, key_mask=key_mask, is_causal=True, state=(sums, maximum)

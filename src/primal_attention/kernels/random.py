@@ -210,19 +210,26 @@ class PositiveFeatures(_Gaussian):
         self.num_features = num_features
         self._tilt = 0.0 if spread is None else _tilt(spread, dim)
 
-    def log_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
-        """Return the logarithm of the features, for sums that must not overflow."""
+    def log_features(
+        self, x: Float[Tensor, "*batch n d"], *, up_to_rows: bool = False
+    ) -> Float[Tensor, "*batch n p"]:
+        """Return the logarithm of the features, for sums that must not overflow.
+
+        Args:
+            x: Rows.
+            up_to_rows: Leave out the factor of each row, as the queries of a ratio may.
+        """
         with full_precision(x):
             x = unit(x) if self.normalize else wide(x)
             w = self.get_buffer("directions").to(x.dtype)
             root = math.sqrt(1 - 4 * self._tilt)
             level = 0.5 * self.dim * math.log(root) - 0.5 * math.log(self.num_features)
-            weight = self.scale if self.shape == "gaussian" else 0.5 * self.scale
-            energy = weight * x.square().sum(-1, keepdim=True) - level
             # factors go to the few directions, and what is subtracted goes in place: the features
             # are the largest tensor of the layer
             logs = x @ (root * self.scale**0.5 * w).transpose(-1, -2)
-            logs = logs.sub_(energy)
+            if not up_to_rows:
+                weight = self.scale if self.shape == "gaussian" else 0.5 * self.scale
+                logs = logs.sub_(weight * x.square().sum(-1, keepdim=True) - level)
             if self._tilt:
                 logs = logs.add_(self._tilt * w.square().sum(-1)[..., None, :])
             return logs
