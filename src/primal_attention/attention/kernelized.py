@@ -61,14 +61,18 @@ class KernelizedCore(Core):
             start = torch.full((num_heads,), math.log(math.expm1(1)), device=device, dtype=dtype)
             self.temperature = nn.Parameter(start)
 
-    def maps(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
-        """Return the features of unit rows, in float32 or better."""
+    def units(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """Return rows of length one, or of the root of the temperature, in float32 or better."""
         x = x.to(accumulator(x))
         x = x * (x.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
-        if self.temperature is not None:
-            heat = softplus(self.temperature.to(x.dtype)).clamp_max(_HOTTEST)
-            x = x * heat.sqrt()[:, None, None]
-        return self.features.query_features(x)
+        if self.temperature is None:
+            return x
+        heat = softplus(self.temperature.to(x.dtype)).clamp_max(_HOTTEST)
+        return x * heat.sqrt()[:, None, None]
+
+    def maps(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
+        """Return the features of unit rows."""
+        return self.features.query_features(self.units(x))
 
     def redraw_(self, generator: torch.Generator | None = None) -> None:
         """Draw new random features, in place; call it between training steps."""
