@@ -23,6 +23,13 @@ class WeightAverage:
     Args:
         model: The model to follow.
         decay: Share of the old average that an update keeps.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> average = WeightAverage(model, 0.999)
+        >>> average.update(model)  # after every optimiser step
+        >>> with average.applied(model):
+        ...     y = model(torch.ones(1, 2))
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -50,7 +50,12 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def create_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Return the optimiser of a configuration, over :func:`parameter_groups`."""
+    """Return the optimiser of a configuration, over :func:`parameter_groups`.
+
+    Example:
+        >>> type(create_optimizer(torch.nn.Linear(2, 2), TrainingConfig(optimizer="radam")))
+        <class 'torch.optim.radam.RAdam'>
+    """
     groups = [g for g in parameter_groups(model, config.weight_decay) if g["params"]]
     if not groups:
         raise ValueError("The model has no parameter that requires a gradient: nothing to train.")

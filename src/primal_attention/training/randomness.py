@@ -1,5 +1,6 @@
 """Seeds, and the state of every generator a run may draw from."""
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,15 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Leave the caller's random streams as they were, whatever happens inside."""
+    """Leave the caller's random streams as they were, whatever happens inside.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with isolated():
+        ...     _ = torch.rand(3)
+        >>> torch.get_rng_state().equal(before)
+        True
+    """
     before = random_state()
     try:
         yield
@@ -68,6 +77,8 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
+    # the matrix products of CUDA ask for it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark = torch.backends.cudnn.benchmark
