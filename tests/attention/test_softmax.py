@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from primal_attention.analysis.memory import PeakMemory
 from primal_attention.attention import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.functional import naive
 
@@ -93,3 +94,11 @@ def test_explicit_weights_may_be_dropped_in_training_only():
     assert torch.equal(layer.eval()(x), layer(x))
     with pytest.raises(ValueError, match="weight_dropout must be at least 0"):
         ExplicitSoftmaxAttention(12, 3, weight_dropout=1.0)
+
+
+def test_a_padding_mask_takes_no_memory_of_size_n_by_n():
+    n, attn = 512, SoftmaxAttention(8, 2)
+    x, keep = torch.randn(1, n, 8), torch.arange(n)[None] < 300
+    with PeakMemory() as memory:
+        attn(x, key_mask=keep)
+    assert memory.peak < n * n

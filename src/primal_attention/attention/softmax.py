@@ -37,8 +37,11 @@ class SoftmaxCore(Core):
         """Return the softmax average of the values; zero for a row without keys."""
         if key_mask is None:
             return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-        keep = key_mask[:, None, None, :].expand(-1, -1, q.shape[2], -1)
-        return self._masked(q, k, v, keep.tril() if is_causal else keep)
+        # one row for all queries: expanded, the fused kernel would copy it to n × m floats
+        keep = key_mask[:, None, None, :]
+        if is_causal:
+            keep = keep.expand(-1, -1, q.shape[2], -1).tril()
+        return self._masked(q, k, v, keep)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
         """Return an empty cache of keys, values and which of them are real."""
