@@ -1,8 +1,13 @@
-"""``python -m primal_attention.bench``: time and memory of attention layers, with a verdict."""
+"""``python -m primal_attention.bench``: time and memory of attention layers, with a verdict.
+
+``python -m primal_attention.bench family`` measures every registered attention with its error, and
+``python -m primal_attention.bench peers`` compares with the public packages.
+"""
 
 import argparse
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 
 from primal_attention.bench.allocator import keep_memory
@@ -37,6 +42,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the sweep, print tables and claims, save CSV, JSON and PNG."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] in (["family"], ["peers"]):
+        keep_memory()
+        return int(import_module(f"primal_attention.bench.{argv[0]}").main(argv[1:]))
     parser = _parser()
     options = vars(parser.parse_args(argv))
     threads, out = options.pop("threads"), options.pop("out")

@@ -1,15 +1,18 @@
-"""The picture of a sweep: time and memory against length."""
+"""The pictures of a sweep and of the family."""
 
-import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from primal_attention.analysis.report import to_png
 from primal_attention.bench.layers import Measurement
 
-__all__ = ["plot_sweep"]
+if TYPE_CHECKING:
+    from primal_attention.bench.family import Row
+
+__all__ = ["plot_family", "plot_sweep"]
 
 
-def plot_sweep(rows: Sequence[Measurement]) -> bytes:
-    """Return a PNG with one column per shape: step time above, memory kept for backward below."""
+def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
@@ -19,6 +22,12 @@ def plot_sweep(rows: Sequence[Measurement]) -> bytes:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
+    return plt
+
+
+def plot_sweep(rows: Sequence[Measurement]) -> bytes:
+    """Return a PNG with one column per shape: step time above, memory kept for backward below."""
+    plt = _pyplot()
     rows = [r for r in rows if r.mode == rows[0].mode]
     shapes = sorted({(r.heads, r.head_dim) for r in rows})
     names = list(dict.fromkeys(r.name for r in rows))
@@ -26,7 +35,7 @@ def plot_sweep(rows: Sequence[Measurement]) -> bytes:
         2, len(shapes), figsize=(5.5 * len(shapes), 7.5), sharex=True, squeeze=False
     )
     for column, (heads, head_dim) in enumerate(shapes):
-        for color, name in zip(matplotlib.color_sequences["tab10"] * 3, names, strict=False):
+        for color, name in zip(plt.get_cmap("tab10").colors * 3, names, strict=False):
             found = [r for r in rows if (r.name, r.heads) == (name, heads)]
             style = {"color": color, "marker": "o", "markersize": 3.5, "label": name}
             if name == "floor":
@@ -42,7 +51,66 @@ def plot_sweep(rows: Sequence[Measurement]) -> bytes:
     axes[1, 0].set_ylabel("kept for backward, MiB")
     axes[0, 0].legend(frameon=False, fontsize=9)
     figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
+    return _finish(figure, plt)
+
+
+def plot_family(rows: Sequence["Row"], n: int = 4096) -> bytes:
+    """Return a PNG: error against time at one length, and time against length.
+
+    Lines on the left join the sizes that a mechanism was measured with; what computes its own
+    definition has no error and stands below them.
+    """
+    plt = _pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6.2))
+    names = [name for name in dict.fromkeys(r.name for r in rows) if name != "floor"]
+    colors = plt.get_cmap("tab20").colors
+    style = {
+        name: {"color": colors[i % 20], "marker": "os^Dv"[i // 4 % 5], "markersize": 5}
+        for i, name in enumerate(names)
+    }
+    here = [r for r in rows if r.n == n and r.name != "floor"]
+    if not here:
+        here = [r for r in rows if r.n == max(row.n for row in rows) and r.name != "floor"]
+    errors = [r.error for r in here if r.error > 0]
+    ground = min(errors, default=1e-3) / 3
+    for name in names:
+        inexact = sorted(
+            (r for r in here if r.name == name and r.error > 0), key=lambda r: r.step_ms
+        )
+        if inexact:
+            points = [r.step_ms for r in inexact], [r.error for r in inexact]
+            left.loglog(*points, **style[name], label=name)
+        for r in here:
+            if r.name == name and not r.option and r.error == 0:
+                left.loglog([r.step_ms], [ground], **style[name], linestyle="none")
+                left.annotate(
+                    name,
+                    (r.step_ms, ground),
+                    rotation=55,
+                    fontsize=7.5,
+                    xytext=(2, 5),
+                    textcoords="offset points",
+                )
+        line = sorted((r for r in rows if (r.name, r.option) == (name, "")), key=lambda r: r.n)
+        right.loglog([r.n for r in line], [r.step_ms for r in line], **style[name], label=name)
+    floor = sorted((r for r in rows if r.name == "floor"), key=lambda r: r.n)
+    right.loglog([r.n for r in floor], [r.step_ms for r in floor], "k--", label="projections alone")
+    left.set_ylim(bottom=ground / 1.5)
+    left.set_title(f"error against time, {here[0].n:,} tokens; lowest row: exact")
+    left.set_xlabel("forward + backward, ms")
+    left.set_ylabel("relative error of the output")
+    right.set_title("time against length")
+    right.set_xlabel("tokens")
+    right.set_ylabel("forward + backward, ms")
+    left.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=7.5, ncol=2)
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    return _finish(figure, plt)
+
+
+def _finish(figure: Any, plt: Any) -> bytes:
+    image = to_png(figure)
     plt.close(figure)
-    return buffer.getvalue()
+    return image
