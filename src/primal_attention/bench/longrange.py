@@ -192,7 +192,10 @@ def measure(
                     writer.writerow({key: row.get(key, "") for key in _FIELDS})
                     file.flush()
                     rows.append(row)
-    return [r for r in rows if r["task"] in plan.tasks and r["name"] in names]
+    found = [r for r in rows if r["task"] in plan.tasks and r["name"] in names]
+    places = {name: place for place, name in enumerate((*plan.tasks, *names))}
+    # a continued file has its rows in the order of the runs
+    return sorted(found, key=lambda r: (places[r["task"]], places[r["name"]], r["round"]))
 
 
 _FIELDS = ("task", "name", "round", "n", "batch", "cpu_seconds", "peak_mb")
