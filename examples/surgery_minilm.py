@@ -91,7 +91,7 @@ def compare(embeddings: torch.Tensor, original: torch.Tensor) -> dict[str, float
 def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Add the rows of every conversion that is not there yet, writing after each."""
     model, tokenizer = minilm()
-    train = batches(tokenizer, imdb_sentences("train", 1024 if args.quick else 4096))
+    train = batches(tokenizer, imdb_sentences("train", 1024 if args.quick else 3200))
     held = batches(tokenizer, imdb_sentences("test", 96 if args.quick else 384))
     original = embed(model, held)
     names = list(MECHANISMS)[:1] if args.quick else list(MECHANISMS)
@@ -112,7 +112,11 @@ def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         spent = 0.0
         if training == "distilled":
             config = DistillConfig(
-                fit_batches=8, layer_steps=steps[0], end_steps=steps[1], objective="hidden"
+                fit_batches=8,
+                layer_steps=steps[0],
+                end_steps=steps[1],
+                objective="hidden",
+                save_every=10,
             )
             folder = f"minilm-{name}-{layers[label].replace(':', '-')}"
             where = (args.out if args.quick else ROOT / "outputs") / folder
@@ -125,15 +129,15 @@ def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 @torch.no_grad()
-def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return time and memory of the whole encoder, all layers converted, one sequence."""
+def speed(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Add time and memory of the whole encoder, all layers converted, writing after each."""
     model, _ = minilm()
     # the model knows 512 positions; time does not care that the others are made up
     model = type(model)(
         type(model.config)(**{**model.config.to_dict(), "max_position_embeddings": max(LENGTHS)})
     ).eval()
     names = ["softmax", "nystromformer", "skyformer", "favor", "linear", "primal-dual", "primal"]
-    rows = []
+    done = [(r["attention"], int(r["tokens"])) for r in rows]
     for name in names[:2] if args.quick else names:
         student = copy.deepcopy(model)
         if name != "softmax":
@@ -142,10 +146,12 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
                 options["num_landmarks"] = LANDMARKS
             convert(student, SurgeryConfig(name, options))
         for length in LENGTHS[:1] if args.quick else LENGTHS:
+            if (name, length) in done:
+                continue
             ids = torch.randint(1000, 20000, (1, length))
             rows.append({"attention": name, "tokens": length} | measure(partial(student, ids)))
             print(rows[-1], flush=True)
-    return rows
+            write_rows(args.out / "surgery_minilm_speed.csv", rows)
 
 
 def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]) -> str:
@@ -153,9 +159,8 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
     header = ["attention", "layers", "training", "cosine", "same nearest", "ten nearest",
               "cpu seconds"]  # fmt: skip
     table = markdown_table(header, [[r[h] for h in header] for r in quality_rows])
-    quick = markdown_table(
-        ["attention", "tokens", "seconds", "MB"], [list(r.values()) for r in speed_rows]
-    )
+    columns = ["attention", "tokens", "seconds", "MB"]
+    quick = markdown_table(columns, [[r[c] for c in columns] for r in speed_rows])
     return (
         "# A converted sentence encoder\n\n"
         "all-MiniLM-L6-v2 on 384 held-out sentences of IMDb (test split; 6 to 40 words), against "
@@ -182,10 +187,9 @@ def main() -> None:
     if args.only != "speed":
         quality(args, rows)
     times = read_rows(args.out / "surgery_minilm_speed.csv")
-    if args.only != "quality" and not times:
-        times = speed(args)
-        write_rows(args.out / "surgery_minilm_speed.csv", times)
-    if rows and times:
+    if args.only != "quality":
+        speed(args, times)
+    if rows:
         write_atomically(args.out / "surgery_minilm.md", summary(rows, times))
 
 
