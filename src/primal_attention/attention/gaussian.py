@@ -134,7 +134,7 @@ class GaussianAttention(MultiHeadAttention):
         dtype: Any = None,
     ) -> None:
         core = GaussianCore(
-            num_heads, normalize=normalize, qk_norm=qk_norm, device=device, dtype=dtype
+            max(num_heads, 1), normalize=normalize, qk_norm=qk_norm, device=device, dtype=dtype
         )
         super().__init__(
             dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype

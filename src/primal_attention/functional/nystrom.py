@@ -138,8 +138,8 @@ def gaussian_attention(
         k_ = torch.cat([k_, level, torch.zeros_like(level)], dim=-1)
         if not normalize:
             # the sink comes first and brings a query of its own, so that causal order holds
-            k_ = torch.cat([_sink(k_[:, :, :1]), k_], dim=2)
-            q_, v_ = pad(q_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
+            q_, k_, v_ = pad(q_, (0, 0, 1, 0)), pad(k_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
+            k_[:, :, 0, -1] = 1.0
             v_[:, :, 0, -1] = 1.0
             pair_mask = None if pair_mask is None else pad(pair_mask, (1, 0, 1, 0), value=True)
         gap = q_.shape[-1] - v_.shape[-1]
@@ -153,11 +153,6 @@ def gaussian_attention(
             y = y[:, :, 1:]
             return (y[..., :width] / y[..., width : width + 1]).to(v.dtype)
         return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
-
-
-def _sink(like: Tensor) -> Tensor:
-    zero = torch.zeros_like(like[..., :-1])
-    return torch.cat([zero, torch.ones_like(like[..., -1:])], dim=-1)
 
 
 def _drop_empty_rows(
