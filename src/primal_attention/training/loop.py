@@ -431,7 +431,8 @@ def _accelerator() -> Any:
         raise ImportError(
             "Training needs accelerate: pip install 'primal-attention[train]'."
         ) from error
-    accelerator = Accelerator(mixed_precision="no")
+    # told of the CPU, accelerate joins the processes of torchrun there too; else each trains alone
+    accelerator = Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         raise ValueError(
             f"fit trains data parallel, got an accelerate configuration for "
