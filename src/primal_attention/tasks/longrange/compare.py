@@ -39,7 +39,7 @@ class Comparison:
     """Tasks: listops, text, image."""
     variants: tuple[str, ...] = _VARIANTS
     """Models: softmax, primal, primal+, dual."""
-    seconds: float = 60.0
+    seconds: float = 420.0
     """Processor seconds of training for each model on each task."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of parameters and of the order of the data."""
@@ -47,13 +47,13 @@ class Comparison:
     """Sequences per step."""
     lr: float = 1e-3
     """Peak learning rate."""
-    epoch_steps: int = 40
+    epoch_steps: int = 100
     """Steps between two evaluations."""
     num_train: int = 20_000
     """Training sequences."""
-    num_valid: int = 400
+    num_valid: int = 500
     """Validation sequences, taken from the training part."""
-    num_test: int = 1_000
+    num_test: int = 2_000
     """Test sequences."""
     max_length: int = 1024
     """Tokens to keep of a text."""
