@@ -28,6 +28,8 @@ def test_a_run_leaves_models_settings_table_spectra_and_report(series_run):
         recipe = build(Recipe, yaml.safe_load((folder / "config.yaml").read_text()))
         assert recipe.compare == ("softmax",)
         assert json.loads((folder / "reader.json").read_text())["classes"] == ["down", "up"]
+        assert (folder / "config.yaml").read_text().startswith("# A small timeseries recipe.\n")
+    assert "The recipe says: A small timeseries recipe." in (series_run / "report.html").read_text()
     history = json.loads((series_run / "result.json").read_text())["histories"]["primal"]
     assert "squared KKT residual" in history["records"][0]["metrics"]
 

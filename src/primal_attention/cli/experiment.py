@@ -50,6 +50,13 @@ class Run:
     """Folder of everything that is written."""
     resume: bool = False
     """Continue the training in ``out``."""
+    comment: Sequence[str] = ()
+    """What the recipe says about itself, line by line."""
+
+    @property
+    def settings(self) -> str:
+        """The recipe as YAML, below its comment."""
+        return "".join(f"# {line}".rstrip() + "\n" for line in self.comment) + to_yaml(self.recipe)
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def train_model(run: Run, name: str) -> Result:
     watched = _sample(problem.valid, reader.collate)
     control = layer_spectra(model, **sample)
     reader.save(folder)
-    write_atomically(folder / "config.yaml", to_yaml(recipe))
+    write_atomically(folder / "config.yaml", run.settings)
     history = fit(
         model,
         problem.train,
@@ -231,6 +238,8 @@ def write_report(run: Run, results: Sequence[Result]) -> None:
         tiles[f"{result.name}: peak memory of a step"] = f"{numbers['peak memory (MB)']:.1f} MB"
     rows = table(results)
     report.tiles(tiles).section("Result").table(rows[0], rows[1:]).text(_NOTES)
+    if any(run.comment):
+        report.text(f"The recipe says: {' '.join(filter(None, run.comment))}")
     report.section("Curves").figure(_curves(results), _curves_caption(results))
     report.section("Confusion").figure(
         plot_confusion({r.name: r.confusion for r in results}, reader.classes),

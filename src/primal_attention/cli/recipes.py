@@ -15,7 +15,15 @@ import yaml
 
 from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
 
-__all__ = ["build", "find_recipe", "read_recipe", "recipe_paths", "recipe_summary", "to_yaml"]
+__all__ = [
+    "build",
+    "find_recipe",
+    "read_recipe",
+    "recipe_comment",
+    "recipe_paths",
+    "recipe_summary",
+    "to_yaml",
+]
 
 T = TypeVar("T")
 
@@ -38,10 +46,19 @@ def recipe_paths() -> dict[str, Path]:
     return dict(sorted(paths.items()))
 
 
+def recipe_comment(path: Path) -> list[str]:
+    """Return the lines of the comment that a recipe begins with, without their marks."""
+    lines = []
+    for line in path.read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[1:].strip())
+    return lines
+
+
 def recipe_summary(path: Path) -> str:
-    """Return the first comment of a recipe."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").strip()
+    """Return the first line of a recipe's comment."""
+    return next(iter(recipe_comment(path)), "")
 
 
 def find_recipe(name: str) -> Path:

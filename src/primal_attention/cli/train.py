@@ -11,6 +11,7 @@ from primal_attention.cli.recipes import (
     build,
     find_recipe,
     read_recipe,
+    recipe_comment,
     recipe_paths,
     recipe_summary,
     to_yaml,
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     )
     with told_as_mistake(""):
         options = parse(TrainOptions, argv[1:], prog=f"primal train {argv[0]}", default=default)
-    _train(name, options)
+    _train(name, options, recipe_comment(path))
     return 0
 
 
@@ -63,7 +64,7 @@ def _help() -> str:
     )
 
 
-def _train(name: str, options: "TrainOptions") -> None:
+def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
     import torch
 
     from primal_attention.cli.experiment import Run, table, train_model, write_report
@@ -72,13 +73,11 @@ def _train(name: str, options: "TrainOptions") -> None:
 
     recipe, out = options.recipe, options.out
     _make_room(options)
-    settings = to_yaml(recipe)
-    print(settings, flush=True)
+    print(to_yaml(recipe), flush=True)
     torch.set_num_threads(recipe.threads)
-    problem = load_problem(recipe.data)
+    run = Run(name, recipe, load_problem(recipe.data), out, options.resume, comment)
     with told_as_mistake(""):
-        write_atomically(out / "config.yaml", settings)
-    run = Run(name, recipe, problem, out, options.resume)
+        write_atomically(out / "config.yaml", run.settings)
     results = []
     for attention in recipe.names:
         print(f"Training {attention} …", flush=True)
