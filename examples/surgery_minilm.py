@@ -162,7 +162,7 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
     columns = ["attention", "tokens", "seconds", "MB"]
     quick = markdown_table(columns, [[r[c] for c in columns] for r in speed_rows])
     return (
-        "# A converted sentence encoder\n\n"
+        "### A converted sentence encoder\n\n"
         "all-MiniLM-L6-v2 on 384 held-out sentences of IMDb (test split; 6 to 40 words), against "
         "the original's embeddings. *Same nearest*: sentences whose nearest neighbour among the "
         "other 383 is the original's; *ten nearest*: overlap of the ten nearest. Sentences have "
@@ -172,7 +172,7 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
         f"`python examples/surgery_minilm.py --out docs/results` ({machine['cpu']}, one thread, "
         f"torch {machine['torch']}). Conversions and lengths that are not listed have not been "
         f"measured yet: the command goes on where it stopped.\n\n{table}\n\n"
-        "## Time and memory\n\nThe whole encoder, all six layers converted, one sequence, forward, "
+        "#### Time and memory\n\nThe whole encoder, all six layers converted, one sequence, forward, "
         "processor time of one thread; position table enlarged, "
         f"{LANDMARKS} landmarks.\n\n{quick}\n"
     )

@@ -137,7 +137,7 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
     columns = ["attention", "tokens", "seconds", "MB", "numbers in cache"]
     quick = markdown_table(columns, [[r[c] for c in columns] for r in speed_rows])
     return (
-        "# A converted language model\n\n"
+        "### A converted language model\n\n"
         f"SmolLM2-135M-Instruct on WikiText-2: perplexity of the first {HELD * 512:,} tokens of "
         f"the test split (its marks of tokenization taken out), {HELD} sequences of 512. "
         f"Distilled: output maps in closed form on 4 sequences, then {STEPS[0]} steps layer by "
@@ -146,7 +146,7 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
         f"--out docs/results` ({machine['cpu']}, one thread, torch {machine['torch']}). "
         "Conversions and lengths that are not listed have not been measured yet: the command goes "
         f"on where it stopped.\n\n{table}\n\n"
-        f"## Time and memory\n\nThe first {STACK} of its 30 layers, converted, without "
+        f"#### Time and memory\n\nThe first {STACK} of its 30 layers, converted, without "
         "the head: forward of one sequence, processor time of one thread, and what the cache holds "
         f"after it.\n\n{quick}\n"
     )
