@@ -552,3 +552,11 @@ def test_t19_dual_weights_are_sums_over_ranks(cuts):
         dual_weights(k[:, :, t], duals[:, :, t]) * (t.stop - t.start) for t in _ranks(13, cuts)
     )
     assert_close(project(q, total / 13).scores, whole, atol=1e-10, rtol=1e-10)
+
+
+def test_sampling_is_the_same_where_binary_search_does_not_exist(monkeypatch):
+    x, keep = torch.randn(4, 11, 3), torch.rand(4, 11) < 0.5
+    keep[3] = False
+    searched = sample_rows(x, 7, keep)
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: True)
+    assert torch.equal(sample_rows(x, 7, keep), searched)

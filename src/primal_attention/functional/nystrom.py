@@ -24,7 +24,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision
-from primal_attention.functional.primal import even_indices
+from primal_attention.functional.primal import even_indices, first_reaching
 
 __all__ = [
     "Inverse",
@@ -355,7 +355,7 @@ def strided_landmarks(
     seen = key_mask.cumsum(1)
     rank = even_indices(key_mask.sum(1), num)  # [b num]
     # without any real token the search ends at n, the zero row
-    at = torch.searchsorted(seen, rank + 1)
+    at = first_reaching(seen, rank + 1)
     return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1]))
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "effective_weights",
     "even_indices",
     "feature_gram",
+    "first_reaching",
     "normalize_rows",
     "prefix_sum",
     "project",
@@ -90,8 +91,16 @@ def sample_rows(
 def _real_positions(key_mask: Bool[Tensor, "b n"], num: int) -> Int[Tensor, "b {num}"]:
     """Return where the evenly spaced real tokens of each sequence stand."""
     seen = key_mask.cumsum(1)
-    position = torch.searchsorted(seen, even_indices(seen[:, -1], num) + 1)
+    position = first_reaching(seen, even_indices(seen[:, -1], num) + 1)
     return position.clamp_max(key_mask.shape[1] - 1)
+
+
+def first_reaching(count: Int[Tensor, "b n"], value: Int[Tensor, "b m"]) -> Int[Tensor, "b m"]:
+    """Return where a growing count first reaches each value; ``n`` where it never does."""
+    if torch.compiler.is_exporting():
+        # ONNX knows no binary search: count what lies before
+        return (count[:, None, :] < value[:, :, None]).sum(-1)
+    return torch.searchsorted(count, value)
 
 
 def share_rows(
