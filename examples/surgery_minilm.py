@@ -172,8 +172,8 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
         f"`python examples/surgery_minilm.py --out docs/results` ({machine['cpu']}, one thread, "
         f"torch {machine['torch']}). Conversions and lengths that are not listed have not been "
         f"measured yet: the command goes on where it stopped.\n\n{table}\n\n"
-        "#### Time and memory\n\nThe whole encoder, all six layers converted, one sequence, forward, "
-        "processor time of one thread; position table enlarged, "
+        "#### Time and memory\n\nThe whole encoder, all six layers converted, one sequence, "
+        "forward, processor time of one thread; position table enlarged, "
         f"{LANDMARKS} landmarks.\n\n{quick}\n"
     )
 
