@@ -144,6 +144,8 @@ ROWS = {
         for row in MODE_ROWS
         if ("masked" in row.mode or not row.capabilities.padding)
         and not (row.is_slow and "cross" in row.mode)
+        # a program of a grid serves whole rows only, and docs/attention/kernelized.md says so
+        and row.options.get("position") != "grid"
     ],
     "core_case": [
         row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)

@@ -478,6 +478,9 @@ def token_convolution(
     tap = torch.arange(2 * block, device=x.device) - at[:, None]
     inside = (tap >= 0) & (tap < taps)
     band = torch.where(inside, weight[:, tap.clamp(0, taps - 1)], 0.0)  # [h i 2i]
+    if torch.compiler.is_compiling():
+        # the reshapes of einsum would tie an exported program to some lengths
+        return from_chunks(band[:, None] @ pairs, n)
     return from_chunks(torch.einsum("hij,bhgjd->bhgid", band, pairs), n)
 
 
