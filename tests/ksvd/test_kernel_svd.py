@@ -247,3 +247,15 @@ def test_solvers_do_not_import_scikit_learn_and_the_estimator_names_its_extra() 
         "    raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("solver", ["dense", "qr"])
+def test_read_only_arrays_are_no_cause_for_a_warning(solver) -> None:
+    X = rng().standard_normal((12, 3))
+    X.flags.writeable = False
+    torch.set_warn_always(True)  # torch warns of such arrays once in a process
+    try:
+        model = KernelSVD(kernel="linear", n_components=2, solver=solver, random_state=0)
+        assert model.fit(X).transform(X).shape == (12, 2)
+    finally:
+        torch.set_warn_always(False)

@@ -261,15 +261,15 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         """Return ``κ(new, old) vectors Σ^(-1/2)``, through the features where there are some."""
         sigma = np.maximum(self.singular_values_, np.finfo(vectors.dtype).tiny)
         coefficients = torch.from_numpy(vectors / np.sqrt(sigma))
-        x, y = torch.from_numpy(new), torch.from_numpy(old)
+        x, y = _to_tensor(new), _to_tensor(old)
         features = self._features()
         if features is not None:
             return (features(x) @ (features(y).T @ coefficients)).numpy()
         return apply_kernel(kernel, x, y, coefficients).numpy()
 
     def _solve(self, kernel: Kernel, features: Callable[[Tensor], Tensor] | None) -> KernelTriplets:
-        x = torch.from_numpy(self.X_fit_)
-        y = x if self.Y_fit_ is self.X_fit_ else torch.from_numpy(self.Y_fit_)
+        x = _to_tensor(self.X_fit_)
+        y = x if self.Y_fit_ is self.X_fit_ else _to_tensor(self.Y_fit_)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
         generator = torch.Generator().manual_seed(int(seed))
         rank, center = self.n_components, self.center
@@ -318,7 +318,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                     f"kernel returned shape {values.shape} for {x.shape[0]} and {y.shape[0]} "
                     f"rows; it must return a matrix of shape {(x.shape[0], y.shape[0])}."
                 )
-            return torch.from_numpy(values)
+            return _to_tensor(values)
 
         return call
 
@@ -345,3 +345,8 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def _to_tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor that shares the array's memory, or a copy's where the array is read-only."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
