@@ -9,26 +9,36 @@ steps of 64 sequences. Prints the accuracy of each mechanism over three seeds, a
 
 import csv
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 import primal_attention as pa
 
-SYMBOLS, TOKENS, BACK, WIDTH = 10, 25, 5, 64
+SYMBOLS, TOKENS, BACK, WIDTH, HEADS = 10, 25, 5, 64, 4
 NAMES = ("softmax", "linear", "favor", "primal-dual", "kernelized", "primal-relative")
+UNCOUNTED = -100
+
+Task = Callable[[Tensor], Tensor]
+"""From tokens to the symbol asked for at each of them, or to ``UNCOUNTED``."""
+
+
+def copy(tokens: Tensor) -> Tensor:
+    """Return the token ``BACK`` positions back."""
+    return pad(tokens[:, :-BACK], (BACK, 0), value=UNCOUNTED)
 
 
 class Block(nn.Module):
     """Attention and a small network, each on normalised input and added."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, attention: nn.Module) -> None:
         super().__init__()
-        options = {"regularizer": None} if name == "primal-dual" else {}
-        self.attention = pa.create_attention(name, WIDTH, 4, **options)
+        self.attention = attention
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
@@ -43,11 +53,11 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Embedding, absolute positions, two blocks, one score per symbol."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, attention: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.embed = nn.Embedding(SYMBOLS, WIDTH)
         self.position = nn.Parameter(0.02 * torch.randn(TOKENS, WIDTH))
-        self.blocks = nn.Sequential(Block(name), Block(name))
+        self.blocks = nn.Sequential(*(Block(attention()) for _ in range(2)))
         self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -55,23 +65,36 @@ class Model(nn.Module):
         return self.head(self.blocks(self.embed(tokens) + self.position))
 
 
-def accuracy(name: str, steps: int, seed: int) -> float:
+def train(attention: Callable[[], nn.Module], task: Task, steps: int, seed: int) -> Model:
+    """Return a model that was trained for some steps of 64 random sequences."""
     torch.manual_seed(seed)
-    model = Model(name)
+    model = Model(attention)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for _ in range(steps):
         tokens = torch.randint(SYMBOLS, (64, TOKENS))
-        scores = model(tokens)[:, BACK:]
-        loss = cross_entropy(scores.flatten(0, 1), tokens[:, :-BACK].flatten())
+        loss = cross_entropy(model(tokens).flatten(0, 1), task(tokens).flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-    tokens = torch.randint(SYMBOLS, (1000, TOKENS))
-    with torch.no_grad():
-        right = model.eval()(tokens).argmax(-1)[:, BACK:] == tokens[:, :-BACK]
-    return right.float().mean().item()
+    return model.eval()
+
+
+@torch.no_grad()
+def share_right(model: nn.Module, task: Task, tokens: Tensor) -> float:
+    """Return the share of symbols that are right, of those that count."""
+    labels = task(tokens)
+    right = model(tokens).argmax(-1) == labels
+    return right[labels != UNCOUNTED].float().mean().item()
+
+
+def accuracy(name: str, steps: int, seed: int) -> float:
+    """Return how well an attention of the registry learns to copy."""
+    options = {"regularizer": None} if name == "primal-dual" else {}
+    attention = partial(pa.create_attention, name, WIDTH, HEADS, **options)
+    model = train(attention, copy, steps, seed)
+    return share_right(model, copy, torch.randint(SYMBOLS, (1000, TOKENS)))
 
 
 def main(steps: int = 600, seeds: int = 3) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "docs" / "results" / "what_the_loss_does.txt"
@@ -71,3 +72,53 @@ def test_the_quoted_output_is_the_printed_one():
         return re.sub(r"[ \d.%e+–-]+", " ", text)
 
     assert frame(run("examples/what_the_loss_does.py")) == frame(OUTPUT.read_text("utf-8"))
+
+
+@pytest.fixture
+def conversion(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return load("relative_convert")
+
+
+def test_features_of_unit_rows_can_take_the_place_of_the_kernel(conversion):
+    core = conversion.RelativeCore(conversion.draw("positive", 2, True, 0), is_exact=True)
+    with torch.no_grad():
+        core.position.table.normal_()
+    q, k, v = 3 * torch.randn(3, 2, conversion.HEADS, 25, conversion.HEAD)
+    exact = core(q, k, v)
+    core.is_exact = False
+    for kind in conversion.MAPS:
+        errors = []
+        for size in (8, 2048):
+            core.features = conversion.draw(kind, size, True, 0)
+            errors.append((core(q, k, v) - exact).norm() / exact.norm())
+        assert errors[1] < 0.1 < errors[0]
+
+
+def test_exact_relative_weights_are_those_of_softmax_with_a_bias(conversion):
+    core = conversion.RelativeCore(conversion.draw("positive", 2, False, 0), is_exact=True)
+    with torch.no_grad():
+        core.position.table.normal_()
+    q, k, v = torch.randn(3, 2, conversion.HEADS, 25, conversion.HEAD)
+    lag = torch.arange(25) - torch.arange(25)[:, None]
+    bias = core.position.table[:, lag + core.position.reach]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    torch.testing.assert_close(core(q, k, v), expected)
+
+
+@pytest.mark.slow
+def test_the_conversion_runs(tmp_path):
+    run("examples/relative_convert.py", "--quick", "--out", str(tmp_path))
+    assert {p.suffix for p in tmp_path.iterdir()} == {".csv", ".png"}
+
+
+def test_a_table_held_at_zero_is_attention_without_positions():
+    grid = load("relative_grid")
+    model = grid.build("no relative positions").eval()
+    core = model.blocks[0].attention.core
+    q, k, v = torch.randn(3, 2, 4, grid.GRID**2, 16)
+    order = torch.randperm(grid.GRID**2)
+    torch.testing.assert_close(core(q, k[:, :, order], v[:, :, order]), core(q, k, v))
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert not any("position.table" in name for name in trained)
+    assert any("position.table" in n for n, _ in grid.build("grid").named_parameters())
