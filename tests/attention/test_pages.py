@@ -1,0 +1,42 @@
+"""Every registered attention has a page that says what it is, what it costs and when to take it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from primal_attention.attention import attention_entry, list_attentions
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    link = re.search(rf"\[`{name}`\]\((.+?)\)", (DOCS / "choosing.md").read_text("utf-8"))
+    assert link, f"docs/choosing.md has no row for {name}"
+    return (DOCS / link[1]).read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", list_attentions())
+def test_a_page_says_what_when_when_not_and_at_what_cost(name):
+    text = page(name)
+    assert f'"{name}"' in text
+    assert "$$" in text
+    assert "https://arxiv.org/abs/" in text
+    for part in ("**Use it**", "**Do not use it**", "\n| time |", "\n| random |", "```python"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("name", list_attentions())
+def test_a_page_says_what_the_layer_can_do(name):
+    text, can = page(name), attention_entry(name).capabilities
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+)", text, re.MULTILINE)
+    for word, flag in (
+        ("padding", can.padding),
+        ("causal", can.causal),
+        ("cross", can.cross),
+        ("decoding", can.stateful),
+        ("relative positions", can.relative_position),
+    ):
+        said = [value for head, value in rows if word in head.split(", ")]
+        assert said, f"no row for {word}"
+        assert not flag or said[0] != "no", f"{name} has {word}"
