@@ -77,6 +77,22 @@ def picture(curves: list[tuple[str, list[int], list[float]]]) -> plt.Figure:
     return figure
 
 
+def save(
+    out: Path,
+    records: dict[str, dict[str, object]],
+    curves: list[tuple[str, list[int], list[float]]],
+    facts: str,
+) -> None:
+    rows = []
+    for record in records.values():
+        found = [value for key, value in record.items() if key != "positions"]
+        spread = stdev(found) if len(found) > 1 else 0.0
+        rows.append({**record, "mean": round(mean(found), 4), "spread": round(spread, 4)})
+    print(markdown_table(list(rows[0]), [list(row.values()) for row in rows]), flush=True)
+    write_atomically(out / "relative_grid.csv", to_csv(rows, facts))
+    write_atomically(out / "relative_grid.png", to_png(picture(curves)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it runs")
@@ -89,6 +105,7 @@ def main() -> None:
         counts, steps, seeds, epochs = (256, 100), 4, 1, 2
     torch.set_num_threads(1)
     train, test = read("train", counts[0]), read("test", counts[1])
+    facts = f"{counts[0]} training and {counts[1]} test pictures, {steps} steps of 32"
     records: dict[str, dict[str, object]] = {}
     curves = []
     for seed in range(seeds):
@@ -109,15 +126,8 @@ def main() -> None:
             curves.append((name, [record.step for record in history.records], values))
             records.setdefault(name, {"positions": name})[f"seed {seed}"] = round(values[-1], 4)
             print(f"  seed {seed}, {name}: {values[-1]:.3f}", flush=True)
-    rows = []
-    for record in records.values():
-        found = [value for key, value in record.items() if key != "positions"]
-        spread = stdev(found) if len(found) > 1 else 0.0
-        rows.append({**record, "mean": round(mean(found), 4), "spread": round(spread, 4)})
-    print(markdown_table(list(rows[0]), [list(row.values()) for row in rows]))
-    facts = f"{counts[0]} training and {counts[1]} test pictures, {steps} steps of 32"
-    write_atomically(options.out / "relative_grid.csv", to_csv(rows, facts))
-    write_atomically(options.out / "relative_grid.png", to_png(picture(curves)))
+        # a run that is stopped keeps the seeds it has done
+        save(options.out, records, curves, f"{facts}, {seed + 1} seeds")
     print(f"written to {options.out}/")
 
 
