@@ -19,7 +19,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.problem import Diagnostics, Problem, Regularizer, Side, Tied
 from primal_attention.attention.published import (
     PUBLISHED,
     SOUND,
@@ -40,26 +41,14 @@ from primal_attention.functional import (
     Linear,
     Projection,
     attend,
-    average_over_sequences,
-    balance,
     causal_sums,
     decayed_sum,
-    dual_residual,
     dual_weights,
-    effective_rank,
     effective_weights,
-    feature_gram,
-    kernel_singular_values,
-    kkt_residual,
-    ksvd_objective,
     normalize_rows,
-    off_diagonality,
-    parameter_trace,
     prefix_sum,
     project,
-    reduce_objective,
     sample_rows,
-    score_gram,
     share_rows,
 )
 from primal_attention.functional.precision import accumulator, representable
@@ -68,66 +57,11 @@ __all__ = ["Diagnostics", "PrimalAttention"]
 
 Weights = Literal["data", "static", "dual"]
 Codes = Literal["basis", "table"]
-Regularizer = Literal["ksvd", "kkt", "balance"]
 
 _SAMPLES_PER_DIRECTION = 10
 """Sampled rows per direction, the paper's rule."""
 _HORIZON = 2.0**16
 """Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
-_ORTHOGONALITY = 0.1
-"""Weight of off-diagonality beside the KKT residual; without it directions collapse."""
-
-
-class Diagnostics(NamedTuple):
-    """What a layer has really learned, per sequence and head."""
-
-    objective: Float[Tensor, "b h"]
-    """The KSVD objective ``J``; zero at a stationary point, but not only there."""
-    kkt: Float[Tensor, "b h"]
-    """Relative, squared KKT residual; zero if and only if the directions are singular ones."""
-    balance: Float[Tensor, "b h"]
-    """Imbalance of query-side and key-side energy, 0 to 1; zero is necessary for stationarity."""
-    off_diagonality: Float[Tensor, "b h"]
-    """Mean squared cosine between query-side score columns, 0 to 1."""
-    effective_rank: Float[Tensor, "b h"]
-    """Effective rank of the induced kernel matrix."""
-    singular_values: Float[Tensor, "b h d"]
-    """Singular values of the induced kernel matrix, largest first."""
-
-
-class _Tied(NamedTuple):
-    """Projection weights and what they were made of."""
-
-    w_e: Float[Tensor, "#b h d s"]
-    w_r: Float[Tensor, "#b h d s"]
-    rows: Float[Tensor, "b h m d"] | None = None
-    dual_e: Float[Tensor, "b h m s"] | None = None
-    dual_r: Float[Tensor, "b h m s"] | None = None
-
-    @property
-    def joint(self) -> Float[Tensor, "#b 2*h d s"]:
-        """The weights of all query heads and, after them, of all key heads."""
-        return torch.cat([self.w_e, self.w_r], dim=1)
-
-
-class _Side(NamedTuple):
-    """One side of the kernel: inputs of its feature map, and which of them are real."""
-
-    inputs: Float[Tensor, "b h n d"]
-    keep: Bool[Tensor, "b n"] | None
-
-    def mean(self, total: Float[Tensor, "b ..."]) -> Float[Tensor, "b ..."]:
-        """Divide a sum over tokens by the number of real ones."""
-        if self.keep is None:
-            return total / max(self.inputs.shape[2], 1)
-        return total / self.keep.sum(1).clamp_min(1).view(-1, *[1] * (total.dim() - 1))
-
-    def nonempty(self) -> Bool[Tensor, " b"] | None:
-        """Return which sequences have a real token; ``None`` if all do."""
-        if self.keep is not None:
-            return self.keep.any(1)
-        b, _, n, _ = self.inputs.shape
-        return None if n else torch.zeros(b, dtype=torch.bool, device=self.inputs.device)
 
 
 class PrimalAttention(Attention, PublishesTerms):
@@ -390,13 +324,13 @@ class PrimalAttention(Attention, PublishesTerms):
         self._check(x, context, key_mask, is_causal, return_aux)
         self._check_rotary(rotary, context)
         self._check_mixing(is_causal)
-        wants_term = self.regularizer is not None and (return_aux or self.training)
+        asked = self.regularizer if return_aux or self.training else None
         aware = key_mask if self.conventions.mask == "aware" else None
         x, context = _clean(x, context, aware)
         if is_causal:
-            y, term, _ = self._causal(x, key_mask, None, wants_term, rotary)
+            y, term, _ = self._causal(x, key_mask, None, asked, rotary)
         else:
-            y, term = self._bidirectional(x, context, key_mask, wants_term, rotary)
+            y, term = self._bidirectional(x, context, key_mask, asked, rotary)
         y = self.dropout(y)
         if aware is not None and context is None:
             y = torch.where(aware[:, :, None], y, 0.0)
@@ -436,13 +370,15 @@ class PrimalAttention(Attention, PublishesTerms):
         x: Tensor,
         context: Tensor | None,
         key_mask: Tensor | None,
-        wants_term: bool,
+        asked: Regularizer | None,
         rotary: Rotary | None,
     ) -> tuple[Tensor, Any]:
         aware = key_mask if self.conventions.mask == "aware" else None
         own = aware if context is None else None
-        if self._is_fused(key_mask) and (not wants_term or self._needs_energy_alone(context)):
-            return self._fused(x, context, aware, wants_term)
+        # inside the fused layer only the energy of the scores is at hand
+        enough = asked is None or (context is None and asked != "kkt")
+        if enough and self._is_fused(key_mask):
+            return self._fused(x, context, aware, asked)
         heads = self._heads(x)
         if rotary is not None:
             heads = rotary.turn(heads)
@@ -450,7 +386,7 @@ class PrimalAttention(Attention, PublishesTerms):
         memory, mq, mk = x, q, k
         if context is not None:
             memory = context
-            if self.weights == "dual" or wants_term:
+            if self.weights == "dual" or asked:
                 mq, mk = self._heads(context).chunk(2, dim=1)
         tied = self._tie(memory, mq, mk, aware)
         scores = None
@@ -459,14 +395,14 @@ class PrimalAttention(Attention, PublishesTerms):
             y = self._emit(scores.scores, key_mask if context is None else None)
         else:
             y = self._emit_folded(q, k, tied, own, key_mask if context is None else None)
-        if not wants_term:
+        if asked is None:
             return y, None
-        left, right = _Side(q, own), _Side(k, own)
+        left, right = Side(q, own), Side(k, own)
         if context is not None:
             # the key side lives on the memory; dual weights pose the whole problem there
-            left = _Side(mq, aware) if self.weights == "dual" else left
-            right, scores = _Side(mk, aware), None
-        return y, self._term(left, right, tied, None if scores is None else scores.energy, scores)
+            left = Side(mq, aware) if self.weights == "dual" else left
+            right, scores = Side(mk, aware), None
+        return y, self._term(asked, left, right, tied, scores)
 
     def _is_fused(self, keep: Tensor | None) -> bool:
         """Whether the layer is two linear maps around scores whose weights do not wait for q, k."""
@@ -474,15 +410,15 @@ class PrimalAttention(Attention, PublishesTerms):
         waits = self.weights == "dual" or not self._through_scores or self._masks_output(keep)
         return plain and not waits
 
-    def _needs_energy_alone(self, context: Tensor | None) -> bool:
-        """Whether the regulariser needs no more than the energy of the scores."""
-        return context is None and self.regularizer in ("ksvd", "balance")
-
     def _fused(
-        self, x: Tensor, context: Tensor | None, keep: Tensor | None, wants_term: bool
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        keep: Tensor | None,
+        asked: Regularizer | None,
     ) -> tuple[Tensor, Any]:
         if self.weights == "static":
-            tied = _Tied(self.w_e[None], self.w_r[None])
+            tied = Tied(self.w_e[None], self.w_r[None])
         elif context is None:
             x, rows = share_rows(x, self.num_samples, keep)
             tied = self._tie_rows(rows)
@@ -492,10 +428,11 @@ class PrimalAttention(Attention, PublishesTerms):
         y, energy = attend(
             x, self._inward, tied.joint, self._outward, key_mask=own, eps=self.conventions.eps
         )
-        if not wants_term:
+        if asked is None:
             return y, None
-        side = _Side(x[:, None], own)
-        return y, self._term(side, side, tied, energy)
+        side = Side(x[:, None], own)  # of which the regulariser takes the length alone
+        problem = self._problem(side, side, tied)
+        return y, problem.term(asked, self.conventions.reduction, energy=energy)
 
     def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
         """Return the heads of the queries and, after them, of the keys."""
@@ -525,22 +462,21 @@ class PrimalAttention(Attention, PublishesTerms):
             bias = bias + (out @ self.concat.bias).sum(1)
         return Linear(weight.flatten(1), bias)
 
-    def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> _Tied:
+    def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> Tied:
         """Return the projection weights that ``memory`` (and its projections) imply."""
         if self.weights == "static":
-            return _Tied(self.w_e[None], self.w_r[None])
+            return Tied(self.w_e[None], self.w_r[None])
         if self.weights == "dual":
             dual_e, dual_r = self._split(self.dual_e(memory)), self._split(self.dual_r(memory))
             eps = self.conventions.eps
-            return _Tied(
+            return Tied(
                 dual_weights(k, dual_r, key_mask=keep, eps=eps),
                 dual_weights(q, dual_e, key_mask=keep, eps=eps),
-                dual_e=dual_e,
-                dual_r=dual_r,
+                duals=(dual_e, dual_r),
             )
         return self._tie_rows(sample_rows(memory, self.num_samples, keep))
 
-    def _tie_rows(self, rows: Float[Tensor, "b m c"]) -> _Tied:
+    def _tie_rows(self, rows: Float[Tensor, "b m c"]) -> Tied:
         """Return the projection weights that sampled rows imply."""
         if self.conventions.normalize_rows:
             rows = normalize_rows(rows)
@@ -550,7 +486,7 @@ class PrimalAttention(Attention, PublishesTerms):
         f = self._split(rows)
         both = effective_weights(f, torch.cat([self.w_e, self.w_r], dim=-1))
         w_e, w_r = both.split(self.rank, dim=-1)
-        return _Tied(w_e, w_r, rows=f)
+        return Tied(w_e, w_r, rows=f)
 
     def _cosines(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
         """Return the basis functions at relative positions, orthonormal over the sampled rows."""
@@ -564,7 +500,7 @@ class PrimalAttention(Attention, PublishesTerms):
         x: Tensor,
         key_mask: Tensor | None,
         state: State | None,
-        wants_term: bool,
+        asked: Regularizer | None,
         rotary: Rotary | None,
     ) -> tuple[Tensor, Any, State]:
         b, n, _ = x.shape
@@ -575,7 +511,7 @@ class PrimalAttention(Attention, PublishesTerms):
             after = sums[:, -1].chunk(2, dim=-1) if n else start.tensors
             heads = sums.to(heads.dtype).unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
             q, k = heads.chunk(2, dim=1)
-            tied = _Tied(self.w_e[None], self.w_r[None])
+            tied = Tied(self.w_e[None], self.w_r[None])
             scores = self._project(heads, tied, key_mask)
         else:
             if rotary is not None:
@@ -587,9 +523,13 @@ class PrimalAttention(Attention, PublishesTerms):
         count = start.seen + (n if key_mask is None else key_mask.sum(1))
         y = self._emit(scores.scores, key_mask)
         term = None
-        if wants_term:
-            left, right = _Side(q, key_mask), _Side(k, key_mask)
-            term = self._term(left, right, tied, scores.energy, scores, is_causal=True)
+        if asked is not None:
+            if asked == "kkt" and self.weights == "data":
+                raise ValueError(
+                    "regularizer='kkt' is undefined for causal data-dependent weights: they change "
+                    "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
+                )
+            term = self._term(asked, Side(q, key_mask), Side(k, key_mask), tied, scores)
         return y, term, State(after, count)
 
     def _running(self, x: Tensor, key_mask: Tensor | None, start: Tensor) -> Float[Tensor, "b n c"]:
@@ -607,7 +547,7 @@ class PrimalAttention(Attention, PublishesTerms):
         position: Int[Tensor, "b n"],
         key_mask: Tensor | None,
         start: State,
-    ) -> tuple[Projection, _Tied, tuple[Tensor, ...]]:
+    ) -> tuple[Projection, Tied, tuple[Tensor, ...]]:
         """Return the scores when the projection weights are prefix sums of outer products."""
         wide = accumulator(q)
         unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
@@ -618,7 +558,7 @@ class PrimalAttention(Attention, PublishesTerms):
             r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
             last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
             last = last.clamp_min(1).to(wide)[:, None, :, None]
-            tied = _Tied(after_e / last, after_r / last, dual_e=dual_e, dual_r=dual_r)
+            tied = Tied(after_e / last, after_r / last, duals=(dual_e, dual_r))
         else:
             f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x)
             w_e, w_r = self._codes_at(position - 1)
@@ -627,7 +567,7 @@ class PrimalAttention(Attention, PublishesTerms):
             # a sum of so many random terms grows like √t; from the sampled size on, take the mean
             ratio = mean * self.num_samples
             mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
-            tied = _Tied(self.w_e[None], self.w_r[None])
+            tied = Tied(self.w_e[None], self.w_r[None])
         scores = torch.cat([e, r], dim=1) * mean
         projection = Projection(scores.to(x.dtype), scores.square().sum(2))
         return projection, tied, (after_e, after_r)
@@ -654,7 +594,7 @@ class PrimalAttention(Attention, PublishesTerms):
         return self.rank < self.head_dim or not _is_plain(self.concat)
 
     def _project(
-        self, heads: Float[Tensor, "b 2*h n d"], tied: _Tied, keep: Tensor | None
+        self, heads: Float[Tensor, "b 2*h n d"], tied: Tied, keep: Tensor | None
     ) -> Projection:
         return project(heads, tied.joint, key_mask=keep, eps=self.conventions.eps)
 
@@ -669,7 +609,7 @@ class PrimalAttention(Attention, PublishesTerms):
         return linear(self._merge(scores), *self._outward)
 
     def _emit_folded(
-        self, q: Tensor, k: Tensor, tied: _Tied, own: Tensor | None, keep: Tensor | None
+        self, q: Tensor, k: Tensor, tied: Tied, own: Tensor | None, keep: Tensor | None
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output without forming scores: ``φ(q) (W C)``, ``d × d`` per head."""
         by_e, by_r = self.concat.weight.split(self.rank, dim=1)
@@ -692,90 +632,17 @@ class PrimalAttention(Attention, PublishesTerms):
     # regulariser and diagnostics
 
     def _term(
-        self,
-        left: _Side,
-        right: _Side,
-        tied: _Tied,
-        energy: Float[Tensor, "b 2*h s"] | None,
-        scores: Projection | None = None,
-        *,
-        is_causal: bool = False,
+        self, asked: Regularizer, left: Side, right: Side, tied: Tied, found: Projection | None
     ) -> Float[Tensor, ""]:
-        """Return the regulariser, unweighted, in float32 or better."""
-        nonempty = left.nonempty()
-        if (other := right.nonempty()) is not None:
-            nonempty = other if nonempty is None else nonempty & other
-        if self.regularizer == "kkt":
-            residual = self._residual(left, right, tied, scores, is_causal)
-            return average_over_sequences(residual.mean(1), nonempty)
-        if energy is None:
-            energy_e, energy_r = self._energy(left, tied.w_e), self._energy(right, tied.w_r)
-        else:
-            energy_e, energy_r = energy.chunk(2, dim=1)
-        moment_e, moment_r = left.mean(energy_e), right.mean(energy_r)
-        if self.regularizer == "balance":
-            return average_over_sequences(balance(moment_e, moment_r).mean(1), nonempty)
-        objective = ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied))
-        return reduce_objective(objective, self.conventions.reduction, keep=nonempty)
+        """Return the regulariser of these tokens, with what was found on the way to the output."""
+        problem, reduction = self._problem(left, right, tied), self.conventions.reduction
+        if found is None:
+            return problem.term(asked, reduction)
+        return problem.term(asked, reduction, energy=found.energy, scores=found.scores)
 
-    def _energy(self, side: _Side, w: Tensor) -> Float[Tensor, "b h s"]:
-        """Return the energy of the scores without forming them."""
-        gram = self._gram(side)
-        return score_gram(gram, w.to(gram.dtype)).diagonal(dim1=-2, dim2=-1)
-
-    def _trace(self, tied: _Tied) -> Tensor:
-        """Return the coupling ``Tr(W_eᵀ W_r)``: of the parameters, or of weights tied to duals."""
-        if self.weights == "dual":
-            wide = accumulator(tied.w_e)
-            return parameter_trace(tied.w_e.to(wide), tied.w_r.to(wide))
-        wide = accumulator(self.w_e)
-        return parameter_trace(self.w_e.to(wide), self.w_r.to(wide))
-
-    def _gram(self, side: _Side) -> Float[Tensor, "b h d d"]:
-        return feature_gram(side.inputs, key_mask=side.keep, eps=self.conventions.eps)
-
-    def _grams(self, left: _Side, right: _Side) -> tuple[Tensor, Tensor]:
-        """Return the mean outer products of the features of both sides."""
-        return left.mean(self._gram(left)), right.mean(self._gram(right))
-
-    def _residual(
-        self,
-        left: _Side,
-        right: _Side,
-        tied: _Tied,
-        scores: Projection | None,
-        is_causal: bool,
-    ) -> Float[Tensor, "b h"]:
-        """Return the KKT residual plus the orthogonality it needs to keep directions apart."""
-        if is_causal and self.weights == "data":
-            raise ValueError(
-                "regularizer='kkt' is undefined for causal data-dependent weights: they change "
-                "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
-            )
-        gram_q, gram_k = self._grams(left, right)
-        w_e = tied.w_e.to(gram_q.dtype)
-        if self.weights == "dual":
-            residual = self._dual_condition(left, right, tied, scores)
-        else:
-            residual = self._primal_condition(gram_q, gram_k, tied)
-        return residual + _ORTHOGONALITY * off_diagonality(score_gram(gram_q, w_e))
-
-    def _primal_condition(self, gram_q: Tensor, gram_k: Tensor, tied: _Tied) -> Tensor:
-        wide = gram_q.dtype
-        rows = None if tied.rows is None else tied.rows.to(wide)
-        w_e, w_r = self.w_e[None].to(wide), self.w_r[None].to(wide)
-        return kkt_residual(gram_q, gram_k, w_e, w_r, self.ell, rows)
-
-    def _dual_condition(
-        self, left: _Side, right: _Side, tied: _Tied, scores: Projection | None
-    ) -> Tensor:
-        wide = accumulator(left.inputs)
-        if scores is None:
-            heads = torch.cat([left.inputs, right.inputs], dim=1)
-            scores = self._project(heads, tied, left.keep)
-        dual_e, dual_r = (_given(t).to(wide) for t in (tied.dual_e, tied.dual_r))
-        e, r = scores.scores.to(wide).chunk(2, dim=1)
-        return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=left.keep)
+    def _problem(self, left: Side, right: Side, tied: Tied) -> Problem:
+        codes = None if self.weights == "dual" else (self.w_e, self.w_r)
+        return Problem(left, right, tied, codes, self.ell, self.conventions.eps)
 
     @torch.no_grad()
     def diagnose(
@@ -817,29 +684,10 @@ class PrimalAttention(Attention, PublishesTerms):
             if self.weights == "static":
                 q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
         q, k = self._split(q), self._split(k)
-        left = _Side(q, keep if context is None or self.weights == "dual" else None)
-        right = _Side(k, keep)
+        left = Side(q, keep if context is None or self.weights == "dual" else None)
+        right = Side(k, keep)
         tied = self._tie(memory, q, k, keep)
-        gram_q, gram_k = self._grams(left, right)
-        wide = gram_q.dtype
-        gram_e = score_gram(gram_q, tied.w_e.to(wide))
-        gram_r = score_gram(gram_k, tied.w_r.to(wide))
-        moment_e, moment_r = (g.diagonal(dim1=-2, dim2=-1) for g in (gram_e, gram_r))
-        if self.weights == "dual":
-            kkt = self._dual_condition(left, right, tied, None)
-        else:
-            kkt = self._primal_condition(gram_q, gram_k, tied)
-        rows = None if tied.rows is None else tied.rows.to(wide)
-        sigma = kernel_singular_values(self._gram(left), self._gram(right), rows)
-        pairs = max(self.rank * (self.rank - 1) // 2, 1)
-        return Diagnostics(
-            ksvd_objective(moment_e, moment_r, self.ell, self._trace(tied)),
-            kkt,
-            balance(moment_e, moment_r),
-            off_diagonality(gram_e) / pairs,
-            effective_rank(sigma),
-            sigma,
-        )
+        return self._problem(left, right, tied).diagnose()
 
     # decoding
 
@@ -867,7 +715,7 @@ class PrimalAttention(Attention, PublishesTerms):
         self._check_rotary(rotary, None)
         self._check_mixing(is_causal=True)
         x, _ = _clean(x, None, key_mask)
-        y, _, after = self._causal(x, key_mask, state, False, rotary)
+        y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
         return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
 
@@ -881,13 +729,6 @@ def _clean(
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)
-
-
-def _given(tensor: Tensor | None) -> Tensor:
-    """Narrow the type of an optional tensor that this code path always has."""
-    if tensor is None:
-        raise RuntimeError("dual variables are missing; weights must be 'dual' here.")
-    return tensor
 
 
 def _is_plain(module: nn.Module) -> bool:
