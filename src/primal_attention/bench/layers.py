@@ -175,6 +175,8 @@ def run_sweep(
         torch.manual_seed(sweep.seed)
         layers = {name: build(name, heads, head_dim, sweep.rank) for name in sweep.names}
         if sweep.compiled:
+            # layers share their forward; past the default of 8 variants the rest would run eagerly
+            torch._dynamo.config.recompile_limit = 16 * len(layers)
             for layer in layers.values():
                 layer.compile(dynamic=True)
         last: dict[str, tuple[int, float]] = {}
