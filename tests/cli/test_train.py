@@ -3,6 +3,10 @@
 import csv
 import json
 import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,12 @@ from safetensors.torch import load_file
 from primal_attention.cli.main import main
 from primal_attention.cli.recipes import build
 from primal_attention.cli.settings import Recipe
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
 
 
 def test_a_run_leaves_models_settings_table_spectra_and_report(series_run):
@@ -140,3 +150,20 @@ def test_listops_are_drawn_and_learned(tmp_path):
     )
     assert main(["train", str(recipe)]) == 0
     assert main(["eval", "outputs/lists/primal"]) == 0
+
+
+@pytest.mark.slow  # three interpreters, each importing torch
+def test_two_processes_train_what_one_does(series_recipe, tmp_path):
+    command = [str(series_recipe), "--model.dropout", "0", "--out"]
+    assert main(["train", *command, str(tmp_path / "one")]) == 0
+    start = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", "2"]
+    start += ["--master-port", free_port(), "-m", "primal_attention.cli"]
+    words = [str(w) for w in (*start, "train", *command, tmp_path / "two")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Training primal") == 1
+    assert done.stdout.count("Saved report.html") == 1
+    one, two = (load_file(tmp_path / n / "primal/model/model.safetensors") for n in ("one", "two"))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)
+    assert (tmp_path / "two" / "report.html").exists()

@@ -50,6 +50,8 @@ class Run:
     """Folder of everything that is written."""
     resume: bool = False
     """Continue the training in ``out``."""
+    writes: bool = True
+    """Whether this process is the one of several that writes the files."""
     comment: Sequence[str] = ()
     """What the recipe says about itself, line by line."""
 
@@ -90,8 +92,9 @@ def train_model(run: Run, name: str) -> Result:
     sample = _sample(problem.test, reader.collate)
     watched = _sample(problem.valid, reader.collate)
     control = layer_spectra(model, **sample)
-    reader.save(folder)
-    write_atomically(folder / "config.yaml", run.settings)
+    if run.writes:
+        reader.save(folder)
+        write_atomically(folder / "config.yaml", run.settings)
     history = fit(
         model,
         problem.train,
@@ -119,7 +122,9 @@ def train_model(run: Run, name: str) -> Result:
     for key, value in after.items():
         numbers[key] = value
         numbers[f"{key}, untrained"] = before[key]
-    write_atomically(folder / "result.json", to_json({"model": name, "cases": count, **numbers}))
+    if run.writes:
+        content = to_json({"model": name, "cases": count, **numbers})
+        write_atomically(folder / "result.json", content)
     return Result(name, history, numbers, matrix, spectra, control)
 
 

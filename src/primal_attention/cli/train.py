@@ -69,20 +69,35 @@ def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
 
     from primal_attention.cli.experiment import Run, table, train_model, write_report
     from primal_attention.cli.problems import load_problem
-    from primal_attention.training import CheckpointError, NonFiniteLossError
+    from primal_attention.training import CheckpointError, NonFiniteLossError, join_processes
 
     recipe, out = options.recipe, options.out
-    _make_room(options)
-    print(to_yaml(recipe), flush=True)
     torch.set_num_threads(recipe.threads)
-    run = Run(name, recipe, load_problem(recipe.data), out, options.resume, comment)
-    with told_as_mistake(""):
-        write_atomically(out / "config.yaml", run.settings)
+    processes = join_processes()
+    if processes.is_main_process:
+        _make_room(options)
+        print(to_yaml(recipe), flush=True)
+    processes.wait_for_everyone()
+    run = Run(
+        name,
+        recipe,
+        load_problem(recipe.data),
+        out,
+        resume=options.resume,
+        writes=processes.is_main_process,
+        comment=comment,
+    )
+    if run.writes:
+        with told_as_mistake(""):
+            write_atomically(out / "config.yaml", run.settings)
     results = []
     for attention in recipe.names:
-        print(f"Training {attention} …", flush=True)
+        if run.writes:
+            print(f"Training {attention} …", flush=True)
         with told_as_mistake(attention, CheckpointError, NonFiniteLossError):
             results.append(train_model(run, attention))
+    if not run.writes:
+        return
     write_report(run, results)
     rows = table(results)
     _print_table(name, rows)

@@ -10,7 +10,7 @@ from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import Columns, pad_collate
 from primal_attention.training.evaluation import Evaluation, cross_entropy, evaluate
 from primal_attention.training.history import EpochRecord, History
-from primal_attention.training.loop import NonFiniteLossError, fit
+from primal_attention.training.loop import NonFiniteLossError, fit, join_processes
 from primal_attention.training.optimization import parameter_groups
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "cross_entropy",
     "evaluate",
     "fit",
+    "join_processes",
     "pad_collate",
     "parameter_groups",
 ]

@@ -132,7 +132,7 @@ class _Run:
         collate: Collate,
         out: str | Path | None,
     ) -> None:
-        self.accelerator = _accelerator()
+        self.accelerator = join_processes()
         self.config, self.model, self.data, self.valid = config, model, train, valid
         self.objective, self.collate = objective, collate
         self.out = None if out is None else Path(out)
@@ -423,7 +423,11 @@ class _Run:
             )
 
 
-def _accelerator() -> Any:
+def join_processes() -> Any:
+    """Return the accelerator of this process, after meeting the others of ``torchrun``, if any.
+
+    ``fit`` does this by itself. Call it to know who writes the files: ``is_main_process``.
+    """
     try:
         from accelerate import Accelerator
         from accelerate.utils import DistributedType
