@@ -108,10 +108,12 @@ def test_t01_golden_example_of_the_causal_layer():
 SHAPES = [(2, 3, 7, 4, 2), (1, 1, 5, 3, 3), (3, 2, 6, 5, 8), (4, 1, 1, 7, 2), (2, 5, 9, 1, 1)]
 
 
+@pytest.mark.parametrize("short", [0, 256])
 @pytest.mark.parametrize(("b", "h", "n", "d", "s"), SHAPES)
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-def test_projection_is_the_textbook_one(b, h, n, d, s, shared, masked):
+def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, masked, short):
+    monkeypatch.setattr(tiled, "_SHORT", short)
     keep = _keep(b, n) if masked else None
     groups = 1 if shared else b
 
@@ -130,14 +132,16 @@ def test_projection_is_the_textbook_one(b, h, n, d, s, shared, masked):
     )
 
 
+@pytest.mark.parametrize("short", [0, 256])
 @pytest.mark.parametrize("tile", [1, 3, 4, 4096])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 def test_the_fused_layer_is_two_linear_maps_around_the_projection(
-    monkeypatch, tile, shared, masked, biased
+    monkeypatch, short, tile, shared, masked, biased
 ):
     monkeypatch.setattr(tiled, "_TILE", tile)
+    monkeypatch.setattr(tiled, "_SHORT", short)
     b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
     keep = _keep(b, n) if masked else None
     x = _randn(n, b, c).transpose(0, 1)  # not contiguous

@@ -389,26 +389,20 @@ class PrimalAttention(Attention, PublishesTerms):
             if self.weights == "dual" or asked:
                 mq, mk = self._heads(context).chunk(2, dim=1)
         tied = self._tie(memory, mq, mk, aware)
-        scores = None
-        if self._through_scores:
-            scores = self._project(heads, tied, own)
-            y = self._emit(scores.scores, key_mask if context is None else None)
-        else:
-            y = self._emit_folded(q, k, tied, own, key_mask if context is None else None)
+        scores = self._project(heads, tied, own)
+        y = self._emit(scores.scores, key_mask if context is None else None)
         if asked is None:
             return y, None
-        left, right = Side(q, own), Side(k, own)
-        if context is not None:
-            # the key side lives on the memory; dual weights pose the whole problem there
-            left = Side(mq, aware) if self.weights == "dual" else left
-            right, scores = Side(mk, aware), None
-        return y, self._term(asked, left, right, tied, scores)
+        if context is None:
+            return y, self._term(asked, Side(q, own), Side(k, own), tied, scores)
+        # the key side lives on the memory; dual weights pose the whole problem there
+        left = Side(mq, aware) if self.weights == "dual" else Side(q, own)
+        return y, self._term(asked, left, Side(mk, aware), tied, None)
 
     def _is_fused(self, keep: Tensor | None) -> bool:
         """Whether the layer is two linear maps around scores whose weights do not wait for q, k."""
         plain = all(map(_is_plain, (self.q_proj, self.k_proj, self.concat, self.out_proj)))
-        waits = self.weights == "dual" or not self._through_scores or self._masks_output(keep)
-        return plain and not waits
+        return plain and self.weights != "dual" and not self._masks_output(keep)
 
     def _fused(
         self,
@@ -436,7 +430,8 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
         """Return the heads of the queries and, after them, of the keys."""
-        if _is_plain(self.q_proj) and _is_plain(self.k_proj):
+        plain = _is_plain(self.q_proj) and _is_plain(self.k_proj)
+        if plain and not self._is_brief(x.shape[0] * x.shape[1]):
             both = linear(x, *self._inward)
         else:
             both = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1)
@@ -588,11 +583,6 @@ class PrimalAttention(Attention, PublishesTerms):
 
     # output
 
-    @property
-    def _through_scores(self) -> bool:
-        """Whether forming the scores is cheaper than folding the output map into the weights."""
-        return self.rank < self.head_dim or not _is_plain(self.concat)
-
     def _project(
         self, heads: Float[Tensor, "b 2*h n d"], tied: Tied, keep: Tensor | None
     ) -> Projection:
@@ -603,23 +593,15 @@ class PrimalAttention(Attention, PublishesTerms):
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output from the scores of both sides."""
         plain = _is_plain(self.out_proj) and _is_plain(self.concat)
-        if not plain or self._masks_output(keep):
+        brief = self._is_brief(scores.shape[0] * scores.shape[2])
+        if not plain or brief or self._masks_output(keep):
             heads = self.concat(torch.cat(scores.chunk(2, dim=1), dim=-1))
             return self.out_proj(self._merge(self._mask_output(heads, keep)))
         return linear(self._merge(scores), *self._outward)
 
-    def _emit_folded(
-        self, q: Tensor, k: Tensor, tied: Tied, own: Tensor | None, keep: Tensor | None
-    ) -> Float[Tensor, "b n c"]:
-        """Return the layer output without forming scores: ``φ(q) (W C)``, ``d × d`` per head."""
-        by_e, by_r = self.concat.weight.split(self.rank, dim=1)
-        fold_e, fold_r = (w @ by.T.to(w.dtype) for w, by in ((tied.w_e, by_e), (tied.w_r, by_r)))
-        eps = self.conventions.eps
-        heads = project(q, fold_e, key_mask=own, eps=eps).scores
-        heads = heads + project(k, fold_r, key_mask=own, eps=eps).scores
-        if self.concat.bias is not None:
-            heads = heads + self.concat.bias.to(heads.dtype)
-        return self.out_proj(self._merge(self._mask_output(heads, keep)))
+    def _is_brief(self, tokens: int) -> bool:
+        """Whether so few tokens pass that joining the maps costs more than applying them."""
+        return not torch.compiler.is_compiling() and tokens < 2 * self.rank
 
     def _masks_output(self, keep: Tensor | None) -> bool:
         return keep is not None and self.conventions.mask == "output"

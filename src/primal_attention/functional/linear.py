@@ -58,6 +58,9 @@ def causal_sums(
     """
     n = q.shape[2]
     wide = accumulator(q)
+    if n == 1 and state is not None and not torch.compiler.is_compiling():
+        after = state + k.transpose(-1, -2) @ v  # a decoding step: two small products
+        return CausalSums(q @ after.to(q.dtype), after)
     q_, k_, v_ = (to_chunks(t, chunk) for t in (q, k, v))  # [b h g i p]
     increments = (k_.transpose(-1, -2) @ v_).to(wide)  # [b h g p v]
     total = increments.cumsum(2)
