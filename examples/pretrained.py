@@ -1,5 +1,6 @@
 """The two small pretrained models that the surgery examples convert, and text to show them."""
 
+import argparse
 import csv
 import gzip
 import importlib.util
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 
 from primal_attention.analysis.memory import PeakMemory
+from primal_attention.bench.allocator import keep_memory
 from primal_attention.output import to_csv, write_atomically
+
+Rows = list[dict[str, Any]]
 
 ROOT = Path(__file__).resolve().parents[1]
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -125,12 +129,36 @@ def timed(run: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Rows) -> None:
     write_atomically(path, to_csv(rows))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> Rows:
     if not path.exists():
         return []
     with path.open() as file:
         return list(csv.DictReader(file))
+
+
+def showcase(
+    name: str,
+    about: str,
+    quality: Callable[[argparse.Namespace, Rows], None],
+    speed: Callable[[argparse.Namespace, Rows], None],
+    summary: Callable[[Rows, Rows], str],
+) -> None:
+    """Run an example from the command line: add the rows that are missing, write its tables."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("outputs") / name)
+    parser.add_argument("--quick", action="store_true", help="one mechanism, a few steps")
+    parser.add_argument("--only", choices=["quality", "speed", "tables"], help="a part of the work")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    rows, times = (read_rows(args.out / f"{name}{part}.csv") for part in ("", "_speed"))
+    if args.only in (None, "quality"):
+        quality(args, rows)
+    if args.only in (None, "speed"):
+        speed(args, times)
+    if rows or times:
+        write_atomically(args.out / f"{name}.md", summary(rows, times))

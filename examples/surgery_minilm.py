@@ -13,15 +13,13 @@ end to end on the hidden states.
 import argparse
 import copy
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from pretrained import ROOT, imdb_sentences, measure, minilm, read_rows, write_rows
+from pretrained import ROOT, Rows, imdb_sentences, measure, minilm, showcase, write_rows
 from torch.nn.functional import normalize
 
-from primal_attention.bench.allocator import keep_memory
-from primal_attention.output import hardware, markdown_table, write_atomically
+from primal_attention.output import hardware, markdown_table
 from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.distillation import DistillConfig, distill
 
@@ -89,7 +87,7 @@ def compare(embeddings: torch.Tensor, original: torch.Tensor) -> dict[str, float
     }
 
 
-def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def quality(args: argparse.Namespace, rows: Rows) -> None:
     """Add the rows of every conversion that is not there yet, writing after each."""
     model, tokenizer = minilm()
     train = batches(tokenizer, imdb_sentences("train", 1024 if args.quick else 3200))
@@ -130,7 +128,7 @@ def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 @torch.no_grad()
-def speed(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def speed(args: argparse.Namespace, rows: Rows) -> None:
     """Add time and memory of the whole encoder, all layers converted, writing after each."""
     model, _ = minilm()
     # the model knows 512 positions; time does not care that the others are made up
@@ -155,7 +153,7 @@ def speed(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
             write_rows(args.out / "surgery_minilm_speed.csv", rows)
 
 
-def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]) -> str:
+def summary(quality_rows: Rows, speed_rows: Rows) -> str:
     machine = hardware()
     header = ["attention", "layers", "training", "cosine", "same nearest", "ten nearest",
               "cpu seconds"]  # fmt: skip
@@ -179,23 +177,5 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/surgery_minilm"))
-    parser.add_argument("--quick", action="store_true", help="one mechanism, a few steps")
-    parser.add_argument("--only", choices=["quality", "speed", "tables"], help="a part of the work")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    keep_memory()
-    rows = read_rows(args.out / "surgery_minilm.csv")
-    if args.only in (None, "quality"):
-        quality(args, rows)
-    times = read_rows(args.out / "surgery_minilm_speed.csv")
-    if args.only in (None, "speed"):
-        speed(args, times)
-    if rows or times:
-        write_atomically(args.out / "surgery_minilm.md", summary(rows, times))
-
-
 if __name__ == "__main__":
-    main()
+    showcase("surgery_minilm", __doc__, quality, speed, summary)

@@ -14,15 +14,13 @@ import argparse
 import copy
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from pretrained import ROOT, chunks, measure, read_rows, smollm2, wikitext, write_rows
+from pretrained import ROOT, Rows, chunks, measure, showcase, smollm2, wikitext, write_rows
 from torch.nn.functional import cross_entropy
 
-from primal_attention.bench.allocator import keep_memory
-from primal_attention.output import hardware, markdown_table, write_atomically
+from primal_attention.output import hardware, markdown_table
 from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.generation import cache_numel
@@ -62,7 +60,7 @@ def perplexity(model: Any, data: list[torch.Tensor]) -> float:
     return math.exp(total / count)
 
 
-def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def quality(args: argparse.Namespace, rows: Rows) -> None:
     """Add the rows of every conversion that is not there yet, writing after each."""
     model, tokenizer = smollm2()
     held_ids = tokenizer(wikitext("test")[:40_000], return_tensors="pt").input_ids[0]
@@ -102,7 +100,7 @@ def quality(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 @torch.no_grad()
-def speed(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+def speed(args: argparse.Namespace, rows: Rows) -> None:
     """Add time, memory and size of the cache of the first layers, writing after each."""
     from transformers import DynamicCache, LlamaConfig, LlamaModel
 
@@ -131,7 +129,7 @@ def speed(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
             write_rows(args.out / "surgery_smollm2_speed.csv", rows)
 
 
-def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]) -> str:
+def summary(quality_rows: Rows, speed_rows: Rows) -> str:
     machine = hardware()
     header = ["attention", "layers", "training", "perplexity", "cpu seconds"]
     table = markdown_table(header, [[r[h] for h in header] for r in quality_rows])
@@ -153,23 +151,5 @@ def summary(quality_rows: list[dict[str, Any]], speed_rows: list[dict[str, Any]]
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/surgery_smollm2"))
-    parser.add_argument("--quick", action="store_true", help="one mechanism, a few tokens")
-    parser.add_argument("--only", choices=["quality", "speed", "tables"], help="a part of the work")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    keep_memory()
-    rows = read_rows(args.out / "surgery_smollm2.csv")
-    if args.only in (None, "quality"):
-        quality(args, rows)
-    times = read_rows(args.out / "surgery_smollm2_speed.csv")
-    if args.only in (None, "speed"):
-        speed(args, times)
-    if rows or times:
-        write_atomically(args.out / "surgery_smollm2.md", summary(rows, times))
-
-
 if __name__ == "__main__":
-    main()
+    showcase("surgery_smollm2", __doc__, quality, speed, summary)
