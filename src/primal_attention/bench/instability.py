@@ -321,7 +321,9 @@ def _table(records: Sequence[Mapping[str, Any]]) -> str:
         for task in tasks:
             record = at[task, name]
             beside = record["published"]
-            text = f"{record['ratio']:.2f} ± {record['spread']:.2f}"
+            text = f"{record['ratio']:.2f}"
+            if record["seeds"] > 1:
+                text += f" ± {record['spread']:.2f}"
             line.append(text + (f" ({beside:.2f})" if beside is not None else ""))
         cells.append([name, *line])
     return markdown_table(head, cells)
@@ -360,10 +362,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     records = summarize(rows)
     facts = ", ".join(f"{key}: {value}" for key, value in hardware().items())
+    seeds = f"mean and standard deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"
     caption = (
-        f"Instability over the first {plan.steps} steps as a multiple of softmax attention's, mean "
-        f"and standard deviation over {plan.seeds} seeds (published); batch×mean length in the "
-        f"head. Embeddings start with standard deviation {plan.std:g}. {facts}."
+        f"Instability over the first {plan.steps} steps as a multiple of softmax attention's, "
+        f"{seeds} (published); batch×mean length in the head. Embeddings start with standard "
+        f"deviation {plan.std:g}. {facts}."
     )
     report = f"{caption}\n\n{_table(records)}\n"
     print(report)
