@@ -26,29 +26,30 @@ def _pyplot() -> Any:
 
 
 def plot_sweep(rows: Sequence[Measurement]) -> bytes:
-    """Return a PNG with one column per shape: step time above, memory kept for backward below."""
+    """Return a PNG with one column per shape: step time, and memory kept for backward if known."""
     plt = _pyplot()
     rows = [r for r in rows if r.mode == rows[0].mode]
     shapes = sorted({(r.heads, r.head_dim) for r in rows})
     names = list(dict.fromkeys(r.name for r in rows))
-    figure, axes = plt.subplots(
-        2, len(shapes), figsize=(5.5 * len(shapes), 7.5), sharex=True, squeeze=False
-    )
+    shown = {"step_ms": "forward + backward, ms", "kept_mb": "kept for backward, MiB"}
+    shown = {field: title for field, title in shown.items() if any(getattr(r, field) for r in rows)}
+    size = (5.5 * len(shapes), 0.5 + 3.5 * len(shown))
+    figure, axes = plt.subplots(len(shown), len(shapes), figsize=size, sharex=True, squeeze=False)
     for column, (heads, head_dim) in enumerate(shapes):
         for color, name in zip(plt.get_cmap("tab10").colors * 3, names, strict=False):
-            found = [r for r in rows if (r.name, r.heads) == (name, heads)]
             style = {"color": color, "marker": "o", "markersize": 3.5, "label": name}
             if name == "floor":
                 style.update(linestyle="--", color="black", label="projections alone")
-            lengths = [r.n for r in found]
-            axes[0, column].loglog(lengths, [r.step_ms for r in found], **style)
-            axes[1, column].loglog(lengths, [max(r.kept_mb, 1e-3) for r in found], **style)
+            found = [r for r in rows if (r.name, r.heads) == (name, heads)]
+            for axis, field in zip(axes[:, column], shown, strict=True):
+                points = [(r.n, value) for r in found if (value := getattr(r, field))]
+                axis.loglog([n for n, _ in points], [value for _, value in points], **style)
         axes[0, column].set_title(f"{heads} heads of {head_dim}")
-        axes[1, column].set_xlabel("tokens")
+        axes[-1, column].set_xlabel("tokens")
         for axis in axes[:, column]:
             axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("forward + backward, ms")
-    axes[1, 0].set_ylabel("kept for backward, MiB")
+    for axis, title in zip(axes[:, 0], shown.values(), strict=True):
+        axis.set_ylabel(title)
     axes[0, 0].legend(frameon=False, fontsize=9)
     figure.tight_layout()
     return _finish(figure, plt)
