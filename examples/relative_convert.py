@@ -1,6 +1,6 @@
 """Put random features into trained softmax attention with relative positions: what is left of it?
 
-    python examples/relative_convert.py            # about ten minutes on one core
+    python examples/relative_convert.py            # about ten minutes on a quiet core
     python examples/relative_convert.py --quick    # ten steps, to see that it runs
 
 Luo et al. 2021 (arXiv 2106.12566) report that softmax attention with relative positions survives
