@@ -14,6 +14,7 @@ from primal_attention.tasks.timeseries import (
     series_from_arrays,
     stratified_split,
 )
+from primal_attention.tasks.timeseries.data import jittered
 
 FULL = """#A comment
 @problemName Toy
@@ -214,3 +215,45 @@ def test_batches_pad_to_their_longest_series():
     assert batch["x"].shape == (2, 4, 2)
     assert batch["key_mask"].sum(1).tolist() == [3, 4]
     assert torch.equal(batch["labels"], torch.tensor([1, 0]))
+
+
+def test_jitter_changes_a_series_anew_each_time_and_the_seed_decides_how():
+    series = series_from_arrays(np.random.default_rng(0).normal(size=(2, 3, 40)), ["a", "b"])
+    data = SeriesDataset(series, jitter=0.1)
+    torch.manual_seed(0)
+    first, second = data[0]["x"], data[0]["x"]
+    assert first.shape == (40, 3)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    torch.testing.assert_close(data[0]["x"], first, atol=0, rtol=0)
+    np.testing.assert_array_equal(SeriesDataset(series)[0]["x"], series.x[0])
+
+
+@pytest.mark.parametrize("length", [1, 2, 60])
+def test_jitter_moves_a_ramp_within_its_bounds(length):
+    # so steep that noise and factors of single steps do not count
+    ramp = torch.linspace(-1e3, 1e3, length)[:, None]
+    for seed in range(10):
+        torch.manual_seed(seed)
+        moved = jittered(ramp, 0.1).flatten()
+        assert torch.isfinite(moved).all()
+        if length == 60:
+            middle = moved[15:45]
+            pace = float(middle.diff().mean() / ramp.diff(dim=0).mean())
+            assert 0.5 < pace < 1.6
+            assert (middle.diff() > 0).all()
+
+
+def test_jitter_adds_noise_and_a_factor_a_channel():
+    torch.manual_seed(0)
+    zeros = jittered(torch.zeros(4000, 2), 0.1)
+    assert abs(float(zeros.std()) - 0.2) < 0.01
+    means = torch.stack([jittered(torch.ones(400, 2), 0.1).mean(0) for _ in range(500)])
+    assert abs(float(means.std()) - 0.1) < 0.01
+
+
+@pytest.mark.raw
+@pytest.mark.parametrize("jitter", [-0.1, 1.0, float("nan")])
+def test_jitter_out_of_bounds_is_refused(jitter):
+    with pytest.raises(ValueError, match="jitter must be from 0"):
+        SeriesDataset(series_from_arrays(np.zeros((1, 1, 4))), jitter=jitter)

@@ -7,6 +7,7 @@ import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
 
 from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+from primal_attention.tasks.timeseries.repro import MODELS, Settings
 
 SMALL = {"dim": 16, "num_heads": 2, "n_steps": 40, "random_state": 0}
 
@@ -64,6 +65,27 @@ def test_prediction_does_not_depend_on_the_company():
     together = clf.predict_proba(X)
     alone = np.concatenate([clf.predict_proba([x]) for x in X])
     np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_jitter_is_for_training_only_and_drawn_from_the_random_state():
+    small = {"dim": 8, "num_heads": 2, "n_steps": 4, "random_state": 0}
+    X, y = waves(12, 0)
+    clf = PrimalTimeSeriesClassifier(**small).fit(X, y)
+    first = clf.predict_proba(X)
+    np.testing.assert_array_equal(clf.predict_proba(X), first)
+    again = PrimalTimeSeriesClassifier(**small).fit(X, y)
+    np.testing.assert_array_equal(again.predict_proba(X), first)
+    without = PrimalTimeSeriesClassifier(**small, jitter=0.0).fit(X, y)
+    assert not np.array_equal(without.predict_proba(X), first)
+
+
+def test_the_defaults_are_those_of_the_study():
+    default, ours, shared = PrimalTimeSeriesClassifier().get_params(), MODELS["ours"], Settings()
+    own = ("attention", "primal_layers", "stem", "dropout", "eta", "jitter")
+    assert {k: default[k] for k in own} == {k: getattr(ours, k) for k in own}
+    both = ("dim", "num_heads", "num_layers", "max_tokens", "batch_size", "lr")
+    assert {k: default[k] for k in both} == {k: getattr(shared, k) for k in both}
+    assert default["n_steps"] == shared.steps
 
 
 def test_the_callers_random_streams_are_left_alone():

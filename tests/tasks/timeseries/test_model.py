@@ -10,7 +10,7 @@ def model(**options):
     return SeriesClassifier(SeriesConfig(num_classes=4, num_channels=3, **({"dim": 16} | options)))
 
 
-@pytest.mark.parametrize("stem", ["conv", "patch"])
+@pytest.mark.parametrize("stem", ["both", "conv", "patch"])
 @pytest.mark.parametrize("patch", [1, 3, 16])
 @pytest.mark.parametrize("attention", ["primal", "primal-dual", "softmax"])
 def test_padding_never_leaks(stem, patch, attention):
@@ -25,8 +25,9 @@ def test_padding_never_leaks(stem, patch, attention):
     torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-4)
 
 
-def test_every_parameter_learns_and_the_term_is_published():
-    classifier = model(patch=2)
+@pytest.mark.parametrize("stem", ["both", "conv", "patch"])
+def test_every_parameter_learns_and_the_term_is_published(stem):
+    classifier = model(stem=stem, patch=2)
     output = classifier(torch.randn(5, 33, 3))
     loss = output.logits.logsumexp(-1).sum() + pa.ksvd_loss(classifier)
     loss.backward()
@@ -73,6 +74,8 @@ def test_a_series_without_steps_gives_zeros():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="stem must be one of"):
         model(stem="fourier")
+    with pytest.raises(ValueError, match="stem='both' needs dim of at least 3"):
+        model(stem="both", dim=2, num_heads=1)
     with pytest.raises(ValueError, match="patch must be at least 1"):
         model(patch=0)
     with pytest.raises(ValueError, match="primal_layers"):

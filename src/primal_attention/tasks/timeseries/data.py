@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -25,6 +26,7 @@ __all__ = [
     "SeriesDataset",
     "Standardizer",
     "collate_series",
+    "jittered",
     "list_series",
     "load_series",
     "read_npz",
@@ -398,22 +400,47 @@ def stratified_split(y: NDArray[np.int64], fraction: float = 0.2, *, seed: int =
     return Split(np.flatnonzero(~held), np.flatnonzero(held))
 
 
+def jittered(x: Float[Tensor, "time channels"], strength: float) -> Float[Tensor, "time channels"]:
+    """Return a standardised series changed a little, another way each time.
+
+    Its pace changes by up to ``strength``, its start by up to half of that share of its length;
+    every channel gets a factor of deviation ``strength`` around one, and every value noise of twice
+    that deviation. Draws from torch's generator, so that the seed of a training decides it.
+
+    Example:
+        >>> jittered(torch.zeros(50, 3), 0.1).shape
+        torch.Size([50, 3])
+    """
+    last = len(x) - 1
+    faster, later = strength * (2 * torch.rand(2) - 1)
+    at = (torch.arange(len(x)) - last / 2) * (1 + faster) + last / 2 + later / 2 * len(x)
+    at = at.clamp(0, last)  # the ends are held
+    left = at.long()
+    x = torch.lerp(x[left], x[(left + 1).clamp(max=last)], (at - left)[:, None])
+    x = x * (1 + strength * torch.randn(x.shape[1]))
+    return x + 2 * strength * torch.randn(x.shape)
+
+
 class SeriesDataset(Dataset[dict[str, Tensor]]):
     """Cases as ``{"x": [time, channels], "labels": class}``, without padding.
 
     Args:
         series: Standardised series.
+        jitter: Strength of the changes of every case each time it is read; for training only.
     """
 
-    def __init__(self, series: Series) -> None:
-        self.series = series
+    def __init__(self, series: Series, jitter: float = 0.0) -> None:
+        if not 0 <= jitter < 1:
+            raise ValueError(f"jitter must be from 0 up to, not including, 1, got {jitter}.")
+        self.series, self.jitter = series, jitter
 
     def __len__(self) -> int:
         return len(self.series)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         series = self.series
-        item = {"x": torch.from_numpy(series.x[index, : series.length[index]])}
+        x = torch.from_numpy(series.x[index, : series.length[index]])
+        item = {"x": jittered(x, self.jitter) if self.jitter else x}
         if series.y is not None:
             item["labels"] = torch.tensor(series.y[index])
         return item

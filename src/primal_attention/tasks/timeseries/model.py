@@ -8,7 +8,7 @@ what happened when, for series of any length; the published model buys this with
 all ``L · c`` outputs and a fixed ``L``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -28,7 +28,7 @@ from primal_attention.models import (
 
 __all__ = ["SeriesClassifier", "SeriesConfig", "segment_means"]
 
-Stem = Literal["conv", "patch"]
+Stem = Literal["both", "conv", "patch"]
 
 _WIDTHS = (3, 9, 19)
 """What the convolutions of the stem see, in time steps, or in strides where they stride."""
@@ -53,7 +53,7 @@ class SeriesConfig:
     """Channels of every time step."""
     stem: Stem = "conv"
     """``"patch"``: a linear map of every patch. ``"conv"``: convolutions of three widths, then one
-    that gathers a patch and its surroundings."""
+    that gathers a patch and its surroundings. ``"both"``: their sum."""
     patch: int = 1
     """Time steps per token."""
     segments: int = 8
@@ -81,8 +81,10 @@ class SeriesConfig:
         for name in ("patch", "segments"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.stem == "conv" and self.dim < len(_WIDTHS):
-            raise ValueError(f"stem='conv' needs dim of at least {len(_WIDTHS)}, got {self.dim}.")
+        if self.stem != "patch" and self.dim < len(_WIDTHS):
+            raise ValueError(
+                f"stem={self.stem!r} needs dim of at least {len(_WIDTHS)}, got {self.dim}."
+            )
         _ = self.layer_attentions
 
     @property
@@ -128,11 +130,7 @@ class SeriesClassifier(PublishesTerms):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         self.config = config
-        self.stem: nn.Module
-        if config.stem == "conv":
-            self.stem = _ConvStem(config)
-        else:
-            self.stem = _PatchStem(config)
+        self.stem: nn.Module = _STEMS[config.stem](config)
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 config.dim,
@@ -231,6 +229,26 @@ class _ConvStem(nn.Module):
         keep = key_mask.unflatten(1, (-1, self.stride)).any(-1)
         views = torch.where(keep[:, :, None], views, 0.0)
         return _convolve(self.gather, views.mT).mT
+
+
+class _BothStems(nn.Module):
+    """The sum of the two: what convolutions find, beside the values as they are."""
+
+    def __init__(self, config: SeriesConfig) -> None:
+        super().__init__()
+        self.conv, self.patch = _ConvStem(config), _PatchStem(config)
+
+    def forward(
+        self, x: Float[Tensor, "b time channels"], key_mask: Bool[Tensor, "b time"]
+    ) -> Float[Tensor, "b n c"]:
+        return self.conv(x, key_mask) + self.patch(x, key_mask)
+
+
+_STEMS: dict[Stem, Callable[[SeriesConfig], nn.Module]] = {
+    "both": _BothStems,
+    "conv": _ConvStem,
+    "patch": _PatchStem,
+}
 
 
 def _convolve(layer: Any, x: Float[Tensor, "b channels time"]) -> Float[Tensor, "b features n"]:
