@@ -70,7 +70,7 @@ def quality(args: argparse.Namespace, rows: Rows) -> None:
     todo: list[tuple[str, str, str]] = [("original", "none", "none")]
     names, layers = list(MECHANISMS), dict(LAYERS)
     if args.quick:
-        names, layers = names[:1], {"last layer": "last:1"}
+        names, layers = [TRAINED[0]], {"last layer": "last:1"}
     todo += [(name, label, "none") for label in layers for name in names]
     todo += [(name, label, "distilled") for label in layers for name in names if name in TRAINED]
     for name, label, training in todo:
