@@ -26,15 +26,18 @@ from primal_attention.surgery.distillation import DistillConfig, distill
 MECHANISMS: dict[str, dict[str, Any]] = {
     "nystromformer": {"num_landmarks": 16, "kernel_size": None},
     "skyformer": {"num_landmarks": 16},
+    "skyformer-learned": {"num_landmarks": 16},
     "gaussian": {},
     "favor": {},
     "kernelized": {},
+    "kernelized-log": {},
     "schoenbat": {},
     "linear": {},
     "cosformer": {},
     "flow": {},
     "linformer": {"num_projections": 16},
     "primal-dual": {"rank": 32},
+    "primal-relative": {"rank": 32},
     "primal": {"rank": 16},
 }
 LAYERS = {"last two": "last:2", "all": "all", "half": "last:3", "last layer": "last:1"}

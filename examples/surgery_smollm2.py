@@ -30,12 +30,14 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "favor": {},
     "kernelized": {},
+    "kernelized-log": {},
     "schoenbat": {},
     "linear": {},
     "cosformer": {},
     "flow": {},
     "primal-dual": {"rank": 64},
     "primal": {"rank": 32},
+    "primal-static": {"rank": 32},
 }
 LAYERS = {"last layer": "last:1", "half": "last:15", "all": "all"}
 TRAINED = ("flow", "primal-dual")
