@@ -69,8 +69,6 @@ def test_t09_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_ca
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_nothing_in_a_padded_slot_of_the_memory_reaches_the_result(cross_case, keep, poison):
-    if not cross_case.capabilities.padding:
-        pytest.skip("takes no mask, and says so")
     layer = cross_case.build().eval()
     x, context = torch.randn(2, 4, 16), torch.randn(2, N, 16)
     leaf = context.masked_fill(~keep[:, :, None], poison).requires_grad_()

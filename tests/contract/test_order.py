@@ -29,8 +29,6 @@ def _decode(layer, x, sizes, key_mask=None):
 def test_no_gradient_comes_from_the_future(causal_case, masked):
     layer, n = causal_case.build(dtype=torch.float64).eval(), 9
     keep = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 0]], dtype=torch.bool) if masked else None
-    if masked and not causal_case.capabilities.padding:
-        pytest.skip("takes no mask, and says so")
     x = torch.randn(1, n, 16, dtype=torch.float64, requires_grad=True)
     y = layer(x, key_mask=keep, is_causal=True)
     for t in range(n):

@@ -153,9 +153,8 @@ def test_evaluation_is_deterministic(mode_case):
 
 
 def test_training_is_deterministic_where_the_capability_says_so(mode_case):
-    if not mode_case.capabilities.deterministic:
-        pytest.skip("draws random numbers in training, and says so")
     layer, arguments = mode_case.build().train(), mode_case.inputs()
     first = layer(**arguments)
     torch.manual_seed(77)
-    assert torch.equal(layer(**arguments), first)
+    same = torch.equal(layer(**arguments), first)
+    assert same or not mode_case.capabilities.deterministic
