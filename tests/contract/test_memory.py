@@ -46,3 +46,13 @@ def test_t25_memory_grows_linearly(name, is_causal):
     # n log n: one more level of blocks at twice the length
     logarithmic = "log" in attention_entry(name).cost
     assert long.total < (3.2 if logarithmic else 2.3) * short.total
+
+
+@pytest.mark.parametrize("name", list_attentions(stateful=True))
+def test_a_state_keeps_nothing_of_its_prompt_alive(name):
+    layer = create_attention(name, 16, 2).eval()
+    with torch.no_grad():
+        _, state = layer.step(torch.randn(1, 2000, 16), layer.init_state(1))
+    tensors = (*state.tensors, state.seen)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    assert sum(held.values()) <= 1.1 * sum(t.nbytes for t in tensors)

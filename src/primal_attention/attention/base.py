@@ -63,6 +63,10 @@ class State(NamedTuple):
         """Return the state cut from the autograd graph."""
         return self._map(Tensor.detach)
 
+    def own(self) -> "State":
+        """Return the state in memory of its own: as a part of a prompt's sums it would keep all."""
+        return self._map(_own)
+
     @property
     def numel(self) -> int:
         """How many numbers the state holds."""
@@ -70,6 +74,12 @@ class State(NamedTuple):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
         return State(tuple(change(t) for t in self.tensors), change(self.seen))
+
+
+def _own(x: Tensor) -> Tensor:
+    # a few tensors side by side may share their memory; a clone costs more than it frees
+    is_part = not torch.compiler.is_compiling() and x.untyped_storage().nbytes() > 4 * x.nbytes
+    return x.clone() if is_part else x
 
 
 class Attention(nn.Module):

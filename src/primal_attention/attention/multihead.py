@@ -182,7 +182,7 @@ class MultiHeadAttention(Attention):
         y = self.dropout(self.out_proj(self._merge(y)))
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y, state
+        return y, state.own()
 
 
 def real_first(key_mask: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:

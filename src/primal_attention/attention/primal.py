@@ -699,7 +699,7 @@ class PrimalAttention(Attention, PublishesTerms):
         x, _ = _clean(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
-        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
+        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after.own()
 
 
 def _clean(

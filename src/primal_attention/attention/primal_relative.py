@@ -166,7 +166,7 @@ class PrimalRelativeAttention(Attention):
         y = self.dropout(self.out_proj(self._merge(self._heads(scores, x))))
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y, State(tuple(after), state.seen + real.sum(1))
+        return y, State(tuple(after), state.seen + real.sum(1)).own()
 
     def _continue(
         self,
