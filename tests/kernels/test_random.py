@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from scipy.special import hyp0f1
 
 from primal_attention.kernels import PositiveFeatures, TrigonometricFeatures, draw_directions
 
@@ -165,6 +166,21 @@ def test_antithetic_orthogonal_features_beat_orthogonal_beat_independent():
     assert both < orthogonal / 4
 
 
+def test_features_on_the_sphere_have_a_kernel_of_their_own():
+    # the mean of exp(w·u) over the sphere of radius √d is 0F1(d/2; d‖u‖²/4)
+    x, y = _pair(8, 1.0)
+    size = (x + y).square().sum().item()
+    expected = hyp0f1(4, 2 * size) * math.exp(-1.0)
+    phi = PositiveFeatures(
+        8, 200_000, directions="sphere", generator=_generator(), dtype=torch.float64
+    )
+    assert torch.allclose(phi.directions.norm(dim=-1), torch.tensor(8.0).sqrt().double())
+    assert phi.approximate(x[None], y[None]).item() == pytest.approx(expected, rel=5e-3)
+    # which is below exp(x·y), by ‖u‖⁴/4(d + 2) to first order
+    exact = phi.gram(x[None], y[None]).item()
+    assert exact / expected - 1 == pytest.approx(size**2 / 40, rel=0.35)
+
+
 def test_tilted_features_have_less_variance_for_large_norms():
     x, y = (2 * torch.nn.functional.normalize(torch.randn(16, 16), dim=-1) for _ in range(2))
 
@@ -177,8 +193,10 @@ def test_tilted_features_have_less_variance_for_large_norms():
 
 @pytest.mark.raw
 def test_options_that_make_no_sense_raise():
-    with pytest.raises(ValueError, match="'iid' or 'orthogonal', got 'sphere'"):
-        PositiveFeatures(4, 8, directions="sphere")
+    with pytest.raises(ValueError, match="'orthogonal' or 'sphere', got 'cube'"):
+        PositiveFeatures(4, 8, directions="cube")
+    with pytest.raises(ValueError, match="spread= tilts a normal density"):
+        PositiveFeatures(4, 8, directions="sphere", spread=2.0)
     with pytest.raises(ValueError, match="even in antithetic pairs, got 7"):
         PositiveFeatures(4, 7, antithetic=True)
     with pytest.raises(ValueError, match="num_features must be even"):

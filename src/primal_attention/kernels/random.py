@@ -26,7 +26,7 @@ from primal_attention.kernels.exact import Exponential, Gaussian, unit
 
 __all__ = ["Directions", "PositiveFeatures", "TrigonometricFeatures", "draw_directions"]
 
-Directions = Literal["iid", "orthogonal"]
+Directions = Literal["iid", "orthogonal", "sphere"]
 Shape = Literal["exponential", "gaussian"]
 
 
@@ -39,13 +39,15 @@ def draw_directions(
     num_sets: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*sets p d"]:
-    """Return ``num`` rows ``w ~ N(0, I)`` in float64 on the CPU.
+    """Return ``num`` directions ``w ~ N(0, I)``, one a row, in float64 on the CPU.
 
     Args:
         num: Number of rows.
         dim: Width of a row.
-        directions: Independent rows, or rows orthogonal inside blocks of ``dim`` with the norms of
-            independent ones. Each row alone is normal in both cases.
+        directions: Independent rows (``"iid"``), or rows orthogonal inside blocks of ``dim`` with
+            the norms of independent ones. Each row alone is normal in both cases. ``"sphere"``
+            brings independent rows to length ``√dim``: then the features stand for the exponential
+            kernel only as far as ``‖x + y‖⁴`` is small against ``dim``.
         antithetic: Let the second half be the negative of the first.
         num_sets: Draw that many independent sets, on a new first axis.
         generator: Where the numbers come from; torch's own generator without one.
@@ -56,8 +58,8 @@ def draw_directions(
         >>> bool((gram - gram.diag().diag()).abs().max() < 1e-12)
         True
     """
-    if directions not in ("iid", "orthogonal"):
-        raise ValueError(f"directions must be 'iid' or 'orthogonal', got {directions!r}.")
+    if directions not in ("iid", "orthogonal", "sphere"):
+        raise ValueError(f"directions must be 'iid', 'orthogonal' or 'sphere', got {directions!r}.")
     if num < 1 or (antithetic and num % 2):
         raise ValueError(
             f"The number of features must be positive, and even in antithetic pairs, got {num}."
@@ -77,8 +79,9 @@ def draw_directions(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    if directions == "iid":
-        return normal(num, dim)
+    if directions != "orthogonal":
+        rows = normal(num, dim)
+        return rows if directions == "iid" else dim**0.5 * rows / rows.norm(dim=-1, keepdim=True)
     q, r = torch.linalg.qr(normal(-(-num // dim), dim, dim))
     # the sign of R's diagonal makes the directions uniform on the sphere
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
@@ -160,7 +163,7 @@ class PositiveFeatures(_Gaussian):
         kernel: ``"exponential"`` or ``"gaussian"``.
         scale: Factor on the inner product, ``d ** -0.5`` in softmax attention.
         normalize: Bring rows to length one first.
-        directions: ``"orthogonal"`` or ``"iid"``.
+        directions: See :func:`draw_directions`.
         antithetic: Use pairs ``±w``.
         spread: Expected ``scale · ‖x + y‖²``. Given one, features are drawn from the density that
             is best for it: lower variance for large norms, and still unbiased. ``2`` suits unit
@@ -207,6 +210,11 @@ class PositiveFeatures(_Gaussian):
             device=device,
             dtype=dtype,
         )
+        if spread is not None and directions == "sphere":
+            raise ValueError(
+                f"spread= tilts a normal density, which directions='sphere' has not; got {spread}. "
+                "Leave it out, or use directions='orthogonal'."
+            )
         self.num_features = num_features
         self._tilt = 0.0 if spread is None else _tilt(spread, dim)
 
@@ -256,7 +264,7 @@ class TrigonometricFeatures(_Gaussian):
         kernel: ``"gaussian"`` or ``"exponential"``.
         scale: Factor on the squared distance, or on the inner product.
         normalize: Bring rows to length one first.
-        directions: ``"orthogonal"`` or ``"iid"``.
+        directions: See :func:`draw_directions`.
         num_heads: Draw directions of their own for each head; rows are then ``[... h n d]``.
         generator: Where the draw comes from.
         device: Where to keep it.
