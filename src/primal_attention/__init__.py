@@ -7,44 +7,8 @@ Names are imported when they are first used, so that a command can answer ``--he
 waiting for torch.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from primal_attention.attention import (
-        Attention,
-        LinearAttention,
-        PrimalAttention,
-        SoftmaxAttention,
-        create_attention,
-        ksvd_loss,
-        ksvd_terms,
-        list_attentions,
-        register_attention,
-    )
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Attention",
-    "LinearAttention",
-    "PrimalAttention",
-    "SoftmaxAttention",
-    "__version__",
-    "create_attention",
-    "ksvd_loss",
-    "ksvd_terms",
-    "list_attentions",
-    "register_attention",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from primal_attention import attention
-
-    return getattr(attention, name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

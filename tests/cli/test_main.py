@@ -19,7 +19,9 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["train", "--help"], ["eval", "--help"], ["predict", "--help"],
-     ["repro", "--help"], ["bench", "--help"], ["list"], ["info"], ["--version"], ["trian"]],
+     ["repro", "--help"], ["bench", "--help"], ["list"], ["info"], ["--version"], ["trian"],
+     ["train", "japanese-vowels", "--help"], ["repro", "uea", "--help"],
+     ["repro", "longrange", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_and_lists_do_not_wait_for_torch(arguments):

@@ -16,6 +16,7 @@ import yaml
 from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
 
 __all__ = [
+    "as_written",
     "build",
     "find_recipe",
     "read_recipe",
@@ -119,8 +120,7 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
         >>> build(TrainingConfig, {"epochs": 3}).epochs
         3
     """
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{where or 'a recipe'} must hold `key: value` settings, got {tree!r}.")
+    _check_tree(tree, where)
     known = {f.name: f for f in _settable(kind)}
     prefix = f"{where}." if where else ""
     for key in tree:
@@ -137,6 +137,30 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
     values = {key: _convert(value, hints[key], prefix + key) for key, value in tree.items()}
     with told_as_mistake(where):
         return kind(**values)
+
+
+def as_written(kind: type[T], tree: Any, where: str = "") -> T:
+    """Return a dataclass with what a recipe says, checked by nobody: to be shown, not to be run.
+
+    Checks know the attentions, and so need torch; whoever asks for help should not wait for it.
+    """
+    _check_tree(tree, where)
+    found, hints = object.__new__(kind), get_type_hints(kind)
+    for field in fields(typing.cast(Any, kind)):
+        name, hint = field.name, hints[field.name]
+        if is_dataclass(hint):
+            value = as_written(typing.cast(Any, hint), tree.get(name, {}), name)
+        elif name in tree:
+            value = _convert(tree[name], hint, name)
+        else:
+            value = field.default if field.default_factory is MISSING else field.default_factory()
+        object.__setattr__(found, name, value)
+    return found
+
+
+def _check_tree(tree: Any, where: str) -> None:
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{where or 'a recipe'} must hold `key: value` settings, got {tree!r}.")
 
 
 def _settable(kind: Any) -> list[Field[Any]]:

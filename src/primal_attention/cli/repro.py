@@ -96,8 +96,6 @@ def _uea(argv: list[str]) -> int:
 
 
 def _longrange(argv: list[str]) -> int:
-    import torch
-
     from primal_attention.tasks.longrange.compare import Comparison, reproduce_longrange
 
     @dataclass(frozen=True)
@@ -120,6 +118,8 @@ def _longrange(argv: list[str]) -> int:
             f"{' and '.join(needed)} are read from a folder: set PRIMAL_DATA, give --data, or run "
             "--tasks listops, which is drawn."
         )
+    import torch
+
     torch.set_num_threads(1)  # processor seconds of one core are what is compared
     comparison = Comparison(**{f.name: getattr(options, f.name) for f in fields(Comparison)})
     reproduce_longrange(

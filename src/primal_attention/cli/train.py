@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.parsing import parse
 from primal_attention.cli.recipes import (
+    as_written,
     build,
     find_recipe,
     read_recipe,
@@ -36,15 +37,16 @@ def main(argv: list[str]) -> int:
 
     from primal_attention.cli.settings import Recipe, TrainOptions
 
-    with told_as_mistake(str(path), ValueError, TypeError, UserError):
-        recipe = build(Recipe, tree)
     # the settings saved beside a run are a recipe too, and belong to its folder
     is_run = path.name == "config.yaml"
     name = path.resolve().parent.name if is_run else path.stem
-    default = TrainOptions(
-        **{f.name: getattr(recipe, f.name) for f in fields(Recipe)},
-        out=path.parent if is_run else Path("outputs") / name,
-    )
+    out = path.parent if is_run else Path("outputs") / name
+    if {"-h", "--help"} & set(argv[1:]):
+        default = as_written(TrainOptions, {**tree, "out": out})
+    else:
+        with told_as_mistake(str(path), ValueError, TypeError, UserError):
+            recipe = build(Recipe, tree)
+        default = TrainOptions(**{f.name: getattr(recipe, f.name) for f in fields(Recipe)}, out=out)
     with told_as_mistake(""):
         options = parse(TrainOptions, argv[1:], prog=f"primal train {argv[0]}", default=default)
     _train(name, options, recipe_comment(path))

@@ -8,16 +8,15 @@ layer of order one whatever the depth.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from primal_attention.attention import Rotary, State, create_attention
+from primal_attention.models.config import Norm
 
 __all__ = ["EncoderBlock"]
-
-Norm = Literal["pre", "post"]
 
 
 class EncoderBlock(nn.Module):

@@ -1,7 +1,6 @@
 """A causal decoder that models language, and generates with a state of constant size."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -11,27 +10,10 @@ from torch import Tensor, nn
 from primal_attention.attention import State
 from primal_attention.models.base import ModelOutput
 from primal_attention.models.blocks import EncoderBlock
-from primal_attention.models.sequence import SequenceConfig, SequenceModel
+from primal_attention.models.config import DecoderConfig
+from primal_attention.models.sequence import SequenceModel
 
-__all__ = ["CausalDecoder", "DecoderConfig", "DecoderState"]
-
-
-@dataclass(frozen=True)
-class DecoderConfig(SequenceConfig):
-    """What a :class:`CausalDecoder` is made of.
-
-    Example:
-        >>> DecoderConfig(vocab_size=256, attention="primal-dual", positions="rotary").dim
-        128
-    """
-
-    vocab_size: int
-    """Distinct token ids."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_count("vocab_size")
-        self._check_causal()
+__all__ = ["CausalDecoder", "DecoderState"]
 
 
 class DecoderState(NamedTuple):

@@ -1,7 +1,6 @@
 """Encoders that classify sequences of any length, one at a time or in pairs."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,48 +8,10 @@ from torch import Tensor, nn
 
 from primal_attention.functional.precision import accumulator
 from primal_attention.models.base import ModelOutput
-from primal_attention.models.sequence import SequenceConfig, SequenceModel
+from primal_attention.models.config import EncoderConfig
+from primal_attention.models.sequence import SequenceModel
 
-__all__ = ["DualTowerClassifier", "EncoderClassifier", "EncoderConfig"]
-
-Pooling = Literal["mean", "last"]
-
-
-@dataclass(frozen=True)
-class EncoderConfig(SequenceConfig):
-    """What an :class:`EncoderClassifier` or a :class:`DualTowerClassifier` is made of.
-
-    Example:
-        >>> EncoderConfig(num_classes=9, num_features=12, primal_layers="last:1").layer_attentions
-        ('softmax', 'primal')
-    """
-
-    num_classes: int
-    """Classes to tell apart."""
-    num_features: int | None = None
-    """Channels of each token, for inputs ``[b n features]``; give this or ``vocab_size``."""
-    vocab_size: int | None = None
-    """Distinct token ids, for inputs ``[b n]``; give this or ``num_features``."""
-    is_causal: bool = False
-    """Let no token see a later one; ``primal-static`` needs it to mix tokens at all."""
-    pooling: Pooling = "mean"
-    """What the head sees: the mean over real tokens, or the last of them."""
-    head_dim: int | None = None
-    """Width of a hidden layer in the head; by default the head is linear."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("num_classes", "num_features", "vocab_size", "head_dim"):
-            self._check_count(name)
-        if (self.num_features is None) == (self.vocab_size is None):
-            raise ValueError(
-                f"Give exactly one of num_features and vocab_size, got {self.num_features} and "
-                f"{self.vocab_size}: num_features for inputs [b n features], vocab_size for ids."
-            )
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"pooling must be 'mean' or 'last', got {self.pooling!r}.")
-        if self.is_causal:
-            self._check_causal()
+__all__ = ["DualTowerClassifier", "EncoderClassifier"]
 
 
 class _Classifier(SequenceModel):

@@ -8,7 +8,6 @@ never compare two tokens. Random features keep it in expectation.
 """
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -16,22 +15,7 @@ from torch import Tensor
 
 from primal_attention.attention import Rotary
 
-__all__ = ["ROTARY_ATTENTIONS", "rotary_positions", "sinusoidal_positions"]
-
-Positions = Literal["sinusoidal", "learned", "rotary", "none"]
-
-ROTARY_ATTENTIONS = (
-    "favor",
-    "gaussian",
-    "linformer",
-    "nystromformer",
-    "primal-dual",
-    "schoenbat",
-    "skyformer",
-    "softmax",
-    "softmax-explicit",
-)
-"""Attentions whose weights depend on distances when queries and keys are turned by positions."""
+__all__ = ["rotary_positions", "sinusoidal_positions"]
 
 
 def sinusoidal_positions(

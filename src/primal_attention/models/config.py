@@ -1,0 +1,198 @@
+"""What models are made of, as frozen dataclasses.
+
+PrimalFormer, Primal.+ and their softmax twin (Chen et al. 2023) are one line apart::
+
+    EncoderConfig(num_classes=9, num_features=12)                          # every layer primal
+    EncoderConfig(num_classes=9, num_features=12, primal_layers="last:1")  # softmax, primal on top
+    EncoderConfig(num_classes=9, num_features=12, attention="softmax")     # the twin
+
+Nothing here imports torch before a configuration is made, so that a command can tell its options at
+once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+__all__ = ["ROTARY_ATTENTIONS", "DecoderConfig", "EncoderConfig", "SequenceConfig"]
+
+Norm = Literal["pre", "post"]
+Pooling = Literal["mean", "last"]
+Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+
+ROTARY_ATTENTIONS = (
+    "favor",
+    "gaussian",
+    "linformer",
+    "nystromformer",
+    "primal-dual",
+    "schoenbat",
+    "skyformer",
+    "softmax",
+    "softmax-explicit",
+)
+"""Attentions whose weights depend on distances when queries and keys are turned by positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig:
+    """The fields that all models of sequences share."""
+
+    dim: int = 128
+    """Model width."""
+    num_heads: int = 8
+    """Heads; must divide ``dim``."""
+    num_layers: int = 2
+    """Blocks."""
+    hidden_dim: int | None = None
+    """Width inside each block's perceptron; by default ``4 * dim``."""
+    attention: str = "primal"
+    """Name of an attention in the registry."""
+    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of that attention's constructor, such as ``{"rank": 16}``."""
+    primal_layers: str | tuple[int, ...] = "all"
+    """Blocks that use ``attention``: ``"all"``, ``"last:k"`` or indices."""
+    other_attention: str = "softmax"
+    """Attention of the other blocks."""
+    other_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of the other attention's constructor."""
+    positions: Positions = "sinusoidal"
+    """Positions: sinusoidal or learned vectors, rotary queries and keys, or none."""
+    max_length: int | None = None
+    """Longest sequence that learned positions can tell; the others take any length."""
+    norm: Norm = "pre"
+    """Norm before each branch, or after it (post)."""
+    dropout: float = 0.1
+    """Probability of dropping an element of each branch in training."""
+    checkpointing: bool = False
+    """Recompute every block in backward: less memory, about a third more time."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.primal_layers, list):
+            object.__setattr__(self, "primal_layers", tuple(self.primal_layers))
+        for name in ("dim", "num_heads", "num_layers", "hidden_dim", "max_length"):
+            self._check_count(name)
+        for name, kind in (("positions", Positions), ("norm", Norm)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, got "
+                    f"{getattr(self, name)!r}."
+                )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
+        if (self.positions == "learned") != (self.max_length is not None):
+            raise ValueError(
+                f"Learned positions need max_length, and only they have one; got positions="
+                f"{self.positions!r} and max_length={self.max_length}."
+            )
+        from primal_attention.attention import attention_entry
+
+        for name in self.layer_attentions:
+            attention_entry(name)
+            if self.positions == "rotary" and name not in ROTARY_ATTENTIONS:
+                raise ValueError(
+                    f"Rotary positions mean nothing to {name!r}, which does not compare tokens by "
+                    f"inner products; use sinusoidal positions, or one of: "
+                    f"{', '.join(ROTARY_ATTENTIONS)}."
+                )
+
+    def _check_count(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+
+    def _check_causal(self) -> None:
+        from primal_attention.attention import attention_entry, list_attentions
+
+        for name in self.layer_attentions:
+            if not attention_entry(name).capabilities.causal:
+                raise ValueError(
+                    f"{name!r} cannot run causally: its outputs depend on later tokens. Use one "
+                    f"of: {', '.join(list_attentions(causal=True))}."
+                )
+
+    @property
+    def layer_attentions(self) -> tuple[str, ...]:
+        """The attention of every block, first to last."""
+        chosen = _chosen(self.primal_layers, self.num_layers)
+        names = self.attention, self.other_attention
+        return tuple(names[i not in chosen] for i in range(self.num_layers))
+
+    @property
+    def layer_options(self) -> tuple[Mapping[str, Any], ...]:
+        """The options of every block's attention, first to last."""
+        chosen = _chosen(self.primal_layers, self.num_layers)
+        options = self.attention_options, self.other_options
+        return tuple(options[i not in chosen] for i in range(self.num_layers))
+
+
+def _chosen(layers: str | tuple[int, ...], num_layers: int) -> frozenset[int]:
+    """Return the indices that ``primal_layers`` names."""
+    every = range(num_layers)
+    if isinstance(layers, str):
+        if layers == "all":
+            return frozenset(every)
+        word, _, count = layers.partition(":")
+        if word == "last" and count.isdigit() and 0 < int(count) <= num_layers:
+            return frozenset(every[-int(count) :])
+    elif all(isinstance(i, int) and -num_layers <= i < num_layers for i in layers):
+        return frozenset(every[i] for i in layers)
+    raise ValueError(
+        f"primal_layers must be 'all', 'last:k' with k from 1 to {num_layers}, or a tuple of "
+        f"indices below {num_layers}, got {layers!r}."
+    )
+
+
+@dataclass(frozen=True)
+class EncoderConfig(SequenceConfig):
+    """What an :class:`EncoderClassifier` or a :class:`DualTowerClassifier` is made of.
+
+    Example:
+        >>> EncoderConfig(num_classes=9, num_features=12, primal_layers="last:1").layer_attentions
+        ('softmax', 'primal')
+    """
+
+    num_classes: int
+    """Classes to tell apart."""
+    num_features: int | None = None
+    """Channels of each token, for inputs ``[b n features]``; give this or ``vocab_size``."""
+    vocab_size: int | None = None
+    """Distinct token ids, for inputs ``[b n]``; give this or ``num_features``."""
+    is_causal: bool = False
+    """Let no token see a later one; ``primal-static`` needs it to mix tokens at all."""
+    pooling: Pooling = "mean"
+    """What the head sees: the mean over real tokens, or the last of them."""
+    head_dim: int | None = None
+    """Width of a hidden layer in the head; by default the head is linear."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_classes", "num_features", "vocab_size", "head_dim"):
+            self._check_count(name)
+        if (self.num_features is None) == (self.vocab_size is None):
+            raise ValueError(
+                f"Give exactly one of num_features and vocab_size, got {self.num_features} and "
+                f"{self.vocab_size}: num_features for inputs [b n features], vocab_size for ids."
+            )
+        if self.pooling not in get_args(Pooling):
+            raise ValueError(f"pooling must be 'mean' or 'last', got {self.pooling!r}.")
+        if self.is_causal:
+            self._check_causal()
+
+
+@dataclass(frozen=True)
+class DecoderConfig(SequenceConfig):
+    """What a :class:`CausalDecoder` is made of.
+
+    Example:
+        >>> DecoderConfig(vocab_size=256, attention="primal-dual", positions="rotary").dim
+        128
+    """
+
+    vocab_size: int
+    """Distinct token ids."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("vocab_size")
+        self._check_causal()

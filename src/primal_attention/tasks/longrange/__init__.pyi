@@ -1,0 +1,27 @@
+from .listops import ListOpsConfig, generate_listops, read_listops
+from .pathfinder import PathfinderConfig, generate_pathfinder
+from .readers import read_aan, read_cifar10, read_imdb
+from .sequences import PairSequences, TokenSequences
+from .settings import (
+    LRA,
+    build_model,
+    model_config,
+    training_config,
+)
+
+__all__ = [
+    "LRA",
+    "ListOpsConfig",
+    "PairSequences",
+    "PathfinderConfig",
+    "TokenSequences",
+    "build_model",
+    "generate_listops",
+    "generate_pathfinder",
+    "model_config",
+    "read_aan",
+    "read_cifar10",
+    "read_imdb",
+    "read_listops",
+    "training_config",
+]
