@@ -36,6 +36,7 @@ from matplotlib import pyplot as plt
 HEAD = WIDTH // HEADS
 MAPS = {
     "positive": partial(PositiveFeatures, directions="iid"),
+    "positive, on the sphere": partial(PositiveFeatures, directions="sphere"),
     "positive, orthogonal": PositiveFeatures,
     "positive, orthogonal ±, tilted": partial(PositiveFeatures, antithetic=True, spread=2.0),
     "trigonometric": partial(TrigonometricFeatures, kernel="exponential", directions="iid"),
