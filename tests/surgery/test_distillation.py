@@ -5,14 +5,9 @@ import torch
 from torch import nn
 
 from primal_attention.attention import create_attention
-from primal_attention.surgery.distillation import (
-    DistillConfig,
-    differing_layers,
-    distill,
-    fit_outputs,
-    layer_r2,
-    record_calls,
-)
+from primal_attention.surgery.distillation import DistillConfig, distill
+from primal_attention.surgery.fitting import fit_outputs
+from primal_attention.surgery.recording import differing_layers, layer_r2, record_calls
 
 FAST = DistillConfig(fit_batches=4, layer_steps=6, end_steps=6, save_every=1)
 

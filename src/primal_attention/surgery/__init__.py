@@ -10,16 +10,12 @@ from primal_attention.surgery.conversion import (
     read_attention,
     revert,
 )
-from primal_attention.surgery.distillation import (
-    DistillConfig,
-    Distilled,
-    distill,
-    fit_outputs,
-    layer_r2,
-)
+from primal_attention.surgery.distillation import DistillConfig, Distilled, distill
+from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.fold import fold_output
 from primal_attention.surgery.interface import register_implementation, register_implementations
 from primal_attention.surgery.layers import Converted, converted_layers
+from primal_attention.surgery.recording import layer_r2
 from primal_attention.surgery.storage import load_converted, load_pretrained, save_converted
 from primal_attention.surgery.vision import register_timm_models, timm_attention
 

@@ -31,17 +31,16 @@ from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.output import markdown_table
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.conversion import convert, inspect_targets
-from primal_attention.surgery.distillation import (
+from primal_attention.surgery.distillation import DistillConfig, distill
+from primal_attention.surgery.fitting import fit_recorded
+from primal_attention.surgery.layers import converted_layers
+from primal_attention.surgery.recording import (
     Batch,
-    DistillConfig,
     Recording,
     ask_layers,
-    distill,
     evaluating,
-    fit_recorded,
     recorded_r2,
 )
-from primal_attention.surgery.layers import converted_layers
 
 __all__ = ["Advice", "Cost", "HeadAdvice", "LayerFit", "advise"]
 

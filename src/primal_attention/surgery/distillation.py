@@ -16,42 +16,32 @@ ends with the same weights.
 import io
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.attention import (
-    Attention,
-    Core,
-    MultiHeadAttention,
-    PrimalAttention,
-    ksvd_loss,
-    ksvd_terms,
-)
-from primal_attention.attention.multihead import real_first
+from primal_attention.attention import ksvd_loss, ksvd_terms
 from primal_attention.output import write_atomically
+from primal_attention.surgery.fitting import fit_outputs
+from primal_attention.surgery.recording import (
+    Batch,
+    ask_again,
+    ask_layers,
+    differing_layers,
+    evaluating,
+    first_tensor,
+    real_tokens,
+    run_batch,
+)
 
-__all__ = [
-    "Call",
-    "DistillConfig",
-    "Distilled",
-    "differing_layers",
-    "distill",
-    "fit_outputs",
-    "fit_recorded",
-    "layer_r2",
-    "record_calls",
-    "recorded_r2",
-]
+__all__ = ["DistillConfig", "Distilled", "distill"]
 
-Batch = Mapping[str, Any] | Sequence[Any] | Tensor
-"""What a model's forward takes: keyword arguments, positional arguments, or one tensor."""
 Objective = Literal["auto", "logits", "hidden", "task"]
 Loss = Callable[[Any, Any, Batch], Tensor]
 
@@ -125,385 +115,6 @@ class Distilled:
     """Step at which this run took over from an earlier one."""
 
 
-class Call(NamedTuple):
-    """One call of a layer: what it was asked and what it answered."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Float[Tensor, "b n c"]
-
-
-Recording = tuple[Batch, dict[str, Call]]
-"""A batch, and what each layer was asked and answered while the original ran on it."""
-
-
-def differing_layers(model: nn.Module, teacher: nn.Module) -> list[str]:
-    """Return the names under which the two models have modules of different classes, outermost.
-
-    Example:
-        >>> names = "abc"
-        >>> model, teacher = (nn.ModuleDict({n: nn.ReLU() for n in names}) for _ in range(2))
-        >>> model["b"] = nn.GELU()
-        >>> differing_layers(model, teacher)
-        ['b']
-    """
-    theirs = dict(teacher.named_modules())
-    found: list[str] = []
-    for name, module in model.named_modules():
-        inside = any(name.startswith(f"{other}.") for other in found)
-        if not inside and name in theirs and type(module) is not type(theirs[name]):
-            found.append(name)
-    if not found:
-        raise ValueError(
-            "model and teacher have the same layers everywhere; convert one of two copies first."
-        )
-    if found == [""]:
-        raise ValueError(
-            f"model is a {type(model).__name__} and teacher a {type(teacher).__name__}; the "
-            "teacher must be a copy of the model made before converting it (copy.deepcopy)."
-        )
-    return found
-
-
-@contextmanager
-def record_calls(
-    model: nn.Module, names: Sequence[str], into: dict[str, Call]
-) -> Iterator[dict[str, Call]]:
-    """Keep the last call of each named layer while the context lasts.
-
-    A cache among the arguments is left out: what is recorded can be asked again.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-        >>> with record_calls(model, ["0"], {}) as calls:
-        ...     _ = model(torch.ones(4, 5, 2))
-        >>> calls["0"].output.shape
-        torch.Size([4, 5, 3])
-    """
-
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            plain = {k: None if k in _CACHES else v for k, v in kwargs.items()}
-            into[name] = Call(args, plain, _first(output))
-
-        return keep
-
-    handles = [
-        model.get_submodule(name).register_forward_hook(hook(name), with_kwargs=True)
-        for name in names
-    ]
-    try:
-        yield into
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
-
-
-def _first(output: Any) -> Tensor:
-    while not isinstance(output, Tensor):
-        output = output[0]
-    return output
-
-
-@torch.no_grad()
-def layer_r2(
-    model: nn.Module, teacher: nn.Module, data: Sequence[Batch], names: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Return how much of each original layer's output its replacement explains.
-
-    One minus the squared error over the variance, on the original's inputs and real tokens; zero
-    for a layer that answers the mean, one for a perfect copy.
-
-    Args:
-        model: The converted model.
-        teacher: The original.
-        data: Batches, kept apart from those that the model has learned from.
-        names: Layers; all converted ones unless given.
-    """
-    names = differing_layers(model, teacher) if names is None else names
-    with evaluating(teacher):
-        return recorded_r2(model, ((batch, ask_layers(teacher, names, batch)) for batch in data))
-
-
-@torch.no_grad()
-def recorded_r2(model: nn.Module, recordings: Iterable[Recording]) -> dict[str, float]:
-    """Return :func:`layer_r2` from calls of the original that were recorded before."""
-    sums: dict[str, _Variance] = {}
-    with evaluating(model):
-        for batch, calls in recordings:
-            for name, call in calls.items():
-                keep = _real_tokens(batch, call.output)
-                answer = _answer(model, name, call)
-                sums.setdefault(name, _Variance()).add(answer[keep], call.output[keep])
-    return {name: s.r2 for name, s in sums.items()}
-
-
-class _Variance:
-    """Squared errors and the variance of what was to be explained."""
-
-    def __init__(self) -> None:
-        self.error, self.square, self.total, self.count = 0.0, 0.0, torch.zeros(1), 0
-
-    def add(self, guess: Float[Tensor, "t c"], truth: Float[Tensor, "t c"]) -> None:
-        guess, truth = guess.double(), truth.double()
-        self.error += float((guess - truth).square().sum())
-        self.square += float(truth.square().sum())
-        self.total = self.total.to(truth.device) + truth.sum(0)
-        self.count += len(truth)
-
-    @property
-    def r2(self) -> float:
-        spread = self.square - float(self.total.square().sum()) / max(self.count, 1)
-        return 1 - self.error / max(spread, 1e-12)
-
-
-def ask_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, Call]:
-    """Return what the named layers were asked and answered in one forward."""
-    with record_calls(model, names, {}) as calls, torch.no_grad():
-        _run(model, batch)
-    missing = [name for name in names if name not in calls]
-    if missing:
-        raise RuntimeError(
-            f"The forward never called {missing[0]!r}; layers skipped at random (layer dropout) "
-            "cannot be matched, and batches must be what the model's forward takes."
-        )
-    return calls
-
-
-def _answer(model: nn.Module, name: str, call: Call) -> Tensor:
-    return _first(model.get_submodule(name)(*call.args, **call.kwargs))
-
-
-def _run(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
-    """Return the model's output on a batch, without a cache, and without labels unless asked."""
-    if isinstance(batch, Tensor):
-        return model(batch)
-    if not isinstance(batch, Mapping):
-        return model(*batch)
-    given = dict(batch) if labels else {k: v for k, v in batch.items() if k != "labels"}
-    if getattr(getattr(model, "config", None), "use_cache", False) is True:
-        given.setdefault("use_cache", False)
-    return model(**given)
-
-
-def _real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:
-    """Return which tokens of ``output`` count: those the batch's padding mask keeps, or all."""
-    if isinstance(batch, Mapping):
-        for word in ("attention_mask", "key_mask"):
-            mask = batch.get(word)
-            if isinstance(mask, Tensor) and mask.shape == output.shape[:-1]:
-                return mask.bool()
-        mask = batch.get("src_key_padding_mask")
-        if isinstance(mask, Tensor) and mask.shape == output.shape[:-1]:
-            return ~mask.bool()
-    return torch.ones(output.shape[:-1], dtype=torch.bool, device=output.device)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-class _Normal:
-    """The normal equations of a linear map, in float64; one for each head where heads differ.
-
-    ``weight`` and ``bias`` are views of the map's parameters, ``[h o k]`` and ``[h o]``. Tokens are
-    kept in two folds, so that the ridge can be chosen on tokens that were not fitted.
-    """
-
-    def __init__(self, weight: Float[Tensor, "h o k"], bias: Float[Tensor, "h o"] | None) -> None:
-        self.weight, self.bias = weight, bias
-        h, out, k = weight.shape
-        wide = k + (bias is not None)
-        self.gram = torch.zeros(2, h, wide, wide, dtype=torch.float64, device=weight.device)
-        self.cross = torch.zeros(2, h, wide, out, dtype=torch.float64, device=weight.device)
-
-    def add(self, z: Float[Tensor, "h t k"], missing: Float[Tensor, "h t o"]) -> None:
-        z, missing = z.double(), missing.double()
-        if self.bias is not None:
-            z = torch.cat([z, torch.ones_like(z[..., :1])], dim=-1)
-        for fold, (rows, wanted) in enumerate(zip(z.chunk(2, 1), missing.chunk(2, 1), strict=True)):
-            self.gram[fold] += rows.mT @ rows
-            self.cross[fold] += rows.mT @ wanted
-
-    def solve(self, ridge: float | None) -> None:
-        """Add to the map what the equations say is missing, or nothing if that does not help."""
-        if ridge is None:
-            ridge = min(_RIDGES, key=self._unseen_error)
-            if self._unseen_error(ridge) >= 0:
-                return
-        k = self.weight.shape[-1]
-        change = self._change(self.gram.sum(0), self.cross.sum(0), ridge)
-        self.weight += change[:, :k].mT.to(self.weight)
-        if self.bias is not None:
-            self.bias += change[:, k].to(self.bias)
-
-    def _change(self, gram: Tensor, cross: Tensor, ridge: float) -> Float[Tensor, "h k o"]:
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        mean = diagonal[:, : self.weight.shape[-1]].mean(-1, keepdim=True).clamp_min(1e-12)
-        shifted = gram + torch.diag_embed((ridge * mean).expand_as(diagonal))
-        factor, info = torch.linalg.cholesky_ex(shifted)
-        # features that are all alike leave a matrix without a factor: that head stays as it was
-        solved = torch.cholesky_solve(cross, factor)
-        return torch.where((info == 0)[:, None, None], solved, 0.0)
-
-    def _unseen_error(self, ridge: float) -> float:
-        """Return by how much the squared error changes on each fold after a fit on the other."""
-        total = 0.0
-        for mine, other in ((0, 1), (1, 0)):
-            change = self._change(self.gram[mine], self.cross[mine], ridge)
-            quadratic = (change * (self.gram[other] @ change)).sum()
-            total += float(quadratic - 2 * (change * self.cross[other]).sum())
-        return total
-
-
-_RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
-"""Strengths to choose from, relative to the mean square of the features."""
-
-
-@torch.no_grad()
-def fit_outputs(
-    model: nn.Module,
-    teacher: nn.Module,
-    data: Sequence[Batch],
-    *,
-    names: Sequence[str] | None = None,
-    ridge: float | None = None,
-) -> list[str]:
-    """Refit the last linear map of each converted layer to the original's answers, closed form.
-
-    That is the output map; where the host model keeps it in another module (BERT), the value map of
-    each head, or the map of a primal layer from scores to heads. Layers with none of these are left
-    as they are.
-
-    Args:
-        model: The converted model; changed in place.
-        teacher: The original.
-        data: A few batches; as many tokens as the model is wide, times ten, is plenty.
-        names: Layers; all converted ones unless given.
-        ridge: Pull towards the present weights, relative to the mean square of the features;
-            unless given, what does best on one half of the tokens after a fit on the other.
-
-    Returns:
-        The names of the layers that were refit.
-    """
-    names = differing_layers(model, teacher) if names is None else names
-    with evaluating(teacher):
-        calls = ((batch, ask_layers(teacher, names, batch)) for batch in data)
-        return fit_recorded(model, calls, ridge=ridge)
-
-
-@torch.no_grad()
-def fit_recorded(
-    model: nn.Module, recordings: Iterable[Recording], *, ridge: float | None = None
-) -> list[str]:
-    """Do what :func:`fit_outputs` does, from calls of the original that were recorded before."""
-    systems: dict[str, _Normal | None] = {}
-    with evaluating(model):
-        for batch, calls in recordings:
-            for name, call in calls.items():
-                if name in systems and systems[name] is None:
-                    continue
-                systems[name] = _collect(model, name, call, batch, systems.get(name))
-    for system in systems.values():
-        if system is not None:
-            system.solve(ridge)
-    return [name for name, system in systems.items() if system is not None]
-
-
-def _collect(
-    model: nn.Module, name: str, call: Call, batch: Batch, system: _Normal | None
-) -> _Normal | None:
-    """Add one batch to the equations of a layer; ``None`` if there is no linear map to refit."""
-    layer = model.get_submodule(name)
-    seen: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
-
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        seen[module] = args, kwargs, out
-
-    watched = nn.Linear | Core | Attention
-    handles = [
-        m.register_forward_hook(keep, with_kwargs=True)
-        for m in layer.modules()
-        if isinstance(m, watched)
-    ]
-    try:
-        answer = _answer(model, name, call)
-    finally:
-        for handle in handles:
-            handle.remove()
-    real, missing = _real_tokens(batch, answer), call.output - answer
-    for module, (args, _, out) in seen.items():
-        if (
-            isinstance(module, nn.Linear)
-            and out.shape == answer.shape
-            and torch.equal(out[real], answer[real])
-        ):
-            bias = None if module.bias is None else module.bias.data[None]
-            system = system or _Normal(module.weight.data[None], bias)
-            system.add(args[0][real][None], missing[real][None])
-            return system
-    for module, (_, kwargs, _) in seen.items():
-        if isinstance(module, Attention) and isinstance(module.out_proj, nn.Identity):
-            return _collect_inside(module, seen, kwargs.get("key_mask"), real, missing, system)
-    return None
-
-
-def _collect_inside(
-    layer: Any,
-    seen: Mapping[nn.Module, Any],
-    key_mask: Tensor | None,
-    real: Tensor,
-    missing: Tensor,
-    system: _Normal | None,
-) -> _Normal | None:
-    """Add one batch to the equations of a layer whose host model keeps the output map."""
-    heads = layer.num_heads
-
-    def rows(x: Tensor) -> Tensor:
-        return x.transpose(0, 1)[:, real]  # [h t k]
-
-    if isinstance(layer, PrimalAttention):
-        if layer.concat not in seen:
-            return None
-        # one map for all heads: their rows are equations of one system
-        z, y = rows(seen[layer.concat][0][0]), rows(_heads(missing, heads))
-        bias = None if layer.concat.bias is None else layer.concat.bias.data[None]
-        system = system or _Normal(layer.concat.weight.data[None], bias)
-        system.add(z.flatten(0, 1)[None], y.flatten(0, 1)[None])
-        return system
-    if not isinstance(layer, MultiHeadAttention) or getattr(layer.core, "post", "") == "power":
-        return None
-    # heads are linear in their values, so in the map that makes them: average tokens, then map
-    (q, k, _), kwargs, _ = seen[layer.core]
-    x = seen[layer.v_proj][0][0]
-    z = layer.core(q, k, x[:, None].expand(-1, heads, -1, -1), **kwargs)
-    if layer.core.ordered and key_mask is not None:
-        back = real_first(key_mask).argsort(1)[:, None, :, None]
-        z = z.gather(2, back.expand_as(z))
-    bias = layer.v_proj.bias
-    system = system or _Normal(
-        layer.v_proj.weight.data.unflatten(0, (heads, -1)),
-        None if bias is None else bias.data.unflatten(0, (heads, -1)),
-    )
-    system.add(rows(z), rows(_heads(missing, heads)))
-    return system
-
-
-def _heads(x: Float[Tensor, "b n c"], heads: int) -> Float[Tensor, "b h n d"]:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
 def distill(
     model: nn.Module,
     teacher: nn.Module,
@@ -530,6 +141,7 @@ def distill(
     Example:
         >>> import copy
         >>> from primal_attention.attention import create_attention
+        >>> from primal_attention.surgery import layer_r2
         >>> teacher = nn.Sequential(create_attention("softmax", 8, 2), nn.Linear(8, 3))
         >>> model = copy.deepcopy(teacher)
         >>> model[0] = create_attention("linear", 8, 2)
@@ -652,8 +264,8 @@ class _Run:
         total = 0.0
         for name in self.names:
             call = calls.pop(name)
-            keep = _real_tokens(batch, call.output)
-            answer, truth = _answer(self.model, name, call)[keep], call.output[keep]
+            keep = real_tokens(batch, call.output)
+            answer, truth = ask_again(self.model, name, call)[keep], call.output[keep]
             error = _relative_error(answer, truth) / len(self.names)
             error.backward()
             total += float(error.detach())
@@ -661,8 +273,8 @@ class _Run:
 
     def _match_end(self, batch: Batch) -> float:
         with torch.no_grad():
-            truth = _run(self.teacher, batch)
-        answer = _run(self.model, batch, labels=self.config.objective == "task")
+            truth = run_batch(self.teacher, batch)
+        answer = run_batch(self.model, batch, labels=self.config.objective == "task")
         if self.loss is not None:
             value = self.loss(answer, truth, batch)
         else:
@@ -754,12 +366,12 @@ def _end_loss(answer: Any, truth: Any, batch: Batch, config: DistillConfig) -> T
         )
     if config.objective != "hidden" and logits is not None:
         mine = _part(answer, "logits")
-        keep = _real_tokens(batch, logits)
+        keep = real_tokens(batch, logits)
         t = config.temperature
         student, wanted = (x[keep].float().div(t).log_softmax(-1) for x in (mine, logits))
         return nn.functional.kl_div(student, wanted, log_target=True, reduction="batchmean") * t * t
     hidden, target = _hidden(answer), _hidden(truth)
-    keep = _real_tokens(batch, target)
+    keep = real_tokens(batch, target)
     return _relative_error(hidden[keep], target[keep])
 
 
@@ -776,7 +388,7 @@ def _hidden(output: Any) -> Tensor:
             f"objective='hidden' needs a model that returns last_hidden_state, got "
             f"{', '.join(output)}; use 'logits', or pass loss=."
         )
-    return _first(output)
+    return first_tensor(output)
 
 
 @contextmanager
