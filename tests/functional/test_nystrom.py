@@ -409,6 +409,8 @@ def test_the_convolution_by_blocks_is_a_grouped_convolution_in_values_and_gradie
     kernel = weight[:, None, :, None]
     expected = torch.nn.functional.conv2d(x, kernel, padding=(taps // 2, 0), groups=3)
     torch.testing.assert_close(got, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(token_convolution(x, weight), expected)
     weights = torch.randn_like(got)
     for a, b in zip(
         torch.autograd.grad((got * weights).sum(), [x, weight]),

@@ -463,7 +463,8 @@ def token_convolution(
     """Return ``y_i = Σ_t w_t x_{i + t - k/2}`` per head, zero beyond the ends; ``k`` is odd.
 
     By products with banded matrices over blocks of tokens: training costs a third of what a grouped
-    convolution costs on a CPU, whose layout is made for images.
+    convolution costs on a CPU, whose layout is made for images. Without gradients that one is the
+    faster, and is taken.
 
     Example:
         >>> token_convolution(torch.ones(1, 1, 4, 1), torch.ones(1, 3)).flatten()
@@ -471,6 +472,9 @@ def token_convolution(
     """
     n, taps = x.shape[2], weight.shape[1]
     half = taps // 2
+    if n and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        kernel = weight[:, None, :, None]
+        return torch.conv2d(x.contiguous(), kernel, padding=(half, 0), groups=len(kernel))
     blocks = to_chunks(pad(x, (0, 0, half, half)), max(_BLOCK, taps - 1))  # [b h g i d]
     block = blocks.shape[3]
     pairs = torch.cat([blocks, pad(blocks, (0, 0, 0, 0, 0, 1))[:, :, 1:]], dim=3)
