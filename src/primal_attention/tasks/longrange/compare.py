@@ -39,7 +39,7 @@ class Comparison:
     """Tasks: listops, text, image."""
     variants: tuple[str, ...] = _VARIANTS
     """Models: softmax, primal, primal+, dual."""
-    seconds: float = 420.0
+    seconds: float = 300.0
     """Processor seconds of training for each model on each task."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of parameters and of the order of the data."""
