@@ -62,7 +62,8 @@ def test_t20_compiled_programs_train_at_every_length(plain_case):
 
 def _exports(case):
     layer, arguments = case.build().eval(), case.inputs(b=3, n=9, m=6)
-    batch, n, m = torch.export.Dim("b"), torch.export.Dim("n"), torch.export.Dim("m")
+    batch = torch.export.Dim("b")
+    n, m = (torch.export.Dim(name, **case.lengths) for name in "nm")
     keys = m if "context" in arguments else n
     dynamic = {"x": {0: batch, 1: n}, "context": {0: batch, 1: m}, "key_mask": {0: batch, 1: keys}}
     shapes = {k: dynamic.get(k) for k in arguments}
