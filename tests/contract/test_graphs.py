@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from primal_attention.attention import ksvd_loss, ksvd_terms
 
 LENGTHS = (7, 12, 70, 200)
+LONG_SUMS = {"kernelized", "kernelized-log", "schoenbat"}
+"""Their sums pass 4,096 terms within these lengths, where inductor's C++ makes another program."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +37,10 @@ def _compiles(case, backend):
     for i, n in enumerate(LENGTHS):
         arguments = case.inputs(b=2 + i, n=n, m=n // 2 + 1)
         expected = _train(layer, layer, arguments)
-        # the first call compiles; from then on one program serves every batch and length, unless
-        # the C++ compiler wants another one where a sum passes 4,096 terms (need_use_acc_helper)
+        # the first call compiles; from then on one program serves every batch and length
         strict = torch._dynamo.config.patch(error_on_recompile=True)
-        with strict if i and backend != "inductor" else contextlib.nullcontext():
+        is_strict = i and not (backend == "inductor" and case.name in LONG_SUMS)
+        with strict if is_strict else contextlib.nullcontext():
             got = _train(layer, compiled, arguments)
         for a, b in zip(got, expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
@@ -60,7 +62,7 @@ def test_t20_one_captured_program_trains_at_every_length_in_every_mode(graph_cas
     "ignore::FutureWarning",
     "ignore:Torchinductor does not support code generation for complex operators",
 )
-def test_t20_compiled_programs_train_at_every_length(plain_case):
+def test_t20_one_compiled_program_trains_at_every_length(plain_case):
     _compiles(plain_case, "inductor")
 
 
