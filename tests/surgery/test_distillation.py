@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from primal_attention.attention import create_attention
+from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.recording import differing_layers, layer_r2, record_calls
@@ -283,3 +284,23 @@ def test_a_loss_that_is_no_number_stops_the_run():
     data[0]["x"][0, 0] = float("nan")
     with pytest.raises(RuntimeError, match="loss is nan at step 0"):
         distill(model, teacher, data, DistillConfig(closed_form=False), progress=False)
+
+
+def test_pictures_without_labels_teach_a_converted_vision_model():
+    import timm
+
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    teacher = timm.create_model("vit_tiny_patch16_224", num_classes=4, **sizes).eval()
+    for block in teacher.blocks:
+        block.attn.qkv.weight.data *= 20  # weights that an untrained model does not have yet
+    model = copy.deepcopy(teacher)
+    convert(model, SurgeryConfig("linear"))
+    pictures = [torch.randn(4, 3, 32, 32) for _ in range(4)]
+    before = layer_r2(model, teacher, pictures)
+    config = DistillConfig(fit_batches=4, layer_steps=30, end_steps=2)
+    done = distill(model, teacher, pictures, config, progress=False)
+    after = layer_r2(model, teacher, pictures)
+    assert done.history[-1]["stage"] == "end to end"
+    assert len(after) == 2
+    assert all(after[name] > before[name] + 0.05 for name in before)
