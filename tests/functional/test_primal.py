@@ -25,7 +25,8 @@ from primal_attention.functional import (
     project,
     reduce_objective,
     sample_rows,
-    share_rows,
+    tie_rows,
+    tie_sampled,
     tiled,
 )
 
@@ -168,23 +169,32 @@ def test_the_fused_layer_is_two_linear_maps_around_the_projection(
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-def test_shared_rows_send_both_gradients_back(masked):
-    keep = _keep(2, 6) if masked else None
-    one = Linear(torch.eye(4, dtype=torch.float64), None)
+@pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
+@pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])
+def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, normalize):
+    keep = _keep(3, 6) if masked else None
+    if masked:
+        keep[1] = False  # an empty sequence
+    basis = _randn(2, 5) if smooth else None
+    inward, outward = Linear(_randn(8, 4), None), Linear(_randn(4, 12), None)
 
-    def both(share):
-        def run(x):
-            x, rows = share(x)
-            y, _ = attend(x, one, rows.mT[:, None], Linear(one.weight[:3, :3], None), key_mask=keep)
-            return torch.cat([y.flatten(), rows.flatten()])
+    def at_once(x, w_e, w_r):
+        return tie_sampled(x, 5, w_e, w_r, key_mask=keep, basis=basis, normalize=normalize)
+
+    def by_rows(x, w_e, w_r):
+        return x, tie_rows(sample_rows(x, 5, keep), w_e, w_r, basis=basis, normalize=normalize)[0]
+
+    def layer(tie):
+        def run(x, w_e, w_r):
+            x = x if keep is None else torch.where(keep[:, :, None], x, 0.0)
+            x, w = tie(x, w_e, w_r)
+            y, _ = attend(x, inward, w, outward, key_mask=keep)
+            return torch.cat([y.flatten(), w.flatten()])
 
         return run
 
-    _same_with_gradients(
-        both(lambda x: share_rows(x, 3, keep)),
-        both(lambda x: (x, sample_rows(x, 3, keep))),
-        [_randn(2, 6, 4)],
-    )
+    codes = [_randn(2, 2 if smooth else 5, 3) for _ in range(2)]
+    _same_with_gradients(layer(at_once), layer(by_rows), [_randn(3, 6, 4), *codes])
 
 
 def test_projection_without_gradients_of_the_weights_or_inputs():

@@ -44,12 +44,12 @@ from primal_attention.functional import (
     causal_sums,
     decayed_sum,
     dual_weights,
-    effective_weights,
     normalize_rows,
     prefix_sum,
     project,
     sample_rows,
-    share_rows,
+    tie_rows,
+    tie_sampled,
 )
 from primal_attention.functional.precision import accumulator, representable
 
@@ -412,10 +412,12 @@ class PrimalAttention(Attention, PublishesTerms):
         asked: Regularizer | None,
     ) -> tuple[Tensor, Any]:
         if self.weights == "static":
-            tied = Tied(self.w_e[None], self.w_r[None])
+            tied = self._untied
         elif context is None:
-            x, rows = share_rows(x, self.num_samples, keep)
-            tied = self._tie_rows(rows)
+            x, joint = tie_sampled(
+                x, self.num_samples, self.w_e, self.w_r, key_mask=keep, **self._tying
+            )
+            tied = Tied(joint)
         else:
             tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
         own = keep if context is None else None
@@ -460,28 +462,29 @@ class PrimalAttention(Attention, PublishesTerms):
     def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> Tied:
         """Return the projection weights that ``memory`` (and its projections) imply."""
         if self.weights == "static":
-            return Tied(self.w_e[None], self.w_r[None])
+            return self._untied
         if self.weights == "dual":
             dual_e, dual_r = self._split(self.dual_e(memory)), self._split(self.dual_r(memory))
             eps = self.conventions.eps
-            return Tied(
-                dual_weights(k, dual_r, key_mask=keep, eps=eps),
-                dual_weights(q, dual_e, key_mask=keep, eps=eps),
-                duals=(dual_e, dual_r),
-            )
+            w_e = dual_weights(k, dual_r, key_mask=keep, eps=eps)
+            w_r = dual_weights(q, dual_e, key_mask=keep, eps=eps)
+            return Tied(torch.cat([w_e, w_r], dim=1), duals=(dual_e, dual_r))
         return self._tie_rows(sample_rows(memory, self.num_samples, keep))
 
     def _tie_rows(self, rows: Float[Tensor, "b m c"]) -> Tied:
         """Return the projection weights that sampled rows imply."""
-        if self.conventions.normalize_rows:
-            rows = normalize_rows(rows)
-        if self.codes == "basis":
-            # codes smooth in position, W = B C, act as free codes C of the smoothed rows Bᵀ F
-            rows = self.basis.to(rows.dtype) @ rows
-        f = self._split(rows)
-        both = effective_weights(f, torch.cat([self.w_e, self.w_r], dim=-1))
-        w_e, w_r = both.split(self.rank, dim=-1)
-        return Tied(w_e, w_r, rows=f)
+        return Tied(*tie_rows(rows, self.w_e, self.w_r, **self._tying))
+
+    @property
+    def _tying(self) -> dict[str, Any]:
+        """How rows become weights."""
+        basis = self.basis if self.codes == "basis" else None
+        return {"basis": basis, "normalize": self.conventions.normalize_rows}
+
+    @property
+    def _untied(self) -> Tied:
+        """The projection weights when they are parameters."""
+        return Tied(torch.cat([self.w_e, self.w_r])[None])
 
     def _cosines(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
         """Return the basis functions at relative positions, orthonormal over the sampled rows."""
@@ -506,7 +509,7 @@ class PrimalAttention(Attention, PublishesTerms):
             after = sums[:, -1].chunk(2, dim=-1) if n else start.tensors
             heads = sums.to(heads.dtype).unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
             q, k = heads.chunk(2, dim=1)
-            tied = Tied(self.w_e[None], self.w_r[None])
+            tied = self._untied
             scores = self._project(heads, tied, key_mask)
         else:
             if rotary is not None:
@@ -553,7 +556,8 @@ class PrimalAttention(Attention, PublishesTerms):
             r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
             last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
             last = last.clamp_min(1).to(wide)[:, None, :, None]
-            tied = Tied(after_e / last, after_r / last, duals=(dual_e, dual_r))
+            after = torch.cat([after_e, after_r], dim=1)
+            tied = Tied(after / last, duals=(dual_e, dual_r))
         else:
             f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x)
             w_e, w_r = self._codes_at(position - 1)
@@ -562,7 +566,7 @@ class PrimalAttention(Attention, PublishesTerms):
             # a sum of so many random terms grows like √t; from the sampled size on, take the mean
             ratio = mean * self.num_samples
             mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
-            tied = Tied(self.w_e[None], self.w_r[None])
+            tied = self._untied
         scores = torch.cat([e, r], dim=1) * mean
         projection = Projection(scores.to(x.dtype), scores.square().sum(2))
         return projection, tied, (after_e, after_r)

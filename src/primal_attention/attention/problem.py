@@ -78,17 +78,22 @@ class Side(NamedTuple):
 class Tied(NamedTuple):
     """Projection weights and what they were made of."""
 
-    w_e: Float[Tensor, "#b h d s"]
-    w_r: Float[Tensor, "#b h d s"]
+    joint: Float[Tensor, "#b 2*h d s"]
+    """The weights of all query heads and, after them, of all key heads."""
     rows: Float[Tensor, "b h m d"] | None = None
     """The rows ``F``; ``None`` for the identity."""
     duals: tuple[Float[Tensor, "b h m s"], Float[Tensor, "b h m s"]] | None = None
     """The dual variables of both sides, if the weights were made of them."""
 
     @property
-    def joint(self) -> Float[Tensor, "#b 2*h d s"]:
-        """The weights of all query heads and, after them, of all key heads."""
-        return torch.cat([self.w_e, self.w_r], dim=1)
+    def w_e(self) -> Float[Tensor, "#b h d s"]:
+        """The weights of the query heads."""
+        return self.joint.chunk(2, dim=1)[0]
+
+    @property
+    def w_r(self) -> Float[Tensor, "#b h d s"]:
+        """The weights of the key heads."""
+        return self.joint.chunk(2, dim=1)[1]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ from primal_attention.functional.primal import (
     prefix_sum,
     project,
     sample_rows,
-    share_rows,
+    tie_rows,
+    tie_sampled,
 )
 
 __all__ = [
@@ -67,5 +68,6 @@ __all__ = [
     "reduce_objective",
     "sample_rows",
     "score_gram",
-    "share_rows",
+    "tie_rows",
+    "tie_sampled",
 ]

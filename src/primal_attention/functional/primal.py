@@ -2,8 +2,8 @@
 
 A layer computes ``e_i = W_{e|X}ᵀ φ(q_i)`` and ``r_i = W_{r|X}ᵀ φ(k_i)`` with cosine features
 ``φ(z) = z / ‖z‖``, and never forms an ``n × n`` matrix. The three ways to obtain the projection
-weights are sampled rows times codes (:func:`sample_rows`, :func:`effective_weights`), free
-parameters, and dual variables (:func:`dual_weights`).
+weights are sampled rows times codes (:func:`sample_rows`, :func:`tie_rows`), free parameters, and
+dual variables (:func:`dual_weights`).
 
 Speed comes from one identity: the norm is a scalar per row, so ``φ(q) W = (q W) / ‖q‖``. Dividing
 the ``n × s`` product instead of the ``n × d`` input saves a second copy of ``q`` and everything
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
-from primal_attention.functional.tiled import attend_tiled, project_tiled, sample_tiled
+from primal_attention.functional.tiled import attend_tiled, project_tiled, tie_tiled
 
 __all__ = [
     "Linear",
@@ -35,7 +35,8 @@ __all__ = [
     "prefix_sum",
     "project",
     "sample_rows",
-    "share_rows",
+    "tie_rows",
+    "tie_sampled",
 ]
 
 
@@ -103,31 +104,19 @@ def first_reaching(count: Int[Tensor, "b n"], value: Int[Tensor, "b m"]) -> Int[
     return torch.searchsorted(count, value)
 
 
-def share_rows(
-    x: Float[Tensor, "b n c"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
-) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b {num} c"]]:
-    """Return ``x`` and :func:`sample_rows` of it, such that backward needs one gradient of ``x``.
-
-    The gradient of the rows is added in place to that of the returned ``x``, instead of travelling
-    in a second tensor of zeros as large as ``x``. Hand the returned ``x`` to :func:`attend` and to
-    nothing else: its gradient must not be shared.
-    """
-    if torch.compiler.is_compiling() or x.shape[1] == 0:
-        return x, sample_rows(x, num, key_mask)
-    if key_mask is None:
-        return sample_tiled(x, even_indices(x.shape[1], num, x.device).expand(len(x), -1))
-    x, rows = sample_tiled(x, _real_positions(key_mask, num))
-    return x, torch.where(key_mask.any(1)[:, None, None], rows, 0.0)
-
-
-def normalize_rows(x: Float[Tensor, "b m c"], eps: float = 1e-12) -> Float[Tensor, "b m c"]:
+def normalize_rows(x: Float[Tensor, "b m c"]) -> Float[Tensor, "b m c"]:
     """Return rows with mean zero and variance one, as a pre-norm block would feed them.
 
     A constant row becomes zero. Computed in float32 or better.
     """
-    eps = representable(math.sqrt(eps), x) ** 2
-    wide = torch.nn.functional.layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=eps)
+    wide = torch.nn.functional.layer_norm(
+        x.to(accumulator(x)), x.shape[-1:], eps=_smallest_variance(x)
+    )
     return wide.to(x.dtype)
+
+
+def _smallest_variance(x: Tensor) -> float:
+    return representable(1e-6, x) ** 2
 
 
 def effective_weights(
@@ -135,6 +124,66 @@ def effective_weights(
 ) -> Float[Tensor, "b h d s"]:
     """Return ``W_{e|X} = Fᵀ W_e``; costs ``O(m d s)`` per head."""
     return torch.einsum("bhmd,hms->bhsd", f, w.to(f.dtype)).mT
+
+
+def tie_rows(
+    rows: Float[Tensor, "b m c"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    *,
+    basis: Float[Tensor, "k m"] | None = None,
+    normalize: bool = True,
+) -> tuple[Float[Tensor, "b 2*h d s"], Float[Tensor, "b h k d"]]:
+    """Return the projection weights of both sides that rows imply, and the ``F`` behind them.
+
+    Args:
+        rows: Sampled tokens.
+        w_e: Codes of the query side.
+        w_r: Codes of the key side.
+        basis: Functions of position. Codes smooth in position, ``W = Bᵀ C``, act as free codes
+            ``C`` of the smoothed rows ``B F``.
+        normalize: Whether to apply :func:`normalize_rows` first.
+    """
+    if normalize:
+        rows = normalize_rows(rows)
+    if basis is not None:
+        rows = basis.to(rows.dtype) @ rows
+    f = rows.unflatten(-1, (len(w_e), -1)).transpose(1, 2)
+    both = effective_weights(f, torch.cat([w_e, w_r], dim=-1))
+    return torch.cat(both.chunk(2, dim=-1), dim=1), f
+
+
+def tie_sampled(
+    x: Float[Tensor, "b n c"],
+    num: int,
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    basis: Float[Tensor, "k {num}"] | None = None,
+    normalize: bool = True,
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b 2*h d s"]]:
+    """Return ``x`` and :func:`tie_rows` of :func:`sample_rows` of it, in fewer and smaller steps.
+
+    Backward adds the gradient of the rows in place to that of the returned ``x``, instead of
+    carrying a second tensor of zeros as large as ``x``. Hand the returned ``x`` to :func:`attend`
+    and to nothing else: its gradient must not be shared. Padded tokens must be zero.
+    """
+    is_wide = x.dtype == w_e.dtype == accumulator(x) and not _autocasts(x)
+    if torch.compiler.is_compiling() or x.shape[1] == 0 or not is_wide:
+        rows = sample_rows(x, num, key_mask)
+        return x, tie_rows(rows, w_e, w_r, basis=basis, normalize=normalize)[0]
+    eps = _smallest_variance(x) if normalize else None
+    if key_mask is None:
+        position = even_indices(x.shape[1], num, x.device)[None]
+    else:
+        position = _real_positions(key_mask, num)
+    return tie_tiled(x, position, w_e, w_r, basis, eps)
+
+
+def _autocasts(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _inverse_norm(
@@ -299,9 +348,8 @@ def attend(
         q = torch.nn.functional.linear(x, *inward).unflatten(-1, w.shape[1:3]).transpose(1, 2)
         scores, energy = project(q, w, key_mask=key_mask, eps=eps)
         return torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), *outward), energy
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    if _autocasts(x):
+        dtype = torch.get_autocast_dtype(x.device.type)
         inward, outward = (
             Linear(weight.to(dtype), None if bias is None else bias.to(dtype))
             for weight, bias in (inward, outward)

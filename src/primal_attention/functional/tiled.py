@@ -13,12 +13,12 @@ from torch import Tensor
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["attend_tiled", "project_tiled", "sample_tiled"]
+__all__ = ["attend_tiled", "project_tiled", "tie_tiled"]
 
 Tile = tuple[slice, slice]
 """Some sequences whole, or a part of one."""
 
-_TILE = 4096
+_TILE = 8192
 """Tokens per tile: small enough for the cache, large enough to hide the calls."""
 
 _SHORT = 256
@@ -67,13 +67,15 @@ def _score(
         product = q.transpose(1, 2) @ w
         torch.mul(product.transpose(1, 2), inverse, out=scores)
     else:
-        for i, rows in enumerate(q.unbind()):
-            for j, head in enumerate(rows.unbind(1)):
-                torch.mm(head, w[i if len(w) > 1 else 0, j], out=scores[i, :, j])
-        scores.mul_(inverse)
+        product = None
+        for i in range(len(q)):
+            # into one place, which stays in cache
+            product = torch.bmm(q[i].transpose(0, 1), w[i if len(w) > 1 else 0], out=product)
+            torch.mul(product.transpose(0, 1), inverse[i], out=scores[i])
     # one flat row per token: passes are fastest over long contiguous rows
-    flat = scores.flatten(2).to(energy.dtype)
-    energy += flat.square().sum(1).view_as(energy)
+    squares = scores.flatten(2).to(energy.dtype).square()
+    one = squares.new_ones(()).expand(len(q), 1, q.shape[1])
+    energy.view(len(q), 1, -1).baddbmm_(one, squares)
 
 
 def _score_backward(
@@ -87,21 +89,22 @@ def _score_backward(
     grad_w: Float[Tensor, "b h s d"],
 ) -> None:
     """Write ``grad_q`` of one tile and add to ``grad_w``; overwrites ``grad``."""
-    # d(1/‖q‖) = -q/‖q‖³; it vanishes where the norm was clamped
-    radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).neg_()
-    radial.masked_fill_(inverse >= 1 / eps, 0.0)
+    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
+    radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse)
+    radial.mul_(torch.threshold_(inverse.neg(), -1 / eps, 0.0))
     grad.mul_(inverse)
-    torch.mul(q, radial, out=grad_q)
     if q.shape[1] <= _SHORT:
         heads = grad.transpose(1, 2)
+        torch.mul(q, radial, out=grad_q)
         grad_q += (heads @ w.mT).transpose(1, 2)
         grad_w += heads.mT @ q.transpose(1, 2)
         return
     for i in range(len(q)):
         heads, own = grad[i].transpose(0, 1), w[i if len(w) > 1 else 0]
-        grad_q[i].transpose(0, 1).baddbmm_(heads, own.mT)
+        torch.bmm(heads, own.mT, out=grad_q[i].transpose(0, 1))
         # transposed: with the wider factor on the right the product is faster
-        grad_w[i].baddbmm_(heads.mT, q[i].transpose(0, 1))
+        grad_w[i] += torch.bmm(heads.mT, q[i].transpose(0, 1))
+    grad_q.addcmul_(q, radial)
 
 
 def _twice(
@@ -275,27 +278,62 @@ def attend_tiled(
     return _Attend.apply(*given, key_mask, eps, keeps)  # type: ignore[no-untyped-call]
 
 
-class _Sample(torch.autograd.Function):
-    """Adds the gradient of the rows to the other gradient, in place."""
+class _Tie(torch.autograd.Function):
+    """Adds the gradient of the sampled rows to the other gradient of ``x``, in place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        position: Tensor,
+        w_e: Tensor,
+        w_r: Tensor,
+        basis: Tensor | None,
+        eps: float | None,
+    ) -> tuple[Tensor, Tensor]:
         b, n, c = x.shape
-        index = position + n * torch.arange(b, device=x.device)[:, None]
-        ctx.save_for_backward(index)
-        rows = x.reshape(b * n, c).index_select(0, index.flatten())
-        return x.view_as(x), rows.view(*position.shape, c)
+        h, _, s = w_e.shape
+        index = (position + torch.arange(0, b * n, n, device=x.device)[:, None]).flatten()
+        rows = unit = x.reshape(b * n, c).index_select(0, index)
+        mean = deviation = None
+        if eps is not None:
+            unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
+        f = unit.view(b, position.shape[1], c)
+        f = f if basis is None else basis @ f
+        f = f.unflatten(-1, (h, c // h)).transpose(1, 2)  # [b h k d]
+        codes = torch.cat([w_e, w_r], dim=-1)
+        w = (f.mT @ codes).unflatten(-1, (2, s)).movedim(3, 1)  # [b 2 h d s]
+        ctx.save_for_backward(index, rows, mean, deviation, basis, f, codes)
+        return x.view_as(x), w.flatten(1, 2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_x: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
-        (index,) = ctx.saved_tensors
-        grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index.flatten(), grad_rows.flatten(0, 1))
-        return grad_x, None
+    def backward(ctx: Any, grad_x: Tensor, grad_w: Tensor) -> tuple[Tensor | None, ...]:
+        index, rows, mean, deviation, basis, f, codes = ctx.saved_tensors
+        grad_w = grad_w.unflatten(1, (2, f.shape[1])).movedim(1, 3).flatten(-2)  # [b h d 2*s]
+        grad_codes = (f @ grad_w).sum(0)
+        grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
+        grad = (grad if basis is None else basis.T @ grad).flatten(0, 1)
+        if mean is not None:
+            wanted, shape = [True, False, False], rows.shape[-1:]
+            grad = torch.ops.aten.native_layer_norm_backward(
+                grad, rows, shape, mean, deviation, None, None, wanted
+            )[0]
+        grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index, grad)
+        return grad_x, None, *grad_codes.chunk(2, dim=-1), None, None
 
 
-def sample_tiled(
-    x: Float[Tensor, "b n c"], position: Int[Tensor, "b m"]
-) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b m c"]]:
-    """Return ``x`` and its rows at these positions; the gradient of that ``x`` is overwritten."""
-    return _Sample.apply(x, position)  # type: ignore[no-untyped-call]
+def tie_tiled(
+    x: Float[Tensor, "b n c"],
+    position: Int[Tensor, "#b m"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    basis: Float[Tensor, "k m"] | None,
+    eps: float | None,
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b 2*h d s"]]:
+    """Return ``x`` and the weights that its rows at these positions imply.
+
+    The gradient of the returned ``x`` is overwritten. Rows have mean zero and variance one, unless
+    ``eps`` is ``None``.
+    """
+    return _Tie.apply(x, position, w_e, w_r, basis, eps)  # type: ignore[no-untyped-call]
