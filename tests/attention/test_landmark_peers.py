@@ -104,7 +104,7 @@ def test_linformer_is_softmax_over_projected_keys(m):
 def test_linformer_starts_as_local_averages_that_keep_constants():
     attn = LinformerAttention(16, 2, num_projections=8, **F64)
     core = attn.core
-    e = core.e_k @ core.basis(100, None, core.e_k)[0]  # [h s m]
+    e = core.e_k @ core.project(torch.eye(100, **F64)[None], None)[0]  # [h s m]
     assert_close(e.sum(-1), torch.ones(2, 8, **F64))
     centre = (e[0].argmax(-1).double() + 0.5) / 100
     assert_close(centre, (torch.arange(8, **F64) + 0.5) / 8, atol=0.07, rtol=0)
@@ -113,9 +113,9 @@ def test_linformer_starts_as_local_averages_that_keep_constants():
 def test_linformer_projections_scale_with_the_length():
     # a sequence and the same one with every token doubled project to nearly the same keys
     core = LinformerAttention(16, 1, num_projections=4, **F64).core
-    x = torch.cumsum(torch.randn(1, 1, 64, 3, **F64), 2)
-    short = core.basis(64, None, x) @ x
-    long = core.basis(128, None, x) @ x.repeat_interleave(2, 2)
+    x = torch.cumsum(torch.randn(1, 64, 3, **F64), 1)
+    short = core.project(x, None)[0]
+    long = core.project(x.repeat_interleave(2, 1), None)[0]
     assert_close(short, long, atol=1e-2, rtol=1e-2)
 
 

@@ -41,31 +41,32 @@ class LinformerCore(Core):
         self.num_projections = num_projections
         at = (torch.arange(num_projections, dtype=torch.float64) + 0.5) / num_projections
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        start = _cosines(at, num_projections).mT.to(device=device, dtype=dtype)
+        waves, scale = _cosines(at, num_projections)
+        start = (waves.mT * scale).to(device=device, dtype=dtype)
         self.e_k = nn.Parameter(start.repeat(num_heads, 1, 1))
         self.e_v = nn.Parameter(start.repeat(num_heads, 1, 1))
-
-    def basis(
-        self, m: int, key_mask: Bool[Tensor, "b m"] | None, like: Tensor
-    ) -> Float[Tensor, "b s m"]:
-        """Return the cosines of relative positions over the number of keys; zero for padding."""
-        at = torch.arange(m, device=like.device, dtype=like.dtype)[None] + 0.5
-        count = at.new_full((1, 1), m) if key_mask is None else key_mask.sum(1, keepdim=True)
-        count = count.clamp_min(1)
-        waves = _cosines(at / count, self.num_projections)
-        # what fewer tokens than cosines cannot resolve would only repeat, and add up
-        order = torch.arange(self.num_projections, device=like.device)
-        waves = waves * torch.where(order < count, 1 / count, 0.0).to(waves.dtype)[..., None]
-        return waves if key_mask is None else torch.where(key_mask[:, None], waves, 0.0)
 
     def project(
         self, x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
     ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b s 1"]]:
-        """Return the cosine sums of tokens, and of a token that is one everywhere."""
+        """Return the cosine means of tokens, and of a token that is one everywhere.
+
+        The cosines are those of positions relative to the number of keys; padding does not count.
+        """
         with full_precision(x):
             x = x.to(accumulator(x))
-            waves = self.basis(x.shape[1], key_mask, x)
-            return waves @ x, waves.sum(-1, keepdim=True)
+            at = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)[None] + 0.5
+            count = at.new_full((1, 1), x.shape[1])
+            if key_mask is not None:
+                count = key_mask.sum(1, keepdim=True).to(x.dtype)
+            count = count.clamp_min(1)
+            waves, scale = _cosines(at / count, self.num_projections)
+            if key_mask is not None:
+                waves = torch.where(key_mask[:, None], waves, 0.0)
+            # what fewer tokens than cosines cannot resolve would only repeat, and add up
+            order = torch.arange(self.num_projections, device=x.device)
+            scale = (scale * torch.where(order < count, 1 / count, 0.0))[..., None]
+            return (waves @ x) * scale, waves.sum(-1, keepdim=True) * scale
 
     def attend(
         self,
@@ -99,10 +100,13 @@ class LinformerCore(Core):
         return self.attend(q, k_, v_).to(v.dtype)
 
 
-def _cosines(at: Float[Tensor, "*b n"], num: int) -> Float[Tensor, "*b s n"]:
-    order = torch.arange(num, device=at.device, dtype=at.dtype)[:, None]
-    scale = torch.where(order == 0, 1.0, 2.0).to(at.dtype).sqrt()
-    return torch.cos(math.pi * order * at[..., None, :]).mul_(scale)
+def _cosines(
+    at: Float[Tensor, "*b n"], num: int
+) -> tuple[Float[Tensor, "*b s n"], Float[Tensor, " s"]]:
+    """Return cosines of growing frequency, and the factors that make their mean square one."""
+    order = torch.arange(num, device=at.device, dtype=at.dtype)
+    waves = (order[:, None] * (math.pi * at[..., None, :])).cos_()
+    return waves, torch.where(order == 0, 1.0, 2.0).to(at.dtype).sqrt()
 
 
 class LinformerAttention(MultiHeadAttention):

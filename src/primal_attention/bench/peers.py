@@ -123,7 +123,7 @@ def compare(
     dim: int = 256,
     num_heads: int = 4,
     size: int = 128,
-    repeats: int = 7,
+    repeats: int = 30,
     seconds: float = 20.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Comparison]:
