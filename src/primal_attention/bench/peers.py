@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, default=256, help="model width")
     parser.add_argument("--num-heads", type=int, default=4, help="heads")
     parser.add_argument("--size", type=int, default=128, help="features, projections")
-    parser.add_argument("--repeats", type=int, default=9, help="turns")
+    parser.add_argument("--repeats", type=int, default=30, help="turns")
     parser.add_argument("--threads", type=int, default=2, help="torch threads")
     parser.add_argument(
         "--cpu-time", action="store_true", help="time of one thread; take --threads 1 with it"
