@@ -304,9 +304,7 @@ def run_ablation(
 
 def fingerprint(choice: ModelChoice, settings: Settings) -> str:
     """Return a short name of everything that decides a row, so that old rows do not mix in."""
-    # jitter counts only where it is used: columns without it keep their rows
-    own = {k: v for k, v in asdict(choice).items() if v or k != "jitter"}
-    values = own, asdict(settings)
+    values = asdict(choice), asdict(settings)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
