@@ -122,3 +122,28 @@ def test_a_table_held_at_zero_is_attention_without_positions():
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     assert not any("position.table" in name for name in trained)
     assert any("position.table" in n for n, _ in grid.build("grid").named_parameters())
+
+
+def test_kernels_differ_in_kernel_and_temperature_only():
+    kernels = load("schoenbat_kernels")
+    found = {(kernel, name): changes for kernel, name, changes in kernels.models()}
+    assert len(found) == 2 * len(kernels.KERNELS) + 1
+    for (kernel, name), changes in found.items():
+        model = kernels.EncoderClassifier(kernels.model_config("listops", "softmax", **changes))
+        if kernel == "softmax":
+            continue
+        core = model.blocks[0].attention.core
+        assert core.features.series.name == kernel
+        assert (core.fixed_temperature is None) == (name == "learned")
+        if name != "learned":
+            assert core.fixed_temperature == pytest.approx(model.blocks[0].attention.head_dim**-0.5)
+
+
+@pytest.mark.slow
+def test_the_kernels_train_and_finished_runs_are_kept(tmp_path):
+    again = ("examples/schoenbat_kernels.py", "--quick", "--tasks", "listops")
+    run(*again, "--out", str(tmp_path))
+    first = (tmp_path / "schoenbat_kernels.csv").read_text()
+    assert len(first.splitlines()) == 2 + 9
+    assert "listops, exp" not in run(*again, "--out", str(tmp_path))
+    assert (tmp_path / "schoenbat_kernels.csv").read_text() == first
