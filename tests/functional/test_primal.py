@@ -197,6 +197,20 @@ def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, 
     _same_with_gradients(layer(at_once), layer(by_rows), [_randn(3, 6, 4), *codes])
 
 
+def test_tying_leaves_tokens_without_gradient_as_they_are():
+    x, codes = _randn(2, 6, 4), [_randn(2, 5, 3).requires_grad_() for _ in range(2)]
+    shared, w = tie_sampled(x, 5, *codes)
+    assert not shared.requires_grad
+    expected, _ = tie_rows(sample_rows(x, 5), *codes)
+    probe = torch.randn_like(w)
+    for got, truth in zip(
+        torch.autograd.grad((w * probe).sum(), codes),
+        torch.autograd.grad((expected * probe).sum(), codes),
+        strict=True,
+    ):
+        assert_close(got, truth)
+
+
 def test_projection_without_gradients_of_the_weights_or_inputs():
     q, w = _heads(2, 2, 5, 3), _randn(1, 2, 3, 2)
     only_q, only_w = q.clone().requires_grad_(), w.clone().requires_grad_()

@@ -304,14 +304,21 @@ class _Tie(torch.autograd.Function):
         codes = torch.cat([w_e, w_r], dim=-1)
         w = (f.mT @ codes).unflatten(-1, (2, s)).movedim(3, 1)  # [b 2 h d s]
         ctx.save_for_backward(index, rows, mean, deviation, basis, f, codes)
-        return x.view_as(x), w.flatten(1, 2)
+        shared = x.view_as(x)
+        if not ctx.needs_input_grad[0]:
+            # tokens without gradient stay so: whoever reads them has less to do
+            ctx.mark_non_differentiable(shared)
+            ctx.set_materialize_grads(False)
+        return shared, w.flatten(1, 2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_x: Tensor, grad_w: Tensor) -> tuple[Tensor | None, ...]:
         index, rows, mean, deviation, basis, f, codes = ctx.saved_tensors
         grad_w = grad_w.unflatten(1, (2, f.shape[1])).movedim(1, 3).flatten(-2)  # [b h d 2*s]
-        grad_codes = (f @ grad_w).sum(0)
+        grad_codes = (f @ grad_w).sum(0).chunk(2, dim=-1)
+        if not ctx.needs_input_grad[0]:
+            return None, None, *grad_codes, None, None
         grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
         grad = (grad if basis is None else basis.T @ grad).flatten(0, 1)
         if mean is not None:
@@ -320,7 +327,7 @@ class _Tie(torch.autograd.Function):
                 grad, rows, shape, mean, deviation, None, None, wanted
             )[0]
         grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index, grad)
-        return grad_x, None, *grad_codes.chunk(2, dim=-1), None, None
+        return grad_x, None, *grad_codes, None, None
 
 
 def tie_tiled(
