@@ -136,7 +136,9 @@ def test_kernels_differ_in_kernel_and_temperature_only():
         assert core.features.series.name == kernel
         assert (core.fixed_temperature is None) == (name == "learned")
         if name != "learned":
-            assert core.fixed_temperature == pytest.approx(model.blocks[0].attention.head_dim**-0.5)
+            assert core.fixed_temperature == pytest.approx(
+                model.blocks[0].attention.head_dim ** -0.5
+            )
 
 
 @pytest.mark.slow

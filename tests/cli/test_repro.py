@@ -37,6 +37,25 @@ def test_mistakes_are_told_before_anything_is_trained(fails, root, tmp_path):
     assert "seconds must be positive" in fails("repro", "longrange", "--seconds", "0")
 
 
+def test_data_that_cannot_be_read_is_told_before_anything_is_trained(fails, root, tmp_path):
+    nothing = ("repro", "longrange", "--tasks", "image", "--data", tmp_path)
+    assert "No such file" in fails(*nothing, "--out", tmp_path / "o")
+    file = root / "BasicMotions" / "BasicMotions_TEST.ts"
+    file.write_text(file.read_text()[:-40])
+    assert "the line is damaged" in fails("repro", "uea", "--sets", "BasicMotions", "--root", root)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_folder_of_other_settings_is_left_alone(fails, tmp_path):
+    quick = ["--tasks", "listops", "--variants", "dual", "--seconds", "0.1", "--epoch-steps", "2"]
+    quick += ["--num-train", "8", "--num-valid", "4", "--num-test", "4", "--batch-size", "2"]
+    assert main(["repro", "longrange", *quick, "--out", str(tmp_path)]) == 0
+    before = (tmp_path / "accuracy.csv").read_bytes()
+    again = ("repro", "longrange", *quick, "--lr", "0.1", "--out", tmp_path)
+    assert "other settings" in fails(*again)
+    assert (tmp_path / "accuracy.csv").read_bytes() == before
+
+
 def test_the_study_gets_what_was_asked_for(root, tmp_path, monkeypatch):
     from primal_attention.tasks.timeseries import repro
 

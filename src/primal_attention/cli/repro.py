@@ -60,8 +60,9 @@ def _uea(argv: list[str]) -> int:
     options = parse(Uea, argv, prog="primal repro uea")
     import torch
 
-    from primal_attention.tasks.timeseries import list_series
-    from primal_attention.tasks.timeseries.repro import MODELS, SETS, ablate_uea, reproduce_uea
+    from primal_attention.tasks.timeseries import list_series, load_series
+    from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
+    from primal_attention.tasks.timeseries.settings import MODELS, SETS
 
     _known("set", options.sets, SETS)
     _known("model", options.models, MODELS)
@@ -72,6 +73,10 @@ def _uea(argv: list[str]) -> int:
         raise UserError(
             f"the folder of the sets lacks {', '.join(missing)}; name those to run with --sets."
         )
+    with told_as_mistake(""):
+        for name in options.sets or SETS:
+            for part in ("train", "test"):
+                load_series(name, part, root=options.root)
     torch.set_num_threads(1)  # batches this small only wait for a second thread
     sets = options.sets or None
     if options.ablation:
@@ -96,7 +101,11 @@ def _uea(argv: list[str]) -> int:
 
 
 def _longrange(argv: list[str]) -> int:
-    from primal_attention.tasks.longrange.compare import Comparison, reproduce_longrange
+    from primal_attention.tasks.longrange.compare import (
+        Comparison,
+        check_longrange,
+        reproduce_longrange,
+    )
 
     @dataclass(frozen=True)
     class LongRange(Comparison):
@@ -120,11 +129,17 @@ def _longrange(argv: list[str]) -> int:
         )
     import torch
 
+    from primal_attention.output import markdown_table
+
     torch.set_num_threads(1)  # processor seconds of one core are what is compared
     comparison = Comparison(**{f.name: getattr(options, f.name) for f in fields(Comparison)})
-    reproduce_longrange(
+    with told_as_mistake(""):
+        check_longrange(options.out, comparison, data=root)
+    records = reproduce_longrange(
         options.out, comparison, data=root, progress=lambda line: print(f"  … {line}", flush=True)
     )
+    columns = ["task", "variant", "seed", "steps", "valid_accuracy", "test_accuracy"]
+    print(markdown_table(columns, [[record[key] for key in columns] for record in records]))
     print(f"Saved accuracy.csv, curves.csv and curves.png in {options.out}")
     return 0
 

@@ -9,7 +9,6 @@ import pytest
 from primal_attention.tasks.longrange.compare import (
     Comparison,
     load_splits,
-    main,
     plot_curves,
     reproduce_longrange,
 )
@@ -61,15 +60,6 @@ def test_validation_sequences_are_not_trained_on(tmp_path):
     assert all(len(text) == 30 for text in texts[0])
     with pytest.raises(ValueError, match="leaves nothing"):
         load_splits("text", Comparison(**{**QUICK, "num_valid": 20}), tmp_path)
-
-
-def test_missing_data_is_said_in_one_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.delenv("PRIMAL_DATA", raising=False)
-    arguments = ["--tasks", "image", "--variants", "dual", "--out", str(tmp_path / "out")]
-    assert main(arguments) == 2
-    assert "set PRIMAL_DATA" in capsys.readouterr().err
-    assert main([*arguments, "--data", str(tmp_path)]) == 2
-    assert "cifar-10" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [{"tasks": ("images",)}, {"variants": ("x",)}, {"seconds": 0}])

@@ -7,7 +7,7 @@ import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
 
 from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
-from primal_attention.tasks.timeseries.repro import MODELS, Settings
+from primal_attention.tasks.timeseries.settings import MODELS, Settings
 
 SMALL = {"dim": 16, "num_heads": 2, "n_steps": 40, "random_state": 0}
 

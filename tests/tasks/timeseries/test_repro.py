@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from primal_attention.tasks.timeseries import repro
-from primal_attention.tasks.timeseries.repro import (
-    ABLATION,
-    MODELS,
-    SETS,
-    Settings,
-    ablate_uea,
-    reproduce_uea,
-)
+from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
+from primal_attention.tasks.timeseries.settings import ABLATION, MODELS, SETS, Settings, fingerprint
 
 TINY = Settings(dim=8, num_heads=2, num_layers=1, max_tokens=8, steps=4, min_passes=1, epochs=2)
 PARTS = {"sets": ["BasicMotions"], "seeds": [0, 1], "settings": TINY}
@@ -83,7 +77,7 @@ def test_rows_of_other_settings_are_not_mixed_in(root, tmp_path):
 
 
 def test_finished_rows_stay_valid():
-    marks = {name: repro.fingerprint(choice, Settings()) for name, choice in MODELS.items()}
+    marks = {name: fingerprint(choice, Settings()) for name, choice in MODELS.items()}
     # rows of finished runs carry these: a change throws hours of training away
     assert marks["softmax"] == "3813299eb4a1"
     assert marks["primal"] == "919f791398a6"

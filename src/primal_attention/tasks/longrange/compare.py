@@ -1,4 +1,4 @@
-"""``python -m primal_attention.tasks.longrange.compare``: accuracy at equal processor time.
+"""Accuracy on long sequences at equal processor time; the study behind ``primal repro longrange``.
 
 The paper's two-layer models of width 64 on ListOps, Text and Image, made small enough for one core:
 every model trains for the same number of processor seconds, whatever number of steps that allows.
@@ -7,18 +7,17 @@ at once, with the weights of the best validation epoch. A second start continues
 one stopped.
 """
 
-import argparse
+import functools
 import os
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from primal_attention.tasks.longrange.sequences import TokenSequences
 
-__all__ = ["Comparison", "main", "plot_curves", "reproduce_longrange"]
+__all__ = ["Comparison", "check_longrange", "load_splits", "plot_curves", "reproduce_longrange"]
 
 _TASKS = ("listops", "text", "image")
 _VARIANTS = ("softmax", "primal", "primal+", "dual")
@@ -109,25 +108,40 @@ def reproduce_longrange(
     comparison, out = comparison or Comparison(), Path(out)
     records: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
-    for task in comparison.tasks:
-        splits = None
-        for seed in comparison.seeds:
-            for variant in comparison.variants:
-                progress(f"{task}, {variant}, seed {seed}")
-                folder = out / "runs" / f"{task}-{variant.replace('+', '-plus')}-{seed}"
-                found = _read(folder, comparison)
-                if found is None:
-                    splits = splits or load_splits(task, comparison, data)
-                    found = _run(folder, task, variant, seed, splits, comparison)
-                records.append(found["record"])
-                curves += found["curve"]
-                facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
-                write_atomically(out / "accuracy.csv", to_csv(records, facts))
-                write_atomically(out / "curves.csv", to_csv(curves, facts))
-                write_atomically(out / "curves.png", plot_curves(curves))
+    for task, seed, variant, folder in _runs(out, comparison):
+        progress(f"{task}, {variant}, seed {seed}")
+        found = _read(folder, comparison)
+        if found is None:
+            splits = load_splits(task, comparison, data)
+            found = _run(folder, task, variant, seed, splits, comparison)
+        records.append(found["record"])
+        curves += found["curve"]
+        facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
+        write_atomically(out / "accuracy.csv", to_csv(records, facts))
+        write_atomically(out / "curves.csv", to_csv(curves, facts))
+        write_atomically(out / "curves.png", plot_curves(curves))
     return records
 
 
+def check_longrange(
+    out: str | Path, comparison: Comparison, *, data: str | Path | None = None
+) -> None:
+    """Raise what would stop the study later: data that cannot be read, runs of other settings."""
+    for task, _, _, folder in _runs(Path(out), comparison):
+        if _read(folder, comparison) is None:
+            load_splits(task, comparison, data)
+
+
+def _runs(out: Path, comparison: Comparison) -> Iterator[tuple[str, int, str, Path]]:
+    """Yield task, seed, variant and folder of every run, in order."""
+    for task in comparison.tasks:
+        for seed in comparison.seeds:
+            for variant in comparison.variants:
+                name = f"{task}-{variant.replace('+', '-plus')}-{seed}"
+                yield task, seed, variant, out / "runs" / name
+
+
+@functools.lru_cache(maxsize=len(_TASKS))
 def load_splits(task: str, comparison: Comparison, data: str | Path | None = None) -> Splits:
     """Return the data of a task; the validation part is never part of the training data."""
     import numpy as np
@@ -289,57 +303,3 @@ def plot_curves(curves: Sequence[dict[str, Any]]) -> bytes:
     axes[0, 0].legend(frameon=False, fontsize=9)
     figure.tight_layout()
     return to_png(figure)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the comparison and print its table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.tasks.longrange.compare", description=__doc__
-    )
-    for field in fields(Comparison):
-        name = "--" + field.name.replace("_", "-")
-        if field.name in ("tasks", "variants"):
-            parser.add_argument(name, type=lambda t: tuple(t.split(",")))
-        elif isinstance(field.default, tuple):
-            parser.add_argument(name, type=lambda t: tuple(int(part) for part in t.split(",")))
-        else:
-            parser.add_argument(name, type=type(field.default))
-    parser.add_argument("--data", type=Path, help="folder of the files; default PRIMAL_DATA")
-    parser.add_argument("--out", type=Path, default=Path("outputs/longrange-accuracy"))
-    options = vars(parser.parse_args(argv))
-    out, data = options.pop("out"), options.pop("data")
-
-    import torch
-
-    from primal_attention.output import markdown_table
-
-    torch.set_num_threads(1)
-    comparison = Comparison(**{k: v for k, v in options.items() if v is not None})
-
-    def progress(line: str) -> None:
-        print(f"  … {line}", file=sys.stderr, flush=True)
-
-    try:
-        records = reproduce_longrange(out, comparison, data=data, progress=progress)
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    rows = [
-        [
-            _TITLES[r["task"]],
-            _LABELS[r["variant"]],
-            r["seed"],
-            f"{r['steps']:,}",
-            f"{100 * r['valid_accuracy']:.1f}",
-            f"{100 * r['test_accuracy']:.1f}",
-        ]
-        for r in records
-    ]
-    header = ["task", "model", "seed", "steps", "validation, %", "test, %"]
-    print(markdown_table(header, rows))
-    print(f"Saved accuracy.csv, curves.csv and curves.png in {out}.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """Table 1 of Chen et al. (2023): accuracy on the UEA sets, by two protocols.
 
-    python -m primal_attention.tasks.timeseries.repro --out outputs/uea
-
 Every combination of set, model and seed is trained twice. Once on the whole training part, scoring
 the test part along the way: the best of these scores is the published protocol (``best test
 epoch``), which picks the epoch by the answer and is here for comparison only. And once with a fifth
@@ -9,24 +7,19 @@ of the training part held out, to choose an epoch without the test part: the sco
 run at that epoch is ``validation-selected``, the figure to believe.
 
 Each finished combination is one line in ``uea.jsonl``; a stopped study continues where it was.
-Everything that decides a result is in :class:`Settings` and :data:`MODELS`.
 """
 
-import argparse
-import hashlib
 import json
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
 from primal_attention.tasks.timeseries.data import (
     Series,
     SeriesDataset,
@@ -35,139 +28,20 @@ from primal_attention.tasks.timeseries.data import (
     load_series,
     stratified_split,
 )
-from primal_attention.tasks.timeseries.model import (
-    SeriesClassifier,
-    SeriesConfig,
-    Stem,
-    patch_for,
+from primal_attention.tasks.timeseries.model import SeriesClassifier, SeriesConfig, patch_for
+from primal_attention.tasks.timeseries.settings import (
+    ABLATION,
+    ABLATION_SETS,
+    MODELS,
+    SETS,
+    ModelChoice,
+    Settings,
+    fingerprint,
 )
+from primal_attention.tasks.timeseries.tables import write_ablation, write_tables
 from primal_attention.training import History, TrainingConfig, evaluate, fit
 
-__all__ = [
-    "ABLATION",
-    "MODELS",
-    "PUBLISHED",
-    "SETS",
-    "ModelChoice",
-    "Settings",
-    "ablate_uea",
-    "reproduce_uea",
-    "write_ablation",
-    "write_tables",
-]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all models of the study share; the same for every set unless it says so.
-
-    Fixed beforehand: width, learning rate, dropout and stem from runs on held-out parts of the
-    training data of JapaneseVowels, UWaveGestureLibrary, Handwriting and SelfRegulationSCP1. What
-    ``ours`` has of its own was chosen the same way on these, NATOPS and SelfRegulationSCP2.
-    """
-
-    dim: int = 64
-    """Model width (published: 512)."""
-    num_heads: int = 4
-    """Heads (published: 8)."""
-    num_layers: int = 2
-    """Blocks, as published."""
-    max_tokens: int = 48
-    """Longer series are cut into this many patches (published: one token per step)."""
-    segments: int = 8
-    """Averages in the head (published: all outputs, flattened)."""
-    batch_size: int = 32
-    """Series per step (published: 16)."""
-    steps: int = 240
-    """Optimiser steps, and at least ``min_passes`` over the data (published: 100 passes)."""
-    min_passes: int = 6
-    """Fewest passes over the training data."""
-    lr: float = 2e-3
-    """Peak of a cosine with a tenth of warm-up (published: RAdam, constant 1e-3)."""
-    epochs: int = 50
-    """Equal parts of a run; the test part is scored after each (published: as often)."""
-    valid_fraction: float = 0.2
-    """Share of the training part held out to choose the epoch."""
-
-    def epoch_steps(self, cases: int) -> int:
-        """Return the optimiser steps of one part, for a training part of this size."""
-        steps = max(self.steps, self.min_passes * -(-cases // self.batch_size))
-        return -(-steps // self.epochs)
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """What one column of the table has of its own."""
-
-    title: str
-    """Head of its column."""
-    attention: str
-    """Name in the registry."""
-    attention_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of that attention."""
-    primal_layers: str = "all"
-    """Which blocks use it; the others use softmax."""
-    stem: Stem = "patch"
-    """How time steps become tokens."""
-    dropout: float = 0.1
-    """Dropout of every branch."""
-    eta: float = 0.1
-    """Weight of the KSVD term."""
-    has_r: bool = True
-    """Whether the key-side scores reach the output."""
-    jitter: float = 0.0
-    """Strength of the changes of a training series each time it is seen."""
-
-
-MODELS = {
-    "softmax": ModelChoice("Transformer", "softmax"),
-    "primal": ModelChoice("PrimalFormer", "primal"),
-    "primal-plus": ModelChoice("Primal.+", "primal", primal_layers="last:1"),
-    "dual": ModelChoice("dual", "primal-dual"),
-    "ours": ModelChoice("ours", "primal-dual", stem="both", dropout=0.2, jitter=0.1),
-}
-"""The columns. ``dual`` ties projections to the tokens; ``ours`` is the classifier's default."""
-
-SETS = (
-    "UWaveGestureLibrary",
-    "JapaneseVowels",
-    "Handwriting",
-    "BasicMotions",
-    "NATOPS",
-    "SelfRegulationSCP1",
-    "SelfRegulationSCP2",
-    "EthanolLevel",
-    "SpokenArabicDigits",
-)
-"""Sets with a test part, cheap ones first."""
-
-PUBLISHED = {
-    "Handwriting": (32.0, 29.6, 28.7),
-    "JapaneseVowels": (98.7, 98.4, 98.9),
-    "SelfRegulationSCP1": (92.2, 92.5, 92.5),
-    "SelfRegulationSCP2": (53.9, 57.2, 56.1),
-    "SpokenArabicDigits": (98.4, 100.0, 100.0),
-    "UWaveGestureLibrary": (85.6, 86.3, 88.4),
-}
-"""Best test epoch in %, as published: Transformer, PrimalFormer, Primal.+."""
-
-_BASE = MODELS["primal"]
-ABLATION = {
-    "base": _BASE,
-    "η = 0": replace(_BASE, eta=0.0),
-    "η = 1": replace(_BASE, eta=1.0),
-    "kkt": replace(_BASE, attention_options={"regularizer": "kkt"}),
-    "kkt, η = 1": replace(_BASE, attention_options={"regularizer": "kkt"}, eta=1.0),
-    "rank 4": replace(_BASE, attention_options={"rank": 4}),
-    "rank 8": replace(_BASE, attention_options={"rank": 8}),
-    "without r": replace(_BASE, has_r=False),
-    "dual": MODELS["dual"],
-    "dual, η = 0": replace(MODELS["dual"], eta=0.0),
-    "dual, η = 1": replace(MODELS["dual"], eta=1.0),
-}
-"""One change at a time from PrimalFormer (``ksvd``, η = 0.1, ``data`` weights, rank 16)."""
-
-ABLATION_SETS = ("BasicMotions", "UWaveGestureLibrary", "JapaneseVowels")
+__all__ = ["ablate_uea", "build_model", "reproduce_uea"]
 
 
 class _WithoutR(nn.Module):
@@ -300,12 +174,6 @@ def run_ablation(
         "ksvd": run.history.records[-1].ksvd,
         "seconds": round(time.thread_time() - started, 1),
     }
-
-
-def fingerprint(choice: ModelChoice, settings: Settings) -> str:
-    """Return a short name of everything that decides a row, so that old rows do not mix in."""
-    values = asdict(choice), asdict(settings)
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -442,130 +310,3 @@ def ablate_uea(
     if rows:
         write_ablation(rows, settings, out)
     return rows
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation in %, and how many seeds if not three."""
-    mean = 100 * statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.1f} (1 seed)"
-    text = f"{mean:.1f} ± {100 * statistics.stdev(values):.1f}"
-    return text if len(values) == 3 else f"{text} ({len(values)} seeds)"
-
-
-def _grid(
-    rows: Sequence[Mapping[str, Any]], field_: str, sets: Sequence[str], models: Sequence[str]
-) -> dict[tuple[str, str], list[float]]:
-    return {
-        (name, model): found
-        for name in sets
-        for model in models
-        if (found := [r[field_] for r in rows if r["set"] == name and r["model"] == model])
-    }
-
-
-def _table(
-    rows: Sequence[Mapping[str, Any]], field_: str, sets: Sequence[str], models: Sequence[str]
-) -> str:
-    """Return one protocol as markdown, the published figures beside, averages at the foot."""
-    grid = _grid(rows, field_, sets, models)
-    titles = [MODELS[m].title for m in models]
-    published = ["Trans. (paper)", "Primal. (paper)", "Primal.+ (paper)"]
-    lines = []
-    for name in sets:
-        cells = [_spread(grid[name, m]) if (name, m) in grid else "—" for m in models]
-        theirs = [f"{v:.1f}" for v in PUBLISHED[name]] if name in PUBLISHED else ["—"] * 3
-        lines.append([name, *cells, *theirs])
-    for label, members in (
-        ("average", [n for n in sets if all((n, m) in grid for m in models)]),
-        (
-            "average, sets of the paper",
-            [n for n in sets if n in PUBLISHED and all((n, m) in grid for m in models)],
-        ),
-    ):
-        if not members:
-            continue
-        means = [
-            f"{100 * statistics.fmean(statistics.fmean(grid[n, m]) for n in members):.1f}"
-            for m in models
-        ]
-        theirs = ["—"] * 3
-        if all(n in PUBLISHED for n in members):
-            theirs = [f"{statistics.fmean(PUBLISHED[n][i] for n in members):.1f}" for i in range(3)]
-        lines.append([f"{label} ({len(members)})", *means, *theirs])
-    return markdown_table(["set", *titles, *published], lines)
-
-
-def write_tables(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
-    """Write ``uea.csv``, one line a run, and ``uea.md``, both protocols."""
-    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
-    models = [m for m in MODELS if any(r["model"] == m for r in rows)]
-    write_atomically(out / "uea.csv", to_csv([dict(r) for r in rows], _machine()))
-    passes = {r["set"]: (r["passes"], r["patch"]) for r in rows}
-    runs = ", ".join(f"{n} {e:.0f} ({p})" for n, (e, p) in passes.items())
-    parts = [
-        f"Test accuracy in %, mean ± standard deviation over seeds. {_describe(settings)} "
-        f"Scored {settings.epochs} times in a run. Passes over the training part, and time steps per token in brackets: {runs}.",
-        "**Validation-selected** (the epoch chosen without the test part):",
-        _table(rows, "selected_test", sets, models),
-        "**Best test epoch** (the protocol of the paper; optimistic, for comparison only):",
-        _table(rows, "best_test", sets, models),
-        "**Last epoch** (nothing chosen; what the classifier does):",
-        _table(rows, "last_test", sets, models),
-    ]
-    write_atomically(out / "uea.md", "\n\n".join(parts) + "\n")
-
-
-def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
-    """Write ``uea_ablation.csv``, one line a run, and ``uea_ablation.md``."""
-    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
-    variants = [v for v in ABLATION if any(r["model"] == v for r in rows)]
-    write_atomically(out / "uea_ablation.csv", to_csv([dict(r) for r in rows], _machine()))
-    grid = _grid(rows, "last_test", sets, variants)
-    lines = []
-    for variant in variants:
-        cells = [_spread(grid[n, variant]) if (n, variant) in grid else "—" for n in sets]
-        complete = all((n, variant) in grid for n in sets)
-        means = [statistics.fmean(grid[n, variant]) for n in sets] if complete else []
-        lines.append([variant, *cells, f"{100 * statistics.fmean(means):.1f}" if means else "—"])
-    table = markdown_table(["variant", *sets, "average"], lines)
-    text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
-    write_atomically(out / "uea_ablation.md", f"{text}{_describe(settings)}\n\n{table}\n")
-
-
-def _describe(settings: Settings) -> str:
-    s = settings
-    return (
-        f"All models: width {s.dim}, {s.num_heads} heads, {s.num_layers} blocks, at most "
-        f"{s.max_tokens} tokens, {s.segments} segments in the head, AdamW with peak {s.lr:g} and "
-        f"batches of {s.batch_size} for {s.steps} steps (at least {s.min_passes} passes); one "
-        "thread of a CPU."
-    )
-
-
-def _machine() -> str:
-    return ", ".join(f"{key}: {value}" for key, value in hardware().items())
-
-
-def main() -> None:
-    """Run the study from the command line."""
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--sets", nargs="+", help="names of sets; by default all")
-    parser.add_argument("--models", nargs="+", help=f"of {', '.join(MODELS)}; by default all")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--root", type=Path, help="folder of the sets; by default PRIMAL_DATA/uea")
-    parser.add_argument("--out", type=Path, default=Path("outputs/uea"))
-    parser.add_argument("--max-seconds", type=float, help="start nothing new after this time")
-    parser.add_argument("--ablation", action="store_true", help="the ablation instead of the table")
-    args = parser.parse_args()
-    options = {"seeds": args.seeds, "root": args.root, "out": args.out}
-    options["max_seconds"] = args.max_seconds
-    torch.set_num_threads(1)  # batches this small only wait for a second thread
-    if args.ablation:
-        ablate_uea(args.sets, **options)
-    else:
-        reproduce_uea(args.sets, args.models, **options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,121 @@
+"""Table 1 and its ablation as CSV, one line a run, and as markdown, published figures beside."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
+from primal_attention.tasks.timeseries.settings import (
+    ABLATION,
+    MODELS,
+    PUBLISHED,
+    SETS,
+    Settings,
+)
+
+__all__ = ["write_ablation", "write_tables"]
+
+
+def write_tables(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
+    """Write ``uea.csv``, one line a run, and ``uea.md``, both protocols."""
+    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
+    models = [m for m in MODELS if any(r["model"] == m for r in rows)]
+    write_atomically(out / "uea.csv", to_csv([dict(r) for r in rows], _machine()))
+    passes = {r["set"]: (r["passes"], r["patch"]) for r in rows}
+    runs = ", ".join(f"{n} {e:.0f} ({p})" for n, (e, p) in passes.items())
+    parts = [
+        f"Test accuracy in %, mean ± standard deviation over seeds. {_describe(settings)} "
+        f"Scored {settings.epochs} times in a run. "
+        f"Passes over the training part, and time steps per token in brackets: {runs}.",
+        "**Validation-selected** (the epoch chosen without the test part):",
+        _table(rows, "selected_test", sets, models),
+        "**Best test epoch** (the protocol of the paper; optimistic, for comparison only):",
+        _table(rows, "best_test", sets, models),
+        "**Last epoch** (nothing chosen; what the classifier does):",
+        _table(rows, "last_test", sets, models),
+    ]
+    write_atomically(out / "uea.md", "\n\n".join(parts) + "\n")
+
+
+def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
+    """Write ``uea_ablation.csv``, one line a run, and ``uea_ablation.md``."""
+    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
+    variants = [v for v in ABLATION if any(r["model"] == v for r in rows)]
+    write_atomically(out / "uea_ablation.csv", to_csv([dict(r) for r in rows], _machine()))
+    grid = _grid(rows, "last_test", sets, variants)
+    lines = []
+    for variant in variants:
+        cells = [_spread(grid[n, variant]) if (n, variant) in grid else "—" for n in sets]
+        complete = all((n, variant) in grid for n in sets)
+        means = [statistics.fmean(grid[n, variant]) for n in sets] if complete else []
+        lines.append([variant, *cells, f"{100 * statistics.fmean(means):.1f}" if means else "—"])
+    table = markdown_table(["variant", *sets, "average"], lines)
+    text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
+    write_atomically(out / "uea_ablation.md", f"{text}{_describe(settings)}\n\n{table}\n")
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean ± standard deviation in %, and how many seeds if not three."""
+    mean = 100 * statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.1f} (1 seed)"
+    text = f"{mean:.1f} ± {100 * statistics.stdev(values):.1f}"
+    return text if len(values) == 3 else f"{text} ({len(values)} seeds)"
+
+
+def _grid(
+    rows: Sequence[Mapping[str, Any]], field_: str, sets: Sequence[str], models: Sequence[str]
+) -> dict[tuple[str, str], list[float]]:
+    return {
+        (name, model): found
+        for name in sets
+        for model in models
+        if (found := [r[field_] for r in rows if r["set"] == name and r["model"] == model])
+    }
+
+
+def _table(
+    rows: Sequence[Mapping[str, Any]], field_: str, sets: Sequence[str], models: Sequence[str]
+) -> str:
+    """Return one protocol as markdown, the published figures beside, averages at the foot."""
+    grid = _grid(rows, field_, sets, models)
+    titles = [MODELS[m].title for m in models]
+    published = ["Trans. (paper)", "Primal. (paper)", "Primal.+ (paper)"]
+    lines = []
+    for name in sets:
+        cells = [_spread(grid[name, m]) if (name, m) in grid else "—" for m in models]
+        theirs = [f"{v:.1f}" for v in PUBLISHED[name]] if name in PUBLISHED else ["—"] * 3
+        lines.append([name, *cells, *theirs])
+    for label, members in (
+        ("average", [n for n in sets if all((n, m) in grid for m in models)]),
+        (
+            "average, sets of the paper",
+            [n for n in sets if n in PUBLISHED and all((n, m) in grid for m in models)],
+        ),
+    ):
+        if not members:
+            continue
+        means = [
+            f"{100 * statistics.fmean(statistics.fmean(grid[n, m]) for n in members):.1f}"
+            for m in models
+        ]
+        theirs = ["—"] * 3
+        if all(n in PUBLISHED for n in members):
+            theirs = [f"{statistics.fmean(PUBLISHED[n][i] for n in members):.1f}" for i in range(3)]
+        lines.append([f"{label} ({len(members)})", *means, *theirs])
+    return markdown_table(["set", *titles, *published], lines)
+
+
+def _describe(settings: Settings) -> str:
+    s = settings
+    return (
+        f"All models: width {s.dim}, {s.num_heads} heads, {s.num_layers} blocks, at most "
+        f"{s.max_tokens} tokens, {s.segments} segments in the head, AdamW with peak {s.lr:g} and "
+        f"batches of {s.batch_size} for {s.steps} steps (at least {s.min_passes} passes); one "
+        "thread of a CPU."
+    )
+
+
+def _machine() -> str:
+    return ", ".join(f"{key}: {value}" for key, value in hardware().items())
