@@ -11,31 +11,20 @@ from importlib import import_module
 from pathlib import Path
 
 from primal_attention.bench.allocator import keep_memory
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part.replace("_", "")) for part in text.split(","))
-
-
-def _shapes(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = []
-    for part in text.split(","):
-        heads, _, width = part.partition("x")
-        pairs.append((int(heads), int(width)))
-    return tuple(pairs)
+from primal_attention.bench.options import checked, names, numbers, positive, shapes
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m primal_attention.bench", description=__doc__)
-    parser.add_argument("--n", type=_numbers, help="lengths, e.g. 128,4096,65536")
-    parser.add_argument("--shapes", type=_shapes, help="heads x head width, e.g. 2x32,8x64")
-    parser.add_argument("--names", type=lambda t: tuple(t.split(",")), help="contestants")
-    parser.add_argument("--rank", type=int, help="directions of primal layers")
-    parser.add_argument("--batch", type=int, help="sequences per batch")
-    parser.add_argument("--repeats", type=int, help="timed repeats")
+    parser.add_argument("--n", type=numbers, help="lengths, e.g. 128,4096,65536")
+    parser.add_argument("--shapes", type=shapes, help="heads x head width, e.g. 2x32,8x64")
+    parser.add_argument("--names", type=names, help="contestants")
+    parser.add_argument("--rank", type=positive, help="directions of primal layers")
+    parser.add_argument("--batch", type=positive, help="sequences per batch")
+    parser.add_argument("--repeats", type=positive, help="timed repeats")
     parser.add_argument("--budget", type=float, help="seconds a single measurement may take")
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile instead")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--threads", type=positive, default=2, help="torch threads")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
     return parser
 
@@ -60,10 +49,7 @@ def main(argv: list[str] | None = None) -> int:
 
     torch.set_num_threads(threads)
     options["lengths"] = options.pop("n")
-    try:
-        sweep = Sweep(**{k: v for k, v in options.items() if v is not None})
-    except ValueError as error:
-        parser.error(str(error))
+    sweep = checked(parser, lambda: Sweep(**{k: v for k, v in options.items() if v is not None}))
 
     def progress(line: str) -> None:
         print(f"  … {line}", file=sys.stderr, flush=True)
@@ -74,8 +60,8 @@ def main(argv: list[str] | None = None) -> int:
     stem = "compiled" if sweep.compiled else "layers"
     if not sweep.compiled:
         progress("decoding")
-        names = [n for n in sweep.names if n not in ("floor", "primal-textbook")]
-        steps = decoding_rows((64, max(sweep.lengths)), sweep.shapes[-1], sweep.rank, names)
+        stateful = [n for n in sweep.names if n not in ("floor", "primal-textbook")]
+        steps = decoding_rows((64, max(sweep.lengths)), sweep.shapes[-1], sweep.rank, stateful)
         parts.append("One decoding step after prefixes of two lengths:")
         parts.append(markdown_table(list(steps[0]), [list(row.values()) for row in steps]))
         verdict = {True: "yes", False: "**no**", None: "not measured"}

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from primal_attention.bench.options import positive
+
 __all__ = ["Row", "feature_errors", "main"]
 
 METHODS = ("maclaurin-published", "maclaurin", "favor", "favor-antithetic", "fourier")
@@ -134,9 +136,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m primal_attention.bench.approximation", description=__doc__
     )
-    parser.add_argument("--dim", type=int, default=32, help="head width")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--draws", type=int, default=8, help="draws of the features")
+    parser.add_argument("--dim", type=positive, default=32, help="head width")
+    parser.add_argument("--tokens", type=positive, default=256)
+    parser.add_argument("--draws", type=positive, default=8, help="draws of the features")
     parser.add_argument("--out", type=Path, default=Path("outputs/approximation"))
     options = parser.parse_args(argv)
 

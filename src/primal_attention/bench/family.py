@@ -47,6 +47,7 @@ from primal_attention.attention.schoenbat import SchoenbatCore, center_l2
 from primal_attention.attention.skyformer import SkyformerCore
 from primal_attention.bench.allocator import keep_memory
 from primal_attention.bench.layers import ProjectionFloor
+from primal_attention.bench.options import checked, names, numbers, positive
 from primal_attention.functional.nystrom import gaussian_attention, token_convolution
 from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
 
@@ -608,21 +609,21 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--n", type=lambda t: tuple(map(int, t.split(","))), help="lengths")
-    parser.add_argument("--names", type=lambda t: tuple(t.split(",")), help="mechanisms")
-    parser.add_argument("--dim", type=int, help="model width")
-    parser.add_argument("--num-heads", type=int, help="heads")
-    parser.add_argument("--repeats", type=int, help="timed repeats")
+    parser.add_argument("--n", type=numbers, help="lengths")
+    parser.add_argument("--names", type=names, help="mechanisms")
+    parser.add_argument("--dim", type=positive, help="model width")
+    parser.add_argument("--num-heads", type=positive, help="heads")
+    parser.add_argument("--repeats", type=positive, help="timed repeats")
     parser.add_argument("--limit", type=float, help="seconds that one step may take")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop before this is up")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--threads", type=positive, default=2, help="torch threads")
     parser.add_argument(
         "--cpu-time",
         action="store_true",
         help="time of this thread, for busy machines; --threads 1",
     )
     parser.add_argument("--fresh", action="store_true", help="forget what was saved")
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where to save")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
     parser.add_argument(
         "--update", type=Path, metavar="FILE", help="measure nothing; renew the table in a page"
     )
@@ -644,11 +645,10 @@ def main(argv: list[str] | None = None) -> int:
     keep_memory()
     torch.set_num_threads(threads)
     clock = time.thread_time if own else time.perf_counter
-    try:
-        plan = Plan(**{key: value for key, value in options.items() if value is not None})
-        plan_rows(plan)
-    except ValueError as error:
-        parser.error(str(error))
+    plan = checked(
+        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
+    )
+    checked(parser, lambda: plan_rows(plan))
     if fresh:
         (out / "family.csv").unlink(missing_ok=True)
     rows = run(plan, out / "family.csv", seconds=60 * minutes, clock=clock)

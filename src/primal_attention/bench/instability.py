@@ -20,6 +20,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from primal_attention.bench.options import checked, names, positive
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -334,12 +336,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m primal_attention.bench.instability", description=__doc__
     )
-    parser.add_argument("--tasks", type=lambda t: tuple(t.split(",")), help="e.g. listops,image")
-    parser.add_argument("--names", type=lambda t: tuple(t.split(",")), help="contestants")
-    parser.add_argument("--steps", type=int, help="steps of training")
-    parser.add_argument("--seeds", type=int, help="how many")
+    parser.add_argument("--tasks", type=names, help="e.g. listops,image")
+    parser.add_argument("--names", type=names, help="contestants")
+    parser.add_argument("--steps", type=positive, help="steps of training")
+    parser.add_argument("--seeds", type=positive, help="how many")
     parser.add_argument("--std", type=float, help="standard deviation of the embedding at first")
-    parser.add_argument("--shrink", type=int, help="divide every length by this")
+    parser.add_argument("--shrink", type=positive, help="divide every length by this")
     parser.add_argument("--data", type=Path, help="folder of the files; default PRIMAL_DATA")
     parser.add_argument("--out", type=Path, default=Path("outputs/instability"))
     options = vars(parser.parse_args(argv))
@@ -354,12 +356,11 @@ def main(argv: list[str] | None = None) -> int:
     def progress(line: str) -> None:
         print(f"  … {line}", file=sys.stderr, flush=True)
 
-    try:
-        plan = Plan(**{key: value for key, value in options.items() if value is not None})
-        rows = measure(plan, out / "instability_runs.csv", data=data, progress=progress)
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    plan = checked(
+        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
+    )
+    runs = out / "instability_runs.csv"
+    rows = checked(parser, lambda: measure(plan, runs, data=data, progress=progress))
     records = summarize(rows)
     facts = ", ".join(f"{key}: {value}" for key, value in hardware().items())
     seeds = f"mean and standard deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from primal_attention.bench.options import numbers, positive
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -117,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--n", default="5000,20000,50000", help="numbers of rows")
-    parser.add_argument("--rank", type=int, default=16, help="singular triplets")
+    parser.add_argument("--n", type=numbers, default=(5000, 20000, 50000), help="numbers of rows")
+    parser.add_argument("--rank", type=positive, default=16, help="singular triplets")
     parser.add_argument("--dense-up-to", type=int, default=5000, help="largest n for dense")
     parser.add_argument("--out", type=Path, default=Path("outputs/ksvd"), help="where to save")
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
@@ -142,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     records = []
-    for n in (int(part) for part in options.n.split(",")):
+    for n in options.n:
         solvers = [s for s in _SOLVERS if s != "dense" or n <= options.dense_up_to]
         runs = {}
         for solver in solvers:
@@ -162,7 +164,8 @@ def main(argv: list[str] | None = None) -> int:
             )
     machine = hardware()
     print(markdown_table(list(records[0]), [list(r.values()) for r in records]))
-    command = f"python -m primal_attention.bench.ksvd --n {options.n} --rank {options.rank}"
+    lengths = ",".join(map(str, options.n))
+    command = f"python -m primal_attention.bench.ksvd --n {lengths} --rank {options.rank}"
     comment = f"{command}; {machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
     write_atomically(options.out.with_suffix(".csv"), to_csv(records, comment))
     write_atomically(

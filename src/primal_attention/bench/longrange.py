@@ -21,6 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.bench.allocator import keep_memory
+from primal_attention.bench.options import checked, names, positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +75,9 @@ class Plan:
         unknown = sorted(set(self.tasks) - set(_TASKS))
         if unknown:
             raise ValueError(f"Unknown tasks {unknown}; choose from {', '.join(_TASKS)}.")
+        unknown = sorted(set(self.names or ()) - set(contestants()))
+        if unknown:
+            raise ValueError(f"Unknown names {unknown}; choose from {', '.join(contestants())}.")
         if self.rounds < 1 or self.shrink < 1:
             raise ValueError(
                 f"rounds and shrink must be at least 1, got {self.rounds} and {self.shrink}."
@@ -369,10 +373,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m primal_attention.bench.longrange", description=__doc__
     )
-    parser.add_argument("--tasks", type=lambda t: tuple(t.split(",")), help="e.g. text,image")
-    parser.add_argument("--names", type=lambda t: tuple(t.split(",")), help="contestants")
-    parser.add_argument("--rounds", type=int, help="timed steps of each")
-    parser.add_argument("--shrink", type=int, help="divide every length by this")
+    parser.add_argument("--tasks", type=names, help="e.g. text,image")
+    parser.add_argument("--names", type=names, help="contestants")
+    parser.add_argument("--rounds", type=positive, help="timed steps of each")
+    parser.add_argument("--shrink", type=positive, help="divide every length by this")
     parser.add_argument("--out", type=Path, default=Path("outputs/longrange"))
     options = vars(parser.parse_args(argv))
     out = options.pop("out")
@@ -383,7 +387,9 @@ def main(argv: list[str] | None = None) -> int:
     from primal_attention.output import hardware, to_csv, write_atomically
 
     torch.set_num_threads(1)
-    plan = Plan(**{key: value for key, value in options.items() if value is not None})
+    plan = checked(
+        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
+    )
 
     def progress(line: str) -> None:
         print(f"  … {line}", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from primal_attention.bench.allocator import keep_memory
+from primal_attention.bench.options import numbers, positive
 
 __all__ = ["Comparison", "compare", "main", "pairs"]
 
@@ -235,19 +236,19 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--n",
-        type=lambda t: tuple(map(int, t.split(","))),
+        type=numbers,
         default=(512, 1024, 4096, 16384),
         help="lengths",
     )
-    parser.add_argument("--dim", type=int, default=256, help="model width")
-    parser.add_argument("--num-heads", type=int, default=4, help="heads")
-    parser.add_argument("--size", type=int, default=128, help="features, projections")
-    parser.add_argument("--repeats", type=int, default=30, help="turns")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads")
+    parser.add_argument("--dim", type=positive, default=256, help="model width")
+    parser.add_argument("--num-heads", type=positive, default=4, help="heads")
+    parser.add_argument("--size", type=positive, default=128, help="features, projections")
+    parser.add_argument("--repeats", type=positive, default=30, help="turns")
+    parser.add_argument("--threads", type=positive, default=2, help="torch threads")
     parser.add_argument(
         "--cpu-time", action="store_true", help="time of one thread; take --threads 1 with it"
     )
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="where to save")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
     options = parser.parse_args(argv)
     keep_memory()
 

@@ -11,6 +11,7 @@ _SUITES = {
     "family": ("family", "every registered attention: time, memory and error"),
     "peers": ("peers", "ours beside the public packages of the same methods"),
     "longrange": ("longrange", "training steps of whole models on the shapes of the LRA"),
+    "instability": ("instability", "how far outputs move when parameters move"),
     "approximation": ("approximation", "error of random features in attention"),
     "ksvd": ("ksvd", "solvers of the asymmetric kernel SVD"),
     "nystrom": ("nystrom_error", "error of landmark attentions"),
