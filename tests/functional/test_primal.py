@@ -142,6 +142,7 @@ def test_the_fused_layer_is_two_linear_maps_around_the_projection(
     monkeypatch, short, tile, shared, masked, biased
 ):
     monkeypatch.setattr(tiled, "_TILE", tile)
+    monkeypatch.setattr(tiled, "_NUMBERS", 0)
     monkeypatch.setattr(tiled, "_SHORT", short)
     b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
     keep = _keep(b, n) if masked else None

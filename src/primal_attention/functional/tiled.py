@@ -18,20 +18,24 @@ __all__ = ["attend_tiled", "project_tiled", "tie_tiled"]
 Tile = tuple[slice, slice]
 """Some sequences whole, or a part of one."""
 
-_TILE = 8192
-"""Tokens per tile: small enough for the cache, large enough to hide the calls."""
+_NUMBERS = 2**20
+"""Numbers that the heads of a tile hold: few enough for the cache, enough to hide the calls."""
+
+_TILE = 2048
+"""Tokens per tile at least, also of wide layers."""
 
 _SHORT = 256
 """Up to this length one product over copies sorted by head beats a product for each head."""
 
 
-def _tiles(b: int, n: int) -> list[Tile]:
+def _tiles(b: int, n: int, h: int, d: int) -> list[Tile]:
     """Cut ``b`` sequences of ``n`` tokens into tiles; the first is the largest."""
-    rows = max(1, _TILE // max(n, 1))
+    tokens = max(_TILE, _NUMBERS // max(h * d, 1))
+    rows = max(1, tokens // max(n, 1))
     return [
-        (slice(i, min(i + rows, b)), slice(j, min(j + _TILE, n)))
+        (slice(i, min(i + rows, b)), slice(j, min(j + tokens, n)))
         for i in range(0, b, rows)
-        for j in range(0, n, _TILE)
+        for j in range(0, n, tokens)
     ]
 
 
@@ -127,11 +131,11 @@ class _Project(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, w: Tensor, key_mask: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        b, n, h, _ = q.shape
+        b, n, h, d = q.shape
         s = w.shape[-1]
         scores, inverse = q.new_empty(b, n, h, s), q.new_empty(b, n, h, 1)
         energy = q.new_zeros(b, h, s, dtype=accumulator(q))
-        for tile in _tiles(b, n):
+        for tile in _tiles(b, n, h, d):
             keep = None if key_mask is None else key_mask[tile]
             _score(q[tile], _of(w, tile), keep, eps, scores[tile], inverse[tile], energy[tile[0]])
         ctx.save_for_backward(q, w, scores, inverse)
@@ -142,10 +146,9 @@ class _Project(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_scores: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         q, w, scores, inverse = ctx.saved_tensors
-        b, n = q.shape[:2]
         twice = _twice(grad_energy, scores)
-        grad_q, grad_w = torch.empty_like(q), q.new_zeros(b, *w.mT.shape[1:])
-        for tile in _tiles(b, n):
+        grad_q, grad_w = torch.empty_like(q), q.new_zeros(len(q), *w.mT.shape[1:])
+        for tile in _tiles(*q.shape):
             known = q[tile], _of(w, tile), scores[tile], inverse[tile]
             grad = torch.addcmul(grad_scores[tile], scores[tile], twice[tile[0]])
             _score_backward(grad, *known, ctx.eps, grad_q[tile], grad_w[tile[0]])
@@ -218,7 +221,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         b, n, _ = x.shape
         h, d, s = w.shape[1:]
-        tiles = _tiles(b, n)
+        tiles = _tiles(b, n, h, d)
         # without gradients one tile's worth of memory serves all of them
         lead = (b, n) if keeps else _size(tiles)
         q, scores = x.new_empty(*lead, h, d), x.new_empty(*lead, h, s)
@@ -241,11 +244,10 @@ class _Attend(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         x, a, a_bias, w, o, o_bias, q, scores, inverse = ctx.saved_tensors
-        b, n = q.shape[:2]
-        tiles, twice = _tiles(b, n), _twice(grad_energy, scores)
+        tiles, twice = _tiles(*q.shape), _twice(grad_energy, scores)
         inward, outward = _Gradient(_Affine(a, a_bias)), _Gradient(_Affine(o, o_bias))
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
-        grad_w = q.new_zeros(b, *w.mT.shape[1:])
+        grad_w = q.new_zeros(len(q), *w.mT.shape[1:])
         grads, grads_q = (t.new_empty(*_size(tiles), *t.shape[2:]) for t in (scores, q))
         for tile in tiles:
             tokens, known = x[tile], (q[tile], _of(w, tile), scores[tile], inverse[tile])
