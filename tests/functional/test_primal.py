@@ -172,18 +172,19 @@ def test_the_fused_layer_is_two_linear_maps_around_the_projection(
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])
-def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, normalize):
+@pytest.mark.parametrize("num", [5, 6, 17], ids=["fewer", "all", "repeated"])
+def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, normalize, num):
     keep = _keep(3, 6) if masked else None
     if masked:
         keep[1] = False  # an empty sequence
-    basis = _randn(2, 5) if smooth else None
+    how = {"basis": _randn(2, num) if smooth else None, "normalize": normalize}
     inward, outward = Linear(_randn(8, 4), None), Linear(_randn(4, 12), None)
 
     def at_once(x, w_e, w_r):
-        return tie_sampled(x, 5, w_e, w_r, key_mask=keep, basis=basis, normalize=normalize)
+        return tie_sampled(x, num, w_e, w_r, key_mask=keep, **how)
 
     def by_rows(x, w_e, w_r):
-        return x, tie_rows(sample_rows(x, 5, keep), w_e, w_r, basis=basis, normalize=normalize)[0]
+        return x, tie_rows(sample_rows(x, num, keep), w_e, w_r, **how)[0]
 
     def layer(tie):
         def run(x, w_e, w_r):
@@ -194,7 +195,7 @@ def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, 
 
         return run
 
-    codes = [_randn(2, 2 if smooth else 5, 3) for _ in range(2)]
+    codes = [_randn(2, 2 if smooth else num, 3) for _ in range(2)]
     _same_with_gradients(layer(at_once), layer(by_rows), [_randn(3, 6, 4), *codes])
 
 

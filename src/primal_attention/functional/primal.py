@@ -173,12 +173,33 @@ def tie_sampled(
     if torch.compiler.is_compiling() or x.shape[1] == 0 or not is_wide:
         rows = sample_rows(x, num, key_mask)
         return x, tie_rows(rows, w_e, w_r, basis=basis, normalize=normalize)[0]
+    b, n, _ = x.shape
     eps = _smallest_variance(x) if normalize else None
     if key_mask is None:
-        position = even_indices(x.shape[1], num, x.device)[None]
+        position = even_indices(n, num, x.device)[None]
     else:
         position = _real_positions(key_mask, num)
-    return tie_tiled(x, position, w_e, w_r, basis, eps)
+    if basis is not None and n < num:
+        return tie_tiled(x, None, w_e, w_r, _onto_tokens(basis, position, n), eps)
+    return tie_tiled(x, _flat_index(position, b, n), w_e, w_r, basis, eps)
+
+
+def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " b*m"]:
+    """Return where positions stand when ``b`` sequences of ``n`` tokens are one."""
+    return (position + torch.arange(0, b * n, n, device=position.device)[:, None]).flatten()
+
+
+def _onto_tokens(
+    basis: Float[Tensor, "k m"], position: Int[Tensor, "b m"], n: int
+) -> Float[Tensor, "b k n"]:
+    """Sum functions of sampled positions over the tokens that stand there.
+
+    For sequences shorter than the sample: what acts on rows that repeat tokens then acts on tokens.
+    """
+    b, k = len(position), len(basis)
+    sums = basis.new_zeros(b * n, k)
+    sums.index_add_(0, _flat_index(position, b, n), basis.T.repeat(b, 1))
+    return sums.view(b, n, k).mT
 
 
 def _autocasts(x: Tensor) -> bool:

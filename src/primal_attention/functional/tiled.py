@@ -67,7 +67,8 @@ def _score(
     if keep is not None:
         # zero here makes score, energy and every gradient of a padded token vanish
         inverse.masked_fill_(~keep[:, :, None, None], 0.0)
-    if q.shape[1] <= _SHORT:
+    is_short = q.shape[1] <= _SHORT
+    if is_short:
         product = q.transpose(1, 2) @ w
         torch.mul(product.transpose(1, 2), inverse, out=scores)
     else:
@@ -78,8 +79,11 @@ def _score(
             torch.mul(product.transpose(0, 1), inverse[i], out=scores[i])
     # one flat row per token: passes are fastest over long contiguous rows
     squares = scores.flatten(2).to(energy.dtype).square()
-    one = squares.new_ones(()).expand(len(q), 1, q.shape[1])
-    energy.view(len(q), 1, -1).baddbmm_(one, squares)
+    if is_short:
+        energy += squares.sum(1).view_as(energy)
+    else:
+        one = squares.new_ones(()).expand(len(q), 1, q.shape[1])
+        energy.view(len(q), 1, -1).baddbmm_(one, squares)
 
 
 def _score_backward(
@@ -287,7 +291,7 @@ class _Tie(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        position: Tensor,
+        index: Tensor | None,
         w_e: Tensor,
         w_r: Tensor,
         basis: Tensor | None,
@@ -295,12 +299,12 @@ class _Tie(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         b, n, c = x.shape
         h, _, s = w_e.shape
-        index = (position + torch.arange(0, b * n, n, device=x.device)[:, None]).flatten()
-        rows = unit = x.reshape(b * n, c).index_select(0, index)
+        rows = x.reshape(b * n, c)
+        rows = unit = rows if index is None else rows.index_select(0, index)
         mean = deviation = None
         if eps is not None:
             unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
-        f = unit.view(b, position.shape[1], c)
+        f = unit.view(b, len(unit) // max(b, 1), c)
         f = f if basis is None else basis @ f
         f = f.unflatten(-1, (h, c // h)).transpose(1, 2)  # [b h k d]
         codes = torch.cat([w_e, w_r], dim=-1)
@@ -322,27 +326,37 @@ class _Tie(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, *grad_codes, None, None
         grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
-        grad = (grad if basis is None else basis.T @ grad).flatten(0, 1)
+        grad = (grad if basis is None else basis.mT @ grad).flatten(0, 1)
         if mean is not None:
             wanted, shape = [True, False, False], rows.shape[-1:]
             grad = torch.ops.aten.native_layer_norm_backward(
                 grad, rows, shape, mean, deviation, None, None, wanted
             )[0]
-        grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index, grad)
+        if index is None:
+            grad_x.view_as(grad).add_(grad)
+        else:
+            grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index, grad)
         return grad_x, None, *grad_codes, None, None
 
 
 def tie_tiled(
     x: Float[Tensor, "b n c"],
-    position: Int[Tensor, "#b m"],
+    index: Int[Tensor, " b*m"] | None,
     w_e: Float[Tensor, "h k s"],
     w_r: Float[Tensor, "h k s"],
-    basis: Float[Tensor, "k m"] | None,
+    basis: Float[Tensor, "*#b k m"] | None,
     eps: float | None,
 ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b 2*h d s"]]:
-    """Return ``x`` and the weights that its rows at these positions imply.
+    """Return ``x`` and the weights that some of its rows, or all, imply.
 
-    The gradient of the returned ``x`` is overwritten. Rows have mean zero and variance one, unless
-    ``eps`` is ``None``.
+    The gradient of the returned ``x`` is overwritten.
+
+    Args:
+        x: Tokens.
+        index: Which rows of the flattened ``x``, equally many of each sequence; ``None`` for all.
+        w_e: Codes of the query side.
+        w_r: Codes of the key side.
+        basis: Functions of position, for all sequences or for each.
+        eps: Smallest variance of a row in normalising it; ``None`` to leave rows as they are.
     """
-    return _Tie.apply(x, position, w_e, w_r, basis, eps)  # type: ignore[no-untyped-call]
+    return _Tie.apply(x, index, w_e, w_r, basis, eps)  # type: ignore[no-untyped-call]
