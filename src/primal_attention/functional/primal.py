@@ -170,7 +170,7 @@ def tie_sampled(
     and to nothing else: its gradient must not be shared. Padded tokens must be zero.
     """
     is_wide = x.dtype == w_e.dtype == accumulator(x) and not _autocasts(x)
-    if torch.compiler.is_compiling() or x.shape[1] == 0 or not is_wide:
+    if torch.compiler.is_compiling() or 0 in x.shape or not is_wide:
         rows = sample_rows(x, num, key_mask)
         return x, tie_rows(rows, w_e, w_r, basis=basis, normalize=normalize)[0]
     b, n, _ = x.shape

@@ -304,9 +304,9 @@ class _Tie(torch.autograd.Function):
         mean = deviation = None
         if eps is not None:
             unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
-        f = unit.view(b, len(unit) // max(b, 1), c)
+        f = unit.view(b, -1, c)
         f = f if basis is None else basis @ f
-        f = f.unflatten(-1, (h, c // h)).transpose(1, 2)  # [b h k d]
+        f = f.unflatten(-1, (h, -1)).transpose(1, 2)  # [b h k d]
         codes = torch.cat([w_e, w_r], dim=-1)
         w = (f.mT @ codes).unflatten(-1, (2, s)).movedim(3, 1)  # [b 2 h d s]
         ctx.save_for_backward(index, rows, mean, deviation, basis, f, codes)
