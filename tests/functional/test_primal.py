@@ -373,7 +373,10 @@ def test_normalized_rows_have_mean_zero_and_variance_one():
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-def test_dual_weights_are_the_textbook_ones(masked):
+@pytest.mark.parametrize(("short", "tile"), [(256, 2048), (0, 2048), (0, 3), (256, 3)])
+def test_dual_weights_are_the_textbook_ones(monkeypatch, masked, short, tile):
+    for name, value in (("_SHORT", short), ("_TILE", tile), ("_NUMBERS", 0)):
+        monkeypatch.setattr(tiled, name, value)
     keep = _keep(3, 8) if masked else None
 
     def truth(k, duals):

@@ -382,17 +382,16 @@ class PrimalAttention(Attention, PublishesTerms):
         heads = self._heads(x)
         if rotary is not None:
             heads = rotary.turn(heads)
-        q, k = heads.chunk(2, dim=1)
-        memory, mq, mk = x, q, k
+        memory, theirs = x, heads
         if context is not None:
             memory = context
-            if self.weights == "dual" or asked:
-                mq, mk = self._heads(context).chunk(2, dim=1)
-        tied = self._tie(memory, mq, mk, aware)
+            theirs = self._heads(context) if self.weights == "dual" or asked else heads
+        tied = self._tie(memory, theirs, aware)
         scores = self._project(heads, tied, own)
         y = self._emit(scores.scores, key_mask if context is None else None)
         if asked is None:
             return y, None
+        (q, k), (mq, mk) = heads.chunk(2, dim=1), theirs.chunk(2, dim=1)
         if context is None:
             return y, self._term(asked, Side(q, own), Side(k, own), tied, scores)
         # the key side lives on the memory; dual weights pose the whole problem there
@@ -421,8 +420,9 @@ class PrimalAttention(Attention, PublishesTerms):
         else:
             tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
         own = keep if context is None else None
+        inward = _joined(self.q_proj, self.k_proj)
         y, energy = attend(
-            x, self._inward, tied.joint, self._outward, key_mask=own, eps=self.conventions.eps
+            x, inward, tied.joint, self._outward, key_mask=own, eps=self.conventions.eps
         )
         if asked is None:
             return y, None
@@ -432,19 +432,20 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
         """Return the heads of the queries and, after them, of the keys."""
-        plain = _is_plain(self.q_proj) and _is_plain(self.k_proj)
-        if plain and not self._is_brief(x.shape[0] * x.shape[1]):
-            both = linear(x, *self._inward)
-        else:
-            both = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1)
-        return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+        return self._both(x, self.q_proj, self.k_proj)
 
-    @property
-    def _inward(self) -> Linear:
-        """The query and key projections as one map."""
-        q, k = self.q_proj, self.k_proj
-        bias = None if q.bias is None else torch.cat([q.bias, k.bias])
-        return Linear(torch.cat([q.weight, k.weight]), bias)
+    def _duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n s"]:
+        """Return the dual variables of the query side and, after them, of the key side."""
+        return self._both(x, self.dual_e, self.dual_r)
+
+    def _both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+        """Return the heads of two maps; of plain ones as one map, which is faster."""
+        plain = _is_plain(first) and _is_plain(second)
+        if plain and not self._is_brief(x.shape[0] * x.shape[1]):
+            both = linear(x, *_joined(first, second))
+        else:
+            both = torch.cat([first(x), second(x)], dim=-1)
+        return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
 
     @property
     def _outward(self) -> Linear:
@@ -459,15 +460,21 @@ class PrimalAttention(Attention, PublishesTerms):
             bias = bias + (out @ self.concat.bias).sum(1)
         return Linear(weight.flatten(1), bias)
 
-    def _tie(self, memory: Tensor, q: Tensor, k: Tensor, keep: Tensor | None) -> Tied:
-        """Return the projection weights that ``memory`` (and its projections) imply."""
+    def _tie(
+        self,
+        memory: Float[Tensor, "b m c"],
+        heads: Float[Tensor, "b 2*h m d"],
+        keep: Bool[Tensor, "b m"] | None,
+    ) -> Tied:
+        """Return the projection weights that ``memory`` and its heads imply."""
         if self.weights == "static":
             return self._untied
         if self.weights == "dual":
-            dual_e, dual_r = self._split(self.dual_e(memory)), self._split(self.dual_r(memory))
-            eps = self.conventions.eps
-            w_e = dual_weights(k, dual_r, key_mask=keep, eps=eps)
-            w_r = dual_weights(q, dual_e, key_mask=keep, eps=eps)
+            duals = self._duals(memory)
+            sums = dual_weights(heads, duals, key_mask=keep, eps=self.conventions.eps)
+            # the weights of queries come from keys, and the other way round
+            w_r, w_e = sums.chunk(2, dim=1)
+            dual_e, dual_r = duals.chunk(2, dim=1)
             return Tied(torch.cat([w_e, w_r], dim=1), duals=(dual_e, dual_r))
         return self._tie_rows(sample_rows(memory, self.num_samples, keep))
 
@@ -551,7 +558,7 @@ class PrimalAttention(Attention, PublishesTerms):
         unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
         mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
         if self.weights == "dual":
-            dual_e, dual_r = self._split(self.dual_e(x)), self._split(self.dual_r(x))
+            dual_e, dual_r = self._duals(x).chunk(2, dim=1)
             e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
             r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
             last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
@@ -672,7 +679,9 @@ class PrimalAttention(Attention, PublishesTerms):
         q, k = self._split(q), self._split(k)
         left = Side(q, keep if context is None or self.weights == "dual" else None)
         right = Side(k, keep)
-        tied = self._tie(memory, q, k, keep)
+        # only dual weights read the heads
+        heads = torch.cat([q, k], dim=1) if self.weights == "dual" else q
+        tied = self._tie(memory, heads, keep)
         return self._problem(left, right, tied).diagnose()
 
     # decoding
@@ -715,6 +724,12 @@ def _clean(
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)
+
+
+def _joined(first: nn.Linear, second: nn.Linear) -> Linear:
+    """Return two maps of the same input as one."""
+    bias = None if first.bias is None else torch.cat([first.bias, second.bias])
+    return Linear(torch.cat([first.weight, second.weight]), bias)
 
 
 def _is_plain(module: nn.Module) -> bool:

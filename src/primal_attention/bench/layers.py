@@ -24,7 +24,12 @@ from primal_attention.attention import (
     ksvd_loss,
 )
 from primal_attention.attention.terms import PublishesTerms
-from primal_attention.functional import ksvd_objective, parameter_trace, reduce_objective
+from primal_attention.functional import (
+    ksvd_objective,
+    parameter_trace,
+    reduce_objective,
+    sample_rows,
+)
 from primal_attention.output import markdown_table
 
 __all__ = [
@@ -65,7 +70,7 @@ class TextbookPrimal(PublishesTerms):
         """Return the layer's output and publish its term."""
         layer = self.layer
         q, k = (layer._split(p(x)).contiguous() for p in (layer.q_proj, layer.k_proj))
-        tied = layer._tie(x, q, k, None)
+        tied = layer._tie_rows(sample_rows(x, layer.num_samples))
         e = normalize(q, dim=-1, eps=layer.conventions.eps) @ tied.w_e
         r = normalize(k, dim=-1, eps=layer.conventions.eps) @ tied.w_r
         heads = layer.concat(torch.cat([e, r], dim=-1))

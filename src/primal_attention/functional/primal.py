@@ -19,7 +19,12 @@ from torch import Tensor
 
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
-from primal_attention.functional.tiled import attend_tiled, project_tiled, tie_tiled
+from primal_attention.functional.tiled import (
+    attend_tiled,
+    project_tiled,
+    tie_tiled,
+    weigh_tiled,
+)
 
 __all__ = [
     "Linear",
@@ -223,9 +228,11 @@ def dual_weights(
     key_mask: Bool[Tensor, "b m"] | None = None,
     eps: float = 1e-6,
 ) -> Float[Tensor, "b h d s"]:
-    """Return ``Φᵀ H / m``, the projection weights that dual variables ``H`` imply."""
-    scaled = duals * _inverse_norm(k, key_mask, eps).to(duals.dtype)
-    total = k.transpose(-1, -2) @ scaled
+    """Return ``Φᵀ H / m``, the projection weights that dual variables ``H`` imply; ``O(m d s)``."""
+    if torch.compiler.is_compiling():
+        total = k.mT @ (duals * _inverse_norm(k, key_mask, eps).to(duals.dtype))
+    else:
+        total = weigh_tiled(k, duals.to(k.dtype), key_mask, representable(eps, k))
     if key_mask is None:
         return total / max(k.shape[2], 1)
     return total / key_mask.sum(1).clamp_min(1).to(total.dtype)[:, None, None, None]

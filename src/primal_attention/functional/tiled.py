@@ -13,7 +13,7 @@ from torch import Tensor
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["attend_tiled", "project_tiled", "tie_tiled"]
+__all__ = ["attend_tiled", "project_tiled", "tie_tiled", "weigh_tiled"]
 
 Tile = tuple[slice, slice]
 """Some sequences whole, or a part of one."""
@@ -52,6 +52,74 @@ def _of(w: Float[Tensor, "#b h d s"], tile: Tile) -> Float[Tensor, "#t h d s"]:
     return w if w.shape[0] == 1 else w[tile[0]]
 
 
+def _invert(
+    q: Float[Tensor, "b n h d"],
+    keep: Bool[Tensor, "b n"] | None,
+    eps: float,
+    inverse: Float[Tensor, "b n h 1"],
+) -> None:
+    """Write the inverse norms of one tile."""
+    norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=accumulator(q))
+    torch.reciprocal(norm.clamp_min_(eps), out=inverse)
+    if keep is not None:
+        # zero here makes whatever a padded token would add vanish, and every gradient of it
+        inverse.masked_fill_(~keep[:, :, None, None], 0.0)
+
+
+def _apply_weights(
+    q: Float[Tensor, "b n h d"],
+    w: Float[Tensor, "#b h d s"],
+    inverse: Float[Tensor, "b n h 1"],
+    scores: Float[Tensor, "b n h s"],
+) -> None:
+    """Write ``(q W) / ‖q‖`` of one tile."""
+    if q.shape[1] <= _SHORT:
+        products = q.transpose(1, 2) @ w
+        torch.mul(products.transpose(1, 2), inverse, out=scores)
+        return
+    product = None
+    for i in range(len(q)):
+        # into one place, which stays in cache
+        product = torch.bmm(q[i].transpose(0, 1), w[i if len(w) > 1 else 0], out=product)
+        torch.mul(product.transpose(0, 1), inverse[i], out=scores[i])
+
+
+def _pull_back(
+    grad: Float[Tensor, "b n h s"],
+    q: Float[Tensor, "b n h d"],
+    w: Float[Tensor, "#b h d s"],
+    scores: Float[Tensor, "b n h s"],
+    inverse: Float[Tensor, "b n h 1"],
+    eps: float,
+    grad_q: Float[Tensor, "b n h d"],
+) -> None:
+    """Write the gradient of ``q`` in one tile's ``scores``; divides ``grad`` by the norms."""
+    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
+    radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse)
+    radial.mul_(torch.threshold_(inverse.neg(), -1 / eps, 0.0))
+    grad.mul_(inverse)
+    if q.shape[1] <= _SHORT:
+        torch.mul(q, radial, out=grad_q)
+        grad_q += (grad.transpose(1, 2) @ w.mT).transpose(1, 2)
+        return
+    for i in range(len(q)):
+        own = w[i if len(w) > 1 else 0]
+        torch.bmm(grad[i].transpose(0, 1), own.mT, out=grad_q[i].transpose(0, 1))
+    grad_q.addcmul_(q, radial)
+
+
+def _add_outer(
+    z: Float[Tensor, "b n h s"], q: Float[Tensor, "b n h d"], total: Float[Tensor, "b h s d"]
+) -> None:
+    """Add ``Σ_i z_i q_iᵀ`` of one tile."""
+    # the wider factor on the right: so the product is faster
+    if q.shape[1] <= _SHORT:
+        total += z.permute(0, 2, 3, 1) @ q.transpose(1, 2)
+        return
+    for i in range(len(q)):
+        total[i] += torch.bmm(z[i].permute(1, 2, 0), q[i].transpose(0, 1))
+
+
 def _score(
     q: Float[Tensor, "b n h d"],
     w: Float[Tensor, "#b h d s"],
@@ -62,24 +130,11 @@ def _score(
     energy: Float[Tensor, "b h s"],
 ) -> None:
     """Write the scores and inverse norms of one tile, and add to the energy."""
-    norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=energy.dtype)
-    torch.reciprocal(norm.clamp_min_(eps), out=inverse)
-    if keep is not None:
-        # zero here makes score, energy and every gradient of a padded token vanish
-        inverse.masked_fill_(~keep[:, :, None, None], 0.0)
-    is_short = q.shape[1] <= _SHORT
-    if is_short:
-        product = q.transpose(1, 2) @ w
-        torch.mul(product.transpose(1, 2), inverse, out=scores)
-    else:
-        product = None
-        for i in range(len(q)):
-            # into one place, which stays in cache
-            product = torch.bmm(q[i].transpose(0, 1), w[i if len(w) > 1 else 0], out=product)
-            torch.mul(product.transpose(0, 1), inverse[i], out=scores[i])
+    _invert(q, keep, eps, inverse)
+    _apply_weights(q, w, inverse, scores)
     # one flat row per token: passes are fastest over long contiguous rows
     squares = scores.flatten(2).to(energy.dtype).square()
-    if is_short:
+    if q.shape[1] <= _SHORT:
         energy += squares.sum(1).view_as(energy)
     else:
         one = squares.new_ones(()).expand(len(q), 1, q.shape[1])
@@ -97,22 +152,8 @@ def _score_backward(
     grad_w: Float[Tensor, "b h s d"],
 ) -> None:
     """Write ``grad_q`` of one tile and add to ``grad_w``; overwrites ``grad``."""
-    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
-    radial = (grad * scores).sum(-1, keepdim=True).mul_(inverse)
-    radial.mul_(torch.threshold_(inverse.neg(), -1 / eps, 0.0))
-    grad.mul_(inverse)
-    if q.shape[1] <= _SHORT:
-        heads = grad.transpose(1, 2)
-        torch.mul(q, radial, out=grad_q)
-        grad_q += (heads @ w.mT).transpose(1, 2)
-        grad_w += heads.mT @ q.transpose(1, 2)
-        return
-    for i in range(len(q)):
-        heads, own = grad[i].transpose(0, 1), w[i if len(w) > 1 else 0]
-        torch.bmm(heads, own.mT, out=grad_q[i].transpose(0, 1))
-        # transposed: with the wider factor on the right the product is faster
-        grad_w[i] += torch.bmm(heads.mT, q[i].transpose(0, 1))
-    grad_q.addcmul_(q, radial)
+    _pull_back(grad, q, w, scores, inverse, eps, grad_q)
+    _add_outer(grad, q, grad_w)
 
 
 def _twice(
@@ -168,6 +209,49 @@ def project_tiled(
     """Return ``(q W) / ‖q‖`` and its energy."""
     scores, energy = _Project.apply(q.transpose(1, 2), w, key_mask, eps)  # type: ignore[no-untyped-call]
     return scores.transpose(1, 2), energy
+
+
+class _Weigh(torch.autograd.Function):
+    """Keeps the inputs and one number per row and head for backward.
+
+    The sum is the gradient of scores in their weights, so its gradients are scores: the same passes
+    in another order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, z: Tensor, key_mask: Tensor | None, eps: float
+    ) -> Float[Tensor, "b h d s"]:
+        b, n, h, d = q.shape
+        inverse = q.new_empty(b, n, h, 1)
+        total = q.new_zeros(b, h, z.shape[-1], d, dtype=accumulator(q))
+        for tile in _tiles(b, n, h, d):
+            _invert(q[tile], None if key_mask is None else key_mask[tile], eps, inverse[tile])
+            _add_outer(z[tile] * inverse[tile], q[tile], total[tile[0]])
+        ctx.save_for_backward(q, z, inverse)
+        ctx.eps = eps
+        return total.mT.to(q.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, z, inverse = ctx.saved_tensors
+        grad_q, grad_z = torch.empty_like(q), z.new_empty(z.shape)
+        for tile in _tiles(*q.shape):
+            known, scores = (q[tile], grad[tile[0]]), grad_z[tile]
+            _apply_weights(*known, inverse[tile], scores)
+            _pull_back(z[tile].clone(), *known, scores, inverse[tile], ctx.eps, grad_q[tile])
+        return grad_q, grad_z, None, None
+
+
+def weigh_tiled(
+    q: Float[Tensor, "b h n d"],
+    z: Float[Tensor, "b h n s"],
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+) -> Float[Tensor, "b h d s"]:
+    """Return ``Σ_i (q_i / ‖q_i‖) z_iᵀ``."""
+    return _Weigh.apply(q.transpose(1, 2), z.transpose(1, 2), key_mask, eps)  # type: ignore[no-untyped-call]
 
 
 class _Affine(NamedTuple):
