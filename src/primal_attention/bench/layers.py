@@ -19,6 +19,7 @@ from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import (
     Attention,
     PrimalAttention,
+    State,
     attention_entry,
     create_attention,
     ksvd_loss,
@@ -300,24 +301,34 @@ def _cell(value: float | None, is_time: bool, floor: float | None) -> str:
 def decoding_rows(
     positions: Sequence[int], shape: tuple[int, int], rank: int, names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return time and state size of one decoding step after prefixes of the given lengths."""
+    """Return time and state size of one decoding step after prefixes of the given lengths.
+
+    The positions take turns, so that a busy moment of the machine meets them all.
+    """
     heads, head_dim = shape
     rows = []
     for name in names:
         torch.manual_seed(0)
         layer = _attention(name, heads, head_dim, rank).eval()
-        for position in positions:
-            with torch.no_grad():
-                state = layer.init_state(1)
-                for start in range(0, position, 4096):
-                    prompt = torch.randn(1, min(4096, position - start), heads * head_dim)
-                    _, state = layer.step(prompt, state)
-                token = torch.randn(1, 1, heads * head_dim)
-                times = []
-                for _ in range(200):
+        token = torch.randn(1, 1, heads * head_dim)
+        with torch.no_grad():
+            states = [_decoded(layer, position) for position in positions]
+            times: list[list[float]] = [[] for _ in positions]
+            for _ in range(200):
+                for state, taken in zip(states, times, strict=True):
                     begin = time.perf_counter()
                     layer.step(token, state)
-                    times.append(time.perf_counter() - begin)
-            row = {"name": name, "position": position, "step_us": round(median(times) * 1e6, 1)}
+                    taken.append(time.perf_counter() - begin)
+        for position, state, taken in zip(positions, states, times, strict=True):
+            row = {"name": name, "position": position, "step_us": round(median(taken) * 1e6, 1)}
             rows.append({**row, "state_numbers": state.numel})
     return rows
+
+
+def _decoded(layer: Attention, position: int) -> State:
+    """Return the state after that many tokens."""
+    state = layer.init_state(1)
+    for start in range(0, position, 4096):
+        prompt = torch.randn(1, min(4096, position - start), layer.dim)
+        _, state = layer.step(prompt, state)
+    return state
