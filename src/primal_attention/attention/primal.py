@@ -455,7 +455,7 @@ class PrimalAttention(Attention, PublishesTerms):
         """
         out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
         weight = (out @ self.concat.weight).unflatten(-1, (2, -1)).transpose(1, 2)  # [c 2 h s]
-        bias = self.out_proj.bias
+        bias: Tensor | None = self.out_proj.bias
         if self.concat.bias is not None:
             bias = linear(self.concat.bias.repeat(self.num_heads), self.out_proj.weight, bias)
         return Linear(weight.flatten(1), bias)
