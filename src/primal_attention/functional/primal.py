@@ -189,14 +189,14 @@ def tie_sampled(
     return tie_tiled(x, _flat_index(position, b, n), w_e, w_r, basis, eps)
 
 
-def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " b*m"]:
+def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " rows"]:
     """Return where positions stand when ``b`` sequences of ``n`` tokens are one."""
     return (position + torch.arange(0, b * n, n, device=position.device)[:, None]).flatten()
 
 
 def _onto_tokens(
     basis: Float[Tensor, "k m"], position: Int[Tensor, "b m"], n: int
-) -> Float[Tensor, "b k n"]:
+) -> Float[Tensor, "b k {n}"]:
     """Sum functions of sampled positions over the tokens that stand there.
 
     For sequences shorter than the sample: what acts on rows that repeat tokens then acts on tokens.

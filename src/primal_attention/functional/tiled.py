@@ -403,11 +403,11 @@ class _Tie(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_x: Tensor, grad_w: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_x: Tensor | None, grad_w: Tensor) -> tuple[Tensor | None, ...]:
         index, rows, mean, deviation, basis, f, codes = ctx.saved_tensors
         grad_w = grad_w.unflatten(1, (2, f.shape[1])).movedim(1, 3).flatten(-2)  # [b h d 2*s]
         grad_codes = (f @ grad_w).sum(0).chunk(2, dim=-1)
-        if not ctx.needs_input_grad[0]:
+        if grad_x is None:
             return None, None, *grad_codes, None, None
         grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
         grad = (grad if basis is None else basis.mT @ grad).flatten(0, 1)
@@ -425,7 +425,7 @@ class _Tie(torch.autograd.Function):
 
 def tie_tiled(
     x: Float[Tensor, "b n c"],
-    index: Int[Tensor, " b*m"] | None,
+    index: Int[Tensor, " rows"] | None,
     w_e: Float[Tensor, "h k s"],
     w_r: Float[Tensor, "h k s"],
     basis: Float[Tensor, "*#b k m"] | None,
