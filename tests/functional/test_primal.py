@@ -17,6 +17,8 @@ from primal_attention.functional import (
     effective_weights,
     even_indices,
     feature_gram,
+    fold,
+    fused,
     ksvd_objective,
     naive,
     normalize_rows,
@@ -133,17 +135,16 @@ def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, mask
     )
 
 
-@pytest.mark.parametrize("short", [0, 256])
-@pytest.mark.parametrize("tile", [1, 3, 4, 4096])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 1024])
+@pytest.mark.parametrize("chunks", [1, 2, 4])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 def test_the_fused_layer_is_two_linear_maps_around_the_projection(
-    monkeypatch, short, tile, shared, masked, biased
+    monkeypatch, chunk, chunks, shared, masked, biased
 ):
-    monkeypatch.setattr(tiled, "_TILE", tile)
-    monkeypatch.setattr(tiled, "_NUMBERS", 0)
-    monkeypatch.setattr(tiled, "_SHORT", short)
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", chunks)):
+        monkeypatch.setattr(fused, name, value)
     b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
     keep = _keep(b, n) if masked else None
     x = _randn(n, b, c).transpose(0, 1)  # not contiguous
@@ -167,6 +168,44 @@ def test_the_fused_layer_is_two_linear_maps_around_the_projection(
     _same_with_gradients(fast, truth, leaves)
     with torch.no_grad():
         assert_close(fast(*leaves), truth(*leaves))
+
+
+@pytest.mark.parametrize("inner_bias", [False, True])
+@pytest.mark.parametrize("outer_bias", [False, True])
+def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias):
+    h, d, s, c = 3, 4, 2, 5
+    leaves = [_randn(d, 2 * s), _randn(c, h * d)]
+    leaves += [_randn(d)] * inner_bias + [_randn(c)] * outer_bias
+    scores = _randn(2 * h, 7, s)
+
+    def biases(rest):
+        rest = list(rest)
+        return rest.pop(0) if inner_bias else None, rest.pop(0) if outer_bias else None
+
+    def truth(inner, outer, *rest):
+        first, second = biases(rest)
+        pairs = torch.cat(scores.chunk(2), dim=-1)  # [h n 2*s]
+        heads = torch.nn.functional.linear(pairs, inner, first).transpose(0, 1).flatten(1)
+        return torch.nn.functional.linear(heads, outer, second)
+
+    def folded(inner, outer, *rest):
+        first, second = biases(rest)
+        both = fold(Linear(inner, first), Linear(outer, second))
+        return torch.nn.functional.linear(scores.transpose(0, 1).flatten(1), *both)
+
+    _same_with_gradients(folded, truth, leaves)
+
+
+@pytest.mark.parametrize(("b", "n"), [(1, 0), (0, 3), (1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk):
+    monkeypatch.setattr(fused, "_NUMBERS", 0)
+    monkeypatch.setattr(fused, "_CHUNK", chunk)
+    seen = torch.zeros(b, n)
+    for tile in fused._tiles(b, n, 4):
+        tile.of(seen).add_(1)
+        assert tile.of(seen).shape[1] <= 2 * chunk
+    assert (seen == 1).all()
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])

@@ -44,6 +44,7 @@ from primal_attention.functional import (
     causal_sums,
     decayed_sum,
     dual_weights,
+    fold,
     normalize_rows,
     prefix_sum,
     project,
@@ -449,16 +450,8 @@ class PrimalAttention(Attention, PublishesTerms):
 
     @property
     def _outward(self) -> Linear:
-        """The map of all scores to the output: ``O (C s + c) = (O C) s + O c``.
-
-        Folding ``C`` into ``O`` skips one pass and the ``n × c`` numbers between them.
-        """
-        out = self.out_proj.weight.unflatten(1, (self.num_heads, -1))  # [c h d]
-        weight = (out @ self.concat.weight).unflatten(-1, (2, -1)).transpose(1, 2)  # [c 2 h s]
-        bias: Tensor | None = self.out_proj.bias
-        if self.concat.bias is not None:
-            bias = linear(self.concat.bias.repeat(self.num_heads), self.out_proj.weight, bias)
-        return Linear(weight.flatten(1), bias)
+        """The map of all scores to the output."""
+        return fold(*(Linear(m.weight, m.bias) for m in (self.concat, self.out_proj)))
 
     def _tie(
         self,

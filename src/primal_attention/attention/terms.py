@@ -90,5 +90,7 @@ def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> F
     for module in model.modules():
         if isinstance(module, PublishesTerms):
             module._terms = None
-    total = torch.stack(list(terms.values())).sum()
-    return total / len(terms) if layers == "mean" else total
+    total, *others = terms.values()
+    if others:
+        total = torch.stack([total, *others]).sum()
+    return total / len(terms) if others and layers == "mean" else total

@@ -17,14 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from primal_attention.functional.fused import attend_fused, fold_fused, tie_fused
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
-from primal_attention.functional.tiled import (
-    attend_tiled,
-    project_tiled,
-    tie_tiled,
-    weigh_tiled,
-)
+from primal_attention.functional.tiled import project_tiled, weigh_tiled
 
 __all__ = [
     "Linear",
@@ -36,6 +32,7 @@ __all__ = [
     "even_indices",
     "feature_gram",
     "first_reaching",
+    "fold",
     "normalize_rows",
     "prefix_sum",
     "project",
@@ -185,8 +182,8 @@ def tie_sampled(
     else:
         position = _real_positions(key_mask, num)
     if basis is not None and n < num:
-        return tie_tiled(x, None, w_e, w_r, _onto_tokens(basis, position, n), eps)
-    return tie_tiled(x, _flat_index(position, b, n), w_e, w_r, basis, eps)
+        return tie_fused(x, None, w_e, w_r, _onto_tokens(basis, position, n), eps)
+    return tie_fused(x, _flat_index(position, b, n), w_e, w_r, basis, eps)
 
 
 def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " rows"]:
@@ -345,6 +342,29 @@ class Linear(NamedTuple):
     bias: Float[Tensor, " out"] | None
 
 
+def fold(inner: Linear, outer: Linear) -> Linear:
+    """Return ``O (C (e_i ; r_i) + c) + o`` as one map of the scores of all heads.
+
+    That skips one pass over the tokens and the ``n × c`` numbers between the two maps.
+
+    Args:
+        inner: From both scores of a head, ``[d 2*s]``, to its width.
+        outer: From all heads, next to each other, to the output.
+
+    Returns:
+        The map of the scores of all query heads and, after them, of all key heads.
+    """
+    if not torch.compiler.is_compiling():
+        return Linear(*fold_fused(inner, outer))
+    heads = outer.weight.shape[1] // len(inner.weight)
+    out = outer.weight.unflatten(1, (heads, -1))  # [c h d]
+    weight = (out @ inner.weight).unflatten(-1, (2, -1)).transpose(1, 2)  # [c 2 h s]
+    bias = outer.bias
+    if inner.bias is not None:
+        bias = torch.nn.functional.linear(inner.bias.repeat(heads), outer.weight, bias)
+    return Linear(weight.flatten(1), bias)
+
+
 def attend(
     x: Float[Tensor, "b n c"],
     inward: Linear,
@@ -383,4 +403,4 @@ def attend(
             for weight, bias in (inward, outward)
         )
         x = x.to(dtype)
-    return attend_tiled(x, inward, w.to(x.dtype), outward, key_mask, representable(eps, x))
+    return attend_fused(x, inward, w.to(x.dtype), outward, key_mask, representable(eps, x))
