@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from primal_attention.functional import (
     Linear,
     attend,
+    attend_sampled,
     decayed_sum,
     dual_weights,
     effective_weights,
@@ -28,7 +29,6 @@ from primal_attention.functional import (
     reduce_objective,
     sample_rows,
     tie_rows,
-    tie_sampled,
     tiled,
 )
 
@@ -211,45 +211,78 @@ def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk):
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])
+@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 @pytest.mark.parametrize("num", [5, 6, 17], ids=["fewer", "all", "repeated"])
-def test_tying_to_sampled_tokens_at_once_is_tying_to_their_rows(masked, smooth, normalize, num):
-    keep = _keep(3, 6) if masked else None
+def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
+    masked, smooth, normalize, biased, num
+):
+    b, n, h, d, s = 3, 6, 2, 2, 3
+    keep = _keep(b, n) if masked else None
     if masked:
         keep[1] = False  # an empty sequence
-    how = {"basis": _randn(2, num) if smooth else None, "normalize": normalize}
-    inward, outward = Linear(_randn(8, 4), None), Linear(_randn(4, 12), None)
+    basis = _randn(2, num) if smooth else None
+    c, k = h * d, 2 if smooth else num
+    leaves = [_randn(b, n, c), _randn(h, k, s), _randn(h, k, s), _randn(h, s)]
+    leaves += [_randn(c, c), _randn(c, c), _randn(d, 2 * s), _randn(5, c)]
+    leaves += [_randn(c), _randn(c), _randn(d), _randn(5)] if biased else []
 
-    def at_once(x, w_e, w_r):
-        return tie_sampled(x, num, w_e, w_r, key_mask=keep, **how)
+    def maps(weights, biases):
+        pairs = zip(weights, biases or [None] * 4, strict=True)
+        q, k, inner, outer = (Linear(*pair) for pair in pairs)
+        return (q, k), (inner, outer)
 
-    def by_rows(x, w_e, w_r):
-        return x, tie_rows(sample_rows(x, num, keep), w_e, w_r, **how)[0]
+    def clean(x):
+        return x if keep is None else torch.where(keep[:, :, None], x, 0.0)
 
-    def layer(tie):
-        def run(x, w_e, w_r):
-            x = x if keep is None else torch.where(keep[:, :, None], x, 0.0)
-            x, w = tie(x, w_e, w_r)
-            y, _ = attend(x, inward, w, outward, key_mask=keep)
-            return torch.cat([y.flatten(), w.flatten()])
+    def at_once(x, w_e, w_r, lam, *given):
+        inward, outward = maps(given[:4], given[4:])
+        y, found = attend_sampled(
+            clean(x),
+            inward,
+            (w_e, w_r),
+            outward,
+            num,
+            key_mask=keep,
+            basis=basis,
+            normalize=normalize,
+            lam=None if masked else lam,
+        )
+        # without a loss its parameters must get their gradient elsewhere
+        return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
 
-        return run
+    def by_parts(x, w_e, w_r, lam, *given):
+        inward, outward = maps(given[:4], given[4:])
+        rows = sample_rows(clean(x), num, keep)
+        w, _ = tie_rows(rows, w_e, w_r, basis=basis, normalize=normalize)
+        q, k = (torch.nn.functional.linear(clean(x), *m).unflatten(-1, (h, d)) for m in inward)
+        scores = naive.primal_scores(torch.cat([q, k], dim=2).transpose(1, 2), w)
+        if keep is not None:
+            scores = torch.where(keep[:, None, :, None], scores, 0.0)
+        heads = torch.nn.functional.linear(torch.cat(scores.chunk(2, dim=1), dim=-1), *outward[0])
+        y = torch.nn.functional.linear(heads.transpose(1, 2).flatten(2), *outward[1])
+        found = scores.square().sum(2)
+        if not masked:
+            moments = (found / n).chunk(2, dim=1)
+            found = reduce_objective(ksvd_objective(*moments, lam, parameter_trace(w_e, w_r)))
+        return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
 
-    codes = [_randn(2, 2 if smooth else num, 3) for _ in range(2)]
-    _same_with_gradients(layer(at_once), layer(by_rows), [_randn(3, 6, 4), *codes])
+    _same_with_gradients(at_once, by_parts, leaves)
 
 
-def test_tying_leaves_tokens_without_gradient_as_they_are():
-    x, codes = _randn(2, 6, 4), [_randn(2, 5, 3).requires_grad_() for _ in range(2)]
-    shared, w = tie_sampled(x, 5, *codes)
-    assert not shared.requires_grad
-    expected, _ = tie_rows(sample_rows(x, 5), *codes)
-    probe = torch.randn_like(w)
-    for got, truth in zip(
-        torch.autograd.grad((w * probe).sum(), codes),
-        torch.autograd.grad((expected * probe).sum(), codes),
-        strict=True,
-    ):
+def test_the_layer_in_one_step_leaves_out_gradients_that_nobody_wants():
+    one = Linear(torch.eye(4, dtype=torch.float64), None)
+    x, codes = _randn(2, 6, 4), [_randn(2, 5, 1).requires_grad_() for _ in range(2)]
+    outward = Linear(_randn(2, 2), None), Linear(_randn(3, 4), None)
+
+    def found(x):
+        y, _ = attend_sampled(x, (one, one), tuple(codes), outward, 5)
+        return torch.autograd.grad(y.square().sum(), codes)
+
+    for got, truth in zip(found(x), found(x.clone().requires_grad_()), strict=True):
         assert_close(got, truth)
+    with torch.no_grad():
+        y, _ = attend_sampled(x, (one, one), tuple(codes), outward, 5)
+    assert not y.requires_grad
 
 
 def test_projection_without_gradients_of_the_weights_or_inputs():

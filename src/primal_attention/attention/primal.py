@@ -27,7 +27,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
-from primal_attention.attention.problem import Diagnostics, Problem, Regularizer, Side, Tied
+from primal_attention.attention.problem import (
+    Diagnostics,
+    Problem,
+    Regularizer,
+    Side,
+    Tied,
+    energy_term,
+)
 from primal_attention.attention.published import (
     PUBLISHED,
     SOUND,
@@ -41,16 +48,18 @@ from primal_attention.functional import (
     Linear,
     Projection,
     attend,
+    attend_sampled,
     causal_sums,
     decayed_sum,
     dual_weights,
     fold,
+    join,
     normalize_rows,
+    parameter_trace,
     prefix_sum,
     project,
     sample_rows,
     tie_rows,
-    tie_sampled,
 )
 from primal_attention.functional.precision import accumulator, representable
 
@@ -411,25 +420,36 @@ class PrimalAttention(Attention, PublishesTerms):
         keep: Tensor | None,
         asked: Regularizer | None,
     ) -> tuple[Tensor, Any]:
-        if self.weights == "static":
-            tied = self._untied
-        elif context is None:
-            x, joint = tie_sampled(
-                x, self.num_samples, self.w_e, self.w_r, key_mask=keep, **self._tying
-            )
-            tied = Tied(joint)
-        else:
-            tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
         own = keep if context is None else None
-        inward = _joined(self.q_proj, self.k_proj)
-        y, energy = attend(
-            x, inward, tied.joint, self._outward, key_mask=own, eps=self.conventions.eps
-        )
+        inward = _map(self.q_proj), _map(self.k_proj)
+        outward = _map(self.concat), _map(self.out_proj)
+        if self.weights == "data" and context is None:
+            usual = asked == "ksvd" and self.conventions.reduction == "sample"
+            simple = usual and keep is None and x.shape[1] > 0
+            y, found = attend_sampled(
+                x,
+                inward,
+                (self.w_e, self.w_r),
+                outward,
+                self.num_samples,
+                key_mask=keep,
+                eps=self.conventions.eps,
+                lam=self.ell if simple else None,
+                **self._tying,
+            )
+            if simple:
+                return y, found
+        else:
+            tied = self._untied
+            if self.weights == "data" and context is not None:
+                tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
+            maps = join(*inward), tied.joint, fold(*outward)
+            y, found = attend(x, *maps, key_mask=own, eps=self.conventions.eps)
         if asked is None:
             return y, None
         side = Side(x[:, None], own)  # of which the regulariser takes the length alone
-        problem = self._problem(side, side, tied)
-        return y, problem.term(asked, self.conventions.reduction, energy=energy)
+        also = side, side, self.ell, parameter_trace(self.w_e, self.w_r)
+        return y, energy_term(asked, self.conventions.reduction, found, *also)
 
     def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
         """Return the heads of the queries and, after them, of the keys."""
@@ -443,15 +463,10 @@ class PrimalAttention(Attention, PublishesTerms):
         """Return the heads of two maps; of plain ones as one map, which is faster."""
         plain = _is_plain(first) and _is_plain(second)
         if plain and not self._is_brief(x.shape[0] * x.shape[1]):
-            both = linear(x, *_joined(first, second))
+            both = linear(x, *join(_map(first), _map(second)))
         else:
             both = torch.cat([first(x), second(x)], dim=-1)
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
-
-    @property
-    def _outward(self) -> Linear:
-        """The map of all scores to the output."""
-        return fold(*(Linear(m.weight, m.bias) for m in (self.concat, self.out_proj)))
 
     def _tie(
         self,
@@ -601,7 +616,7 @@ class PrimalAttention(Attention, PublishesTerms):
         if not plain or brief or self._masks_output(keep):
             heads = self.concat(torch.cat(scores.chunk(2, dim=1), dim=-1))
             return self.out_proj(self._merge(self._mask_output(heads, keep)))
-        return linear(self._merge(scores), *self._outward)
+        return linear(self._merge(scores), *fold(_map(self.concat), _map(self.out_proj)))
 
     def _is_brief(self, tokens: int) -> bool:
         """Whether so few tokens pass that joining the maps costs more than applying them."""
@@ -719,10 +734,8 @@ def _clean(
     return x, torch.where(key_mask[:, :, None], context, 0.0)
 
 
-def _joined(first: nn.Linear, second: nn.Linear) -> Linear:
-    """Return two maps of the same input as one."""
-    bias = None if first.bias is None else torch.cat([first.bias, second.bias])
-    return Linear(torch.cat([first.weight, second.weight]), bias)
+def _map(module: nn.Linear) -> Linear:
+    return Linear(module.weight, module.bias)
 
 
 def _is_plain(module: nn.Module) -> bool:

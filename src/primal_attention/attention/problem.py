@@ -28,9 +28,8 @@ from primal_attention.functional import (
     reduce_objective,
     score_gram,
 )
-from primal_attention.functional.precision import accumulator
 
-__all__ = ["Diagnostics", "Problem", "Regularizer", "Side", "Tied"]
+__all__ = ["Diagnostics", "Problem", "Regularizer", "Side", "Tied", "energy_term"]
 
 Regularizer = Literal["ksvd", "kkt", "balance"]
 
@@ -129,25 +128,18 @@ class Problem:
             energy: Of the scores, if it is known already.
             scores: Of both sides, if they are known already.
         """
-        nonempty = self.left.nonempty()
-        if (other := self.right.nonempty()) is not None:
-            nonempty = other if nonempty is None else nonempty & other
         if regularizer == "kkt":
             gram_q, gram_k = self._mean_grams()
             w_e = self.tied.w_e.to(gram_q.dtype)
             residual = self._kkt(gram_q, gram_k, scores)
             residual = residual + _ORTHOGONALITY * off_diagonality(score_gram(gram_q, w_e))
-            return average_over_sequences(residual.mean(1), nonempty)
+            return average_over_sequences(residual.mean(1), _nonempty(self.left, self.right))
         if energy is None:
             energy_e = _energy(self._gram(self.left), self.tied.w_e)
             energy_r = _energy(self._gram(self.right), self.tied.w_r)
-        else:
-            energy_e, energy_r = energy.chunk(2, dim=1)
-        moments = self.left.mean(energy_e), self.right.mean(energy_r)
-        if regularizer == "balance":
-            return average_over_sequences(balance(*moments).mean(1), nonempty)
-        objective = ksvd_objective(*moments, self.ell, self._trace())
-        return reduce_objective(objective, reduction, keep=nonempty)
+            energy = torch.cat([energy_e, energy_r], dim=1)
+        sides = self.left, self.right
+        return energy_term(regularizer, reduction, energy, *sides, self.ell, self._trace())
 
     def diagnose(self) -> Diagnostics:
         """Measure how far the weights are from an asymmetric kernel SVD; ``O(n d²)`` per head."""
@@ -169,9 +161,7 @@ class Problem:
 
     def _trace(self) -> Tensor:
         """Return the coupling ``Tr(W_eᵀ W_r)``: of the parameters, or of weights tied to duals."""
-        pair = self.codes or (self.tied.w_e, self.tied.w_r)
-        wide = accumulator(pair[0])
-        return parameter_trace(*(w.to(wide) for w in pair))
+        return parameter_trace(*(self.codes or (self.tied.w_e, self.tied.w_r)))
 
     def _gram(self, side: Side) -> Float[Tensor, "b h d d"]:
         return feature_gram(side.inputs, key_mask=side.keep, eps=self.eps)
@@ -196,6 +186,30 @@ class Problem:
         e, r = scores.to(wide).chunk(2, dim=1)
         dual_e, dual_r = (dual.to(wide) for dual in tied.duals)
         return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=self.left.keep)
+
+
+def energy_term(
+    regularizer: Regularizer,
+    reduction: Reduction,
+    energy: Float[Tensor, "b 2*h s"],
+    left: Side,
+    right: Side,
+    ell: Float[Tensor, "h s"],
+    trace: Float[Tensor, "#b h"] | Float[Tensor, " h"],
+) -> Float[Tensor, ""]:
+    """Return a regulariser other than ``kkt``, which needs more of the scores than their energy."""
+    nonempty = _nonempty(left, right)
+    energy_e, energy_r = energy.chunk(2, dim=1)
+    moments = left.mean(energy_e), right.mean(energy_r)
+    if regularizer == "balance":
+        return average_over_sequences(balance(*moments).mean(1), nonempty)
+    return reduce_objective(ksvd_objective(*moments, ell, trace), reduction, keep=nonempty)
+
+
+def _nonempty(left: Side, right: Side) -> Bool[Tensor, " b"] | None:
+    """Return which sequences have a real token on both sides; ``None`` if all do."""
+    one, other = left.nonempty(), right.nonempty()
+    return other if one is None else one if other is None else one & other
 
 
 def _energy(gram: Float[Tensor, "b h d d"], w: Float[Tensor, "#b h d s"]) -> Float[Tensor, "b h s"]:

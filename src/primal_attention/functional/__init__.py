@@ -25,18 +25,19 @@ from primal_attention.functional.primal import (
     Linear,
     Projection,
     attend,
+    attend_sampled,
     decayed_sum,
     dual_weights,
     effective_weights,
     even_indices,
     feature_gram,
     fold,
+    join,
     normalize_rows,
     prefix_sum,
     project,
     sample_rows,
     tie_rows,
-    tie_sampled,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Projection",
     "Reduction",
     "attend",
+    "attend_sampled",
     "average_over_sequences",
     "balance",
     "causal_sums",
@@ -58,6 +60,7 @@ __all__ = [
     "fold",
     "full_sums",
     "implied_singular_values",
+    "join",
     "kernel_singular_values",
     "kkt_residual",
     "ksvd_objective",
@@ -71,5 +74,4 @@ __all__ = [
     "sample_rows",
     "score_gram",
     "tie_rows",
-    "tie_sampled",
 ]

@@ -1,20 +1,25 @@
-"""A layer as two functions with backward passes of their own: weights from tokens, and the rest.
+"""A layer in one step, with a backward pass of its own.
 
 Between the linear maps tensors are stored features first, ``[g h d t]``: ``g`` chunks of ``t``
 tokens. Products of such chunks are one batch that the threads share, a factor per token multiplies
 whole rows, and a sum over tokens runs along memory. A tile of chunks passes through the layer
 before the next one, while it is in cache.
+
+What belongs to a layer but not to its tokens (folding maps, weights of sampled tokens, the loss) is
+small. It costs the calls it takes, so there is one function for all of it, and every part of it
+stands as a pair: what it computes, and how its gradient returns.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.precision import accumulator
 
-__all__ = ["attend_fused", "fold_fused", "tie_fused"]
+__all__ = ["attend_fused", "layer_fused"]
 
 _NUMBERS = 2**18
 """Numbers that the heads of a chunk hold."""
@@ -33,18 +38,23 @@ class _Tile(NamedTuple):
     tokens: slice
     chunks: int
 
+    @property
+    def size(self) -> int:
+        """How many tokens it has."""
+        return (self.rows.stop - self.rows.start) * (self.tokens.stop - self.tokens.start)
+
     def of(self, x: Float[Tensor, "b n *rest"]) -> Float[Tensor, "g t *rest"]:
         """Return the tile's chunks of a tensor."""
         part = x[self.rows, self.tokens]
         if self.chunks == 1:
             return part
-        return part.reshape(len(part) * self.chunks, -1, *x.shape[2:])
+        return part.reshape(part.shape[0] * self.chunks, -1, *x.shape[2:])
 
     def each(self, own: Float[Tensor, "#b ..."]) -> Float[Tensor, "#g ..."]:
         """Return for each chunk what its sequence has; one thing for all stays as it is."""
-        if len(own) > 1:
+        if own.shape[0] > 1:
             own = own[self.rows]
-        if len(own) == 1 or self.chunks == 1:
+        if own.shape[0] == 1 or self.chunks == 1:
             return own
         return own.repeat_interleave(self.chunks, 0)
 
@@ -55,7 +65,7 @@ class _Tile(NamedTuple):
     def add(self, parts: Float[Tensor, "g ..."], total: Float[Tensor, "b ..."]) -> None:
         """Add what every chunk has to the sum of its sequence."""
         rows = total[self.rows]
-        rows.add_(parts if self.chunks == 1 else parts.view(len(rows), -1, *parts.shape[1:]).sum(1))
+        rows.add_(parts if self.chunks == 1 else parts.unflatten(0, (-1, self.chunks)).sum(1))
 
 
 def _tiles(b: int, n: int, width: int) -> list[_Tile]:
@@ -80,37 +90,173 @@ def _tiles(b: int, n: int, width: int) -> list[_Tile]:
     return tiles
 
 
-def _enter(
-    x: Float[Tensor, "g t in"], weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None
-) -> Float[Tensor, "g out t"]:
-    """Return ``weight x + bias`` of every token, features first."""
-    weight = weight.expand(len(x), -1, -1)
-    return torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias[:, None], weight, x.mT)
+def _spans(tiles: Sequence[_Tile], keeps: bool) -> list[slice]:
+    """Return where the tokens of each tile stand in memory; one after another, if all are kept."""
+    spans, start = [], 0
+    for tile in tiles:
+        count = tile.size
+        spans.append(slice(start, start + count))
+        start += count if keeps else 0
+    return spans
 
 
-def _leave(
-    z: Float[Tensor, "g in t"],
-    weight: Float[Tensor, "out in"],
-    bias: Float[Tensor, " out"] | None,
-    out: Float[Tensor, "g t out"],
-) -> None:
+def _room(spans: Sequence[slice]) -> int:
+    """Return for how many tokens that memory is."""
+    return max((span.stop for span in spans), default=0)
+
+
+class _Map(NamedTuple):
+    """A linear map, or the gradient of one."""
+
+    weight: Float[Tensor, "out in"]
+    bias: Float[Tensor, " out"] | None = None
+
+
+# tokens
+
+
+def _enter(x: Float[Tensor, "g t in"], linear: _Map, out: Float[Tensor, "g out t"]) -> None:
+    """Write ``weight x + bias`` of every token, features first."""
+    weight = linear.weight.expand(x.shape[0], -1, -1)
+    if linear.bias is None:
+        torch.bmm(weight, x.mT, out=out)
+    else:
+        torch.baddbmm(linear.bias[:, None], weight, x.mT, out=out)
+
+
+def _leave(z: Float[Tensor, "g in t"], linear: _Map, out: Float[Tensor, "g t out"]) -> None:
     """Write ``weight z + bias`` of every token, tokens first."""
-    weight = weight.T.expand(len(z), -1, -1)
-    if bias is None:
+    weight = linear.weight.T.expand(z.shape[0], -1, -1)
+    if linear.bias is None:
         torch.bmm(z.mT, weight, out=out)
     else:
-        torch.baddbmm(bias, z.mT, weight, out=out)
+        torch.baddbmm(linear.bias, z.mT, weight, out=out)
 
 
-def _inverse_norms(
-    q: Float[Tensor, "g h d t"], keep: Bool[Tensor, "g t"] | None, eps: float
-) -> Float[Tensor, "g h 1 t"]:
-    squares = q.to(accumulator(q)).square().sum(2, keepdim=True)
-    inverse = squares.sqrt_().clamp_min_(eps).reciprocal_().to(q.dtype)
+def _invert_norms(
+    q: Float[Tensor, "g h d t"],
+    keep: Bool[Tensor, "g t"] | None,
+    eps: float,
+    inverse: Float[Tensor, "g h 1 t"],
+) -> None:
+    """Write the inverse norms."""
+    wide = accumulator(q)
+    # chunk by chunk: what lies in between stays small
+    for chunk, row in zip(q, inverse, strict=True):
+        torch.sum(chunk.to(wide).square(), 1, keepdim=True, out=row)
+    inverse.sqrt_().clamp_min_(eps).reciprocal_()
     if keep is not None:
         # zero here makes whatever a padded token would add vanish, and every gradient of it
         inverse.masked_fill_(~keep[:, None, None, :], 0.0)
-    return inverse
+
+
+class _Attended(NamedTuple):
+    y: Float[Tensor, "b n c"]
+    energy: Float[Tensor, "b h s"]
+    heads: Float[Tensor, "tokens h*d"]
+    """Tile by tile, features first."""
+    scores: Float[Tensor, "tokens h*s"]
+    """In the same order."""
+    inverse: Float[Tensor, "tokens h"]
+    """In the same order."""
+
+
+def _attend(
+    x: Float[Tensor, "b n c"],
+    inward: _Map,
+    w: Float[Tensor, "#b h d s"],
+    outward: _Map,
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+    keeps: bool,
+) -> _Attended:
+    (b, n, _), (h, d, s), wide = x.shape, w.shape[1:], accumulator(x)
+    tiles = _tiles(b, n, h * d)
+    spans = _spans(tiles, keeps)
+    room = _room(spans)
+    heads, scores = x.new_empty(room, h * d), x.new_empty(room, h * s)
+    inverse = x.new_empty(room, h, dtype=wide)
+    energy = x.new_zeros(b, h, s, dtype=wide)
+    y = x.new_empty(b, n, outward.weight.shape[0])
+    for tile, span in zip(tiles, spans, strict=True):
+        tokens = tile.of(x)
+        g, t, _ = tokens.shape
+        q, z, norm = heads[span], scores[span], inverse[span].view(g, h, 1, t)
+        _enter(tokens, inward, q.view(g, h * d, t))
+        keep = None if key_mask is None else tile.of(key_mask)
+        _invert_norms(q.view(g, h, d, t), keep, eps, norm)
+        torch.bmm(tile.spread(w, g).mT, q.view(g * h, d, t), out=z.view(g * h, s, t))
+        each = z.view(g, h, s, t).mul_(norm)
+        tile.add(torch.linalg.vector_norm(each, dim=-1, dtype=wide).square_(), energy)
+        _leave(z.view(g, h * s, t), outward, tile.of(y))
+    return _Attended(y, energy, heads, scores, inverse)
+
+
+class _AttendGrads(NamedTuple):
+    x: Float[Tensor, "b n c"] | None
+    inward: _Map
+    w: Float[Tensor, "#b h d s"]
+    outward: _Map
+
+
+def _attend_backward(
+    grad_y: Float[Tensor, "b n c"],
+    grad_energy: Float[Tensor, "b h s"],
+    x: Float[Tensor, "b n c"],
+    inward: _Map,
+    w: Float[Tensor, "#b h d s"],
+    outward: _Map,
+    kept: Sequence[Tensor],
+    eps: float,
+    wants_x: bool,
+) -> _AttendGrads:
+    """Return the gradients; those of maps in float32 or better."""
+    (b, n, _), (h, d, s), wide = x.shape, w.shape[1:], accumulator(x)
+    heads, scores, inverse = kept
+    grad_x = x.new_empty(x.shape) if wants_x else None
+    grad_a, grad_o, grad_bias, grad_w = (
+        x.new_zeros(shape, dtype=wide)
+        for shape in (
+            inward.weight.shape,
+            outward.weight.T.shape,
+            inward.weight.shape[:1],
+            (b, h, s, d),
+        )
+    )
+    twice = 2 * grad_energy[..., None].to(x.dtype)
+    tiles = _tiles(b, n, h * d)
+    # one tile's worth of memory serves all of them
+    room = _room(_spans(tiles, keeps=False))
+    grads, work = x.new_empty(room, h * s), x.new_empty(room * h * max(d, s))
+    for tile, span in zip(tiles, _spans(tiles, keeps=True), strict=True):
+        tokens, out = tile.of(x), tile.of(grad_y)
+        g, t, _ = tokens.shape
+        q, z = heads[span].view(g * h, d, t), scores[span].view(g, h, s, t)
+        norm = inverse[span].view(g, h, 1, t).to(x.dtype)
+        grad_o += torch.bmm(z.view(g, h * s, t), out).sum(0, dtype=wide)
+        grad = grads[: tile.size]
+        _enter(out, _Map(outward.weight.T), grad.view(g, h * s, t))
+        grad = grad.view(g, h, s, t).addcmul_(z, tile.each(twice))
+        # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
+        product = torch.mul(grad, z, out=work[: z.numel()].view(g, h, s, t))
+        radial = product.sum(2, keepdim=True).mul_(norm)
+        radial.mul_(torch.threshold_(norm.neg(), -1 / eps, 0.0))
+        rows = grad.mul_(norm).view(g * h, s, t)
+        tile.add(torch.bmm(rows, q.mT).view(g, h, s, d), grad_w)
+        grad_q = torch.bmm(tile.spread(w, g), rows, out=work[: q.numel()].view_as(q))
+        grad_q = grad_q.addcmul_(q, radial.view(g * h, 1, t)).view(g, h * d, t)
+        grad_a += torch.bmm(grad_q, tokens).sum(0, dtype=wide)
+        if inward.bias is not None:
+            grad_bias += grad_q.sum((0, 2), dtype=wide)
+        if grad_x is not None:
+            _leave(grad_q, _Map(inward.weight.T), tile.of(grad_x))
+    grad_w = grad_w if w.shape[0] == b else grad_w.sum(0, keepdim=True)
+    return _AttendGrads(
+        grad_x,
+        _Map(grad_a, None if inward.bias is None else grad_bias),
+        grad_w.mT,
+        _Map(grad_o.T, None if outward.bias is None else grad_y.sum((0, 1), dtype=wide)),
+    )
 
 
 class _Attend(torch.autograd.Function):
@@ -129,67 +275,21 @@ class _Attend(torch.autograd.Function):
         eps: float,
         keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        b, n, _ = x.shape
-        h, d, s = w.shape[1:]
-        energy = x.new_zeros(b, h, s, dtype=accumulator(x))
-        y = x.new_empty(b, n, o.shape[0])
-        tiles, kept = _tiles(b, n, h * d), []
-        for tile in tiles:
-            q = _enter(tile.of(x), a, a_bias)  # [g h*d t]
-            g, _, t = q.shape
-            heads = q.view(g * h, d, t)
-            inverse = _inverse_norms(
-                q.view(g, h, d, t), None if key_mask is None else tile.of(key_mask), eps
-            )
-            scores = torch.bmm(tile.spread(w, g).mT, heads).view(g, h, s, t).mul_(inverse)
-            norms = torch.linalg.vector_norm(scores, dim=-1, dtype=energy.dtype)
-            tile.add(norms.square_(), energy)
-            _leave(scores.view(g, h * s, t), o, o_bias, tile.of(y))
-            if keeps:
-                kept += [heads, scores, inverse]
+        y, energy, *kept = _attend(x, _Map(a, a_bias), w, _Map(o, o_bias), key_mask, eps, keeps)
         ctx.save_for_backward(x, a, a_bias, w, o, o_bias, *kept)
-        ctx.eps, ctx.tiles = eps, tiles
+        ctx.eps = eps
         return y, energy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor) -> tuple[Tensor | None, ...]:
         x, a, a_bias, w, o, o_bias, *kept = ctx.saved_tensors
-        h, d, s = w.shape[1:]
-        wide = accumulator(x)
-        grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
-        grad_a, grad_o = a.new_zeros(a.shape, dtype=wide), o.new_zeros(o.T.shape, dtype=wide)
-        grad_bias = a.new_zeros(len(a), dtype=wide)
-        grad_w = w.new_zeros(len(x), h, s, d, dtype=wide)
-        twice = 2 * grad_energy[..., None].to(x.dtype)
-        for i, tile in enumerate(ctx.tiles):
-            heads, scores, inverse = kept[3 * i : 3 * i + 3]
-            g, _, _, t = scores.shape
-            out = tile.of(grad_y)
-            grad_o += torch.bmm(scores.view(g, h * s, t), out).sum(0, dtype=wide)
-            grad = _enter(out, o.T, None).view(g, h, s, t)
-            grad.addcmul_(scores, tile.each(twice))
-            # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
-            radial = (grad * scores).sum(2, keepdim=True).mul_(inverse)
-            radial.mul_(torch.threshold_(inverse.neg(), -1 / ctx.eps, 0.0))
-            rows = grad.mul_(inverse).view(g * h, s, t)
-            tile.add(torch.bmm(rows, heads.mT).view(g, h, s, d), grad_w)
-            grad_q = torch.bmm(tile.spread(w, g), rows)
-            grad_q = grad_q.addcmul_(heads, radial.view(g * h, 1, t)).view(g, h * d, t)
-            grad_a += torch.bmm(grad_q, tile.of(x)).sum(0, dtype=wide)
-            if a_bias is not None:
-                grad_bias += grad_q.sum((0, 2), dtype=wide)
-            if grad_x is not None:
-                _leave(grad_q, a.T, None, tile.of(grad_x))
-        grad_w = (grad_w if len(w) == len(x) else grad_w.sum(0, keepdim=True)).mT
-        grads = (
-            grad_a.to(a.dtype),
-            None if a_bias is None else grad_bias.to(a_bias.dtype),
-            grad_w.to(w.dtype),
-            grad_o.T.to(o.dtype),
-            None if o_bias is None else grad_y.sum((0, 1), dtype=wide).to(o_bias.dtype),
-        )
-        return grad_x, *grads, None, None, None
+        maps = _Map(a, a_bias), w, _Map(o, o_bias)
+        wants_x = ctx.needs_input_grad[0]
+        found = _attend_backward(grad_y, grad_energy, x, *maps, kept, ctx.eps, wants_x)
+        grads = (*found.inward, found.w, *found.outward)
+        narrow = [None if g is None else g.to(x.dtype) for g in grads]
+        return found.x, *narrow, None, None, None
 
 
 def attend_fused(
@@ -202,125 +302,249 @@ def attend_fused(
 ) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"]]:
     """Return the outward map of the scores of the inward map, and the energy of the scores."""
     given = (x, *inward, w, *outward)
-    keeps = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    return _Attend.apply(*given, key_mask, eps, keeps)  # type: ignore[no-untyped-call]
+    return _Attend.apply(*given, key_mask, eps, _needs_grad(given))  # type: ignore[no-untyped-call]
 
 
-class _Fold(torch.autograd.Function):
-    """Small products of parameters; as separate steps they would cost what they compute."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, c: Tensor, c_bias: Tensor | None, o: Tensor, o_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        (d, both), dim = c.shape, len(o)
-        heads = o.shape[1] // d
-        weight = (o.view(-1, d) @ c).view(dim, heads, 2, both // 2).transpose(1, 2)
-        bias = o_bias
-        if c_bias is not None:
-            bias = o @ c_bias.repeat(heads)
-            bias = bias if o_bias is None else bias.add_(o_bias)
-        ctx.save_for_backward(c, c_bias, o)
-        return weight.reshape(dim, -1), bias
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        c, c_bias, o = ctx.saved_tensors
-        (d, both), dim = c.shape, len(o)
-        rows = grad.view(dim, 2, -1, both // 2).transpose(1, 2).reshape(-1, both)  # [dim*h 2*s]
-        grad_c, grad_o = o.view(-1, d).T @ rows, (rows @ c.T).view(dim, -1, d)
-        grad_c_bias = None
-        if c_bias is not None and grad_bias is not None:
-            grad_o.addcmul_(grad_bias[:, None, None], c_bias)
-            grad_c_bias = (grad_bias @ o).view(-1, d).sum(0)
-        wanted = ctx.needs_input_grad[3]
-        return grad_c, grad_c_bias, grad_o.view_as(o), grad_bias if wanted else None
+def _needs_grad(tensors: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def fold_fused(
-    inner: tuple[Float[Tensor, "d 2*s"], Float[Tensor, " d"] | None],
-    outer: tuple[Float[Tensor, "c h*d"], Float[Tensor, " c"] | None],
-) -> tuple[Float[Tensor, "c 2*h*s"], Float[Tensor, " c"] | None]:
+# weights of sampled tokens
+
+
+class _Tied(NamedTuple):
+    """The weights, and what their gradient needs."""
+
+    w: Float[Tensor, "b 2*h d s"]
+    rows: Float[Tensor, "groups m c"]
+    mean: Tensor | None
+    deviation: Tensor | None
+    f: Float[Tensor, "b h k d"]
+    codes: Float[Tensor, "h k 2*s"]
+
+
+def _tie(
+    x: Float[Tensor, "b n c"],
+    index: Int[Tensor, " m"] | None,
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    basis: Float[Tensor, "*#b k m"] | None,
+    eps: float | None,
+) -> _Tied:
+    (b, _, c), (h, _, s) = x.shape, w_e.shape
+    rows = x if index is None else _sequences(x, index, w_e, basis).index_select(1, index)
+    unit, mean, deviation = rows, None, None
+    if eps is not None:
+        unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
+    f = unit.view(b, -1, c)
+    f = f if basis is None else basis @ f
+    f = f.view(b, -1, h, c // h).transpose(1, 2)  # [b h k d]
+    codes = torch.cat([w_e, w_r], dim=-1)
+    w = (f.mT @ codes).view(b, h, c // h, 2, s).permute(0, 3, 1, 2, 4)  # [b 2 h d s]
+    return _Tied(w.flatten(1, 2), rows, mean, deviation, f, codes)
+
+
+def _sequences(x: Tensor, index: Tensor, w_e: Tensor, basis: Tensor | None) -> Tensor:
+    """Return ``x`` so that an index along its tokens means what it says."""
+    per = w_e.shape[1] if basis is None else basis.shape[-1]
+    return x if index.shape[0] == per else x.reshape(1, -1, x.shape[-1])
+
+
+def _tie_backward(
+    grad_w: Float[Tensor, "b 2*h d s"],
+    grad_x: Float[Tensor, "b n c"] | None,
+    index: Tensor | None,
+    basis: Tensor | None,
+    tied: _Tied,
+) -> Sequence[Tensor]:
+    """Return the gradients of both codes, and add that of the tokens to ``grad_x``."""
+    _, rows, mean, deviation, f, codes = tied
+    b, h, _, d = f.shape
+    grad_w = grad_w.view(b, 2, h, d, -1).permute(0, 2, 3, 1, 4).flatten(3)  # [b h d 2*s]
+    grads = (f @ grad_w).sum(0).chunk(2, dim=-1)
+    if grad_x is None:
+        return grads
+    grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
+    grad = (grad if basis is None else basis.mT @ grad).view_as(rows)
+    if mean is not None:
+        wanted, shape = [True, False, False], rows.shape[-1:]
+        grad = torch.ops.aten.native_layer_norm_backward(
+            grad, rows, shape, mean, deviation, None, None, wanted
+        )[0]
+    if index is None:
+        grad_x.add_(grad)
+    else:
+        grad_x.view(rows.shape[0], -1, h * d).index_add_(1, index, grad)
+    return grads
+
+
+# maps
+
+
+def _fold(inner: _Map, outer: _Map) -> _Map:
     """Return ``O (C s + c) + o`` as one map of the scores of all query and all key heads."""
-    with full_precision(inner[0]):
-        return _Fold.apply(*inner, *outer)  # type: ignore[no-untyped-call]
+    (d, both), c = inner.weight.shape, outer.weight.shape[0]
+    by_head = outer.weight.view(-1, d)  # [c*h d]
+    weight = (by_head @ inner.weight).view(c, -1, 2, both // 2).transpose(1, 2)
+    bias = outer.bias
+    if inner.bias is not None:
+        bias = torch.mv(by_head, inner.bias).view(c, -1).sum(1)
+        bias = bias if outer.bias is None else bias.add_(outer.bias)
+    return _Map(weight.reshape(c, -1), bias)
 
 
-class _Tie(torch.autograd.Function):
-    """Adds the gradient of the sampled rows to the other gradient of ``x``, in place."""
+def _fold_backward(grad: _Map, inner: _Map, outer: _Map) -> tuple[_Map, _Map]:
+    (d, both), c = inner.weight.shape, outer.weight.shape[0]
+    by_head = outer.weight.view(-1, d)
+    rows = grad.weight.reshape(c, 2, -1, both // 2).transpose(1, 2).reshape(-1, both)
+    weight, bias = (rows @ inner.weight.T).view(c, -1, d), None
+    if inner.bias is not None and grad.bias is not None:
+        weight.addcmul_(grad.bias[:, None, None], inner.bias)
+        bias = (grad.bias @ outer.weight).view(-1, d).sum(0)
+    grad_outer = _Map(weight.view_as(outer.weight), None if outer.bias is None else grad.bias)
+    return _Map(by_head.T @ rows, bias), grad_outer
+
+
+# the loss
+
+
+def _objective(
+    energy: Float[Tensor, "b 2*h s"],
+    lam: Float[Tensor, "h s"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    count: int,
+) -> tuple[Float[Tensor, ""], Float[Tensor, " b"]]:
+    """Return ``mean_b (mean_h J)²`` of sequences of ``count`` tokens, and the means."""
+    b, h = energy.shape[0], lam.shape[0]
+    trace = torch.dot(w_e.flatten(), w_r.flatten()).expand(b)
+    rows, scale = energy.flatten(1), 0.5 / (count * h)
+    mean = torch.addmv(trace, rows, _for_both(lam), beta=-1 / h, alpha=scale)
+    return torch.dot(mean, mean).div_(b), mean
+
+
+def _for_both(lam: Float[Tensor, "h s"]) -> Float[Tensor, " 2*h*s"]:
+    squares = lam.square()
+    return torch.cat([squares, squares]).flatten()
+
+
+def _objective_backward(
+    grad: Float[Tensor, ""],
+    energy: Float[Tensor, "b 2*h s"],
+    mean: Float[Tensor, " b"],
+    lam: Float[Tensor, "h s"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    count: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the energy, of ``ℓ`` and of both codes."""
+    (h, s), b = lam.shape, energy.shape[0]
+    each = mean * (grad / (b * h * count))  # of ½ ℓ² energy
+    trace = each.sum() * (-2 * count)
+    grad_lam = torch.mv(energy.view(b, -1).T, each).view(2, h, s).sum(0).mul_(2 * lam)
+    grad_energy = torch.outer(each, _for_both(lam)).view_as(energy)
+    return grad_energy, grad_lam, trace * w_r, trace * w_e
+
+
+# all of it
+
+
+class _Layer(torch.autograd.Function):
+    """Keeps what :class:`_Attend` keeps, and the sampled rows."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        index: Tensor | None,
+        q: Tensor,
+        q_bias: Tensor | None,
+        k: Tensor,
+        k_bias: Tensor | None,
         w_e: Tensor,
         w_r: Tensor,
+        c: Tensor,
+        c_bias: Tensor | None,
+        o: Tensor,
+        o_bias: Tensor | None,
+        lam: Tensor | None,
         basis: Tensor | None,
-        eps: float | None,
+        index: Tensor | None,
+        key_mask: Tensor | None,
+        variance: float | None,
+        eps: float,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        b, n, c = x.shape
-        h, _, s = w_e.shape
-        rows = x.reshape(b * n, c)
-        rows = unit = rows if index is None else rows.index_select(0, index)
-        mean = deviation = None
-        if eps is not None:
-            unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
-        f = unit.view(b, -1, c)
-        f = f if basis is None else basis @ f
-        f = f.view(b, -1, h, c // h).transpose(1, 2)  # [b h k d]
-        codes = torch.cat([w_e, w_r], dim=-1)
-        w = (f.mT @ codes).view(b, h, c // h, 2, s).permute(0, 3, 1, 2, 4)  # [b 2 h d s]
-        ctx.save_for_backward(index, rows, mean, deviation, basis, f, codes)
-        shared = x.view_as(x)
-        if not ctx.needs_input_grad[0]:
-            # tokens without gradient stay so: whoever reads them has less to do
-            ctx.mark_non_differentiable(shared)
-            ctx.set_materialize_grads(False)
-        return shared, w.flatten(1, 2)
+        tied = _tie(x, index, w_e, w_r, basis, variance)
+        both = None if q_bias is None or k_bias is None else torch.cat([q_bias, k_bias])
+        inward = _Map(torch.cat([q, k]), both)
+        outward = _fold(_Map(c, c_bias), _Map(o, o_bias))
+        y, energy, *kept = _attend(x, inward, tied.w, outward, key_mask, eps, keeps)
+        found, mean = energy, None
+        if lam is not None:
+            found, mean = _objective(energy, lam, w_e, w_r, x.shape[1])
+        ctx.save_for_backward(
+            *(x, w_e, w_r, c, c_bias, o, o_bias, lam, basis, index),
+            *(*tied, *inward, *outward, energy, mean, *kept),
+        )
+        ctx.eps = eps
+        return y, found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_x: Tensor | None, grad_w: Tensor) -> tuple[Tensor | None, ...]:
-        index, rows, mean, deviation, basis, f, codes = ctx.saved_tensors
-        b, h, _, d = f.shape
-        grad_w = grad_w.view(b, 2, h, d, -1).permute(0, 2, 3, 1, 4).flatten(3)  # [b h d 2*s]
-        grad_codes = (f @ grad_w).sum(0).chunk(2, dim=-1)
-        if grad_x is None:
-            return None, None, *grad_codes, None, None
-        grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
-        grad = (grad if basis is None else basis.mT @ grad).flatten(0, 1)
-        if mean is not None:
-            wanted, shape = [True, False, False], rows.shape[-1:]
-            grad = torch.ops.aten.native_layer_norm_backward(
-                grad, rows, shape, mean, deviation, None, None, wanted
-            )[0]
-        if index is None:
-            grad_x.view_as(grad).add_(grad)
-        else:
-            grad_x.view(-1, grad_x.shape[-1]).index_add_(0, index, grad)
-        return grad_x, None, *grad_codes, None, None
+    def backward(ctx: Any, grad_y: Tensor, grad_found: Tensor) -> tuple[Tensor | None, ...]:
+        x, w_e, w_r, c, c_bias, o, o_bias, lam, basis, index, *more = ctx.saved_tensors
+        tied = _Tied(*more[:6])
+        inward, outward = _Map(*more[6:8]), _Map(*more[8:10])
+        energy, mean, *kept = more[10:]
+        grad_lam: Tensor | None = None
+        grad_codes: list[Tensor] = []
+        if lam is not None:
+            grad_found, grad_lam, *grad_codes = _objective_backward(
+                grad_found, energy, mean, lam, w_e, w_r, x.shape[1]
+            )
+        wants_x = ctx.needs_input_grad[0]
+        found = _attend_backward(
+            grad_y, grad_found, x, inward, tied.w, outward, kept, ctx.eps, wants_x
+        )
+        grad_e, grad_r = _tie_backward(found.w, found.x, index, basis, tied)
+        if grad_codes:
+            grad_e, grad_r = grad_codes[0].add_(grad_e), grad_codes[1].add_(grad_r)
+        inner, outer = _fold_backward(found.outward, _Map(c, c_bias), _Map(o, o_bias))
+        a, a_bias = found.inward
+        grad_q, grad_k = a.chunk(2)
+        q_bias, k_bias = (None, None) if a_bias is None else a_bias.chunk(2)
+        grads = (grad_q, q_bias, grad_k, k_bias, grad_e, grad_r, *inner, *outer, grad_lam)
+        return found.x, *grads, *[None] * 6
 
 
-def tie_fused(
+def layer_fused(
     x: Float[Tensor, "b n c"],
-    index: Int[Tensor, " rows"] | None,
-    w_e: Float[Tensor, "h k s"],
-    w_r: Float[Tensor, "h k s"],
+    inward: tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
+    codes: tuple[Float[Tensor, "h k s"], Float[Tensor, "h k s"]],
+    outward: tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]],
+    *,
+    index: Int[Tensor, " m"] | None,
     basis: Float[Tensor, "*#b k m"] | None,
-    eps: float | None,
-) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b 2*h d s"]]:
-    """Return ``x`` and the weights that some of its rows, or all, imply.
-
-    The gradient of the returned ``x`` is overwritten.
+    variance: float | None,
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+    lam: Float[Tensor, "h s"] | None,
+) -> tuple[Float[Tensor, "b n c_out"], Tensor]:
+    """Return the layer's output, and the energy of its scores or, with ``lam``, the loss.
 
     Args:
-        x: Tokens.
-        index: Which rows of the flattened ``x``, equally many of each sequence; ``None`` for all.
-        w_e: Codes of the query side.
-        w_r: Codes of the key side.
+        x: Tokens, zero where padded, in the precision of all parameters.
+        inward: From tokens to the heads of the queries, and of the keys.
+        codes: Codes of the query side and of the key side.
+        outward: From both scores of a head to its width, and from all heads to the output.
+        index: Which tokens make the weights: the same of every sequence, or as many of each,
+            counted through all sequences; ``None`` for all.
         basis: Functions of position, for all sequences or for each.
-        eps: Smallest variance of a row in normalising it; ``None`` to leave rows as they are.
+        variance: Smallest variance of a token in normalising it; ``None`` to leave it as it is.
+        key_mask: ``True`` where a token is real.
+        eps: Norms below this count as this.
+        lam: ``ℓ`` of the loss; only without padding.
     """
-    return _Tie.apply(x, index, w_e, w_r, basis, eps)  # type: ignore[no-untyped-call]
+    given = (x, *inward[0], *inward[1], *codes, *outward[0], *outward[1], lam)
+    more = basis, index, key_mask, variance, eps
+    return _Layer.apply(*given, *more, _needs_grad(given))  # type: ignore[no-untyped-call]

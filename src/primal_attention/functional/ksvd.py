@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.functional.precision import full_precision
+from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = [
     "Reduction",
@@ -43,8 +43,9 @@ Reduction = Literal["sample", "batch", "head"]
 def parameter_trace(
     w_e: Float[Tensor, "*batch m s"], w_r: Float[Tensor, "*batch m s"]
 ) -> Float[Tensor, "*batch"]:
-    """Return ``Tr(W_eᵀ W_r)`` per head (and per sequence, for effective weights)."""
-    return (w_e * w_r).sum((-2, -1))
+    """Return ``Tr(W_eᵀ W_r)`` per head (and per sequence), in float32 or better."""
+    wide = accumulator(w_e)
+    return (w_e.to(wide) * w_r.to(wide)).sum((-2, -1))
 
 
 def ksvd_objective(
