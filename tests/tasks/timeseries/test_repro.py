@@ -9,7 +9,14 @@ import torch
 
 from primal_attention.tasks.timeseries import repro
 from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
-from primal_attention.tasks.timeseries.settings import ABLATION, MODELS, SETS, Settings, fingerprint
+from primal_attention.tasks.timeseries.settings import (
+    ABLATION,
+    MODELS,
+    SETS,
+    SETTINGS,
+    Settings,
+    fingerprint,
+)
 
 TINY = Settings(dim=8, num_heads=2, num_layers=1, max_tokens=8, steps=4, min_passes=1, epochs=2)
 PARTS = {"sets": ["BasicMotions"], "seeds": [0, 1], "settings": TINY}
@@ -77,11 +84,16 @@ def test_rows_of_other_settings_are_not_mixed_in(root, tmp_path):
 
 
 def test_finished_rows_stay_valid():
-    marks = {name: fingerprint(choice, Settings()) for name, choice in MODELS.items()}
+    def marks(settings):
+        return {name: fingerprint(choice, settings) for name, choice in MODELS.items()}
+
     # rows of finished runs carry these: a change throws hours of training away
-    assert marks["softmax"] == "3813299eb4a1"
-    assert marks["primal"] == "919f791398a6"
-    assert len(set(marks.values())) == len(marks)
+    small, larger = marks(SETTINGS["SpokenArabicDigits"]), marks(SETTINGS["JapaneseVowels"])
+    assert small["softmax"] == "3813299eb4a1"
+    assert small["primal"] == "919f791398a6"
+    assert larger["softmax"] == "73335702eab2"
+    assert larger["primal"] == "e8b0186332d0"
+    assert len({*small.values(), *larger.values()}) == 2 * len(MODELS)
 
 
 def test_the_selected_epoch_never_sees_the_test_part(root, tmp_path):

@@ -34,6 +34,7 @@ from primal_attention.tasks.timeseries.settings import (
     ABLATION_SETS,
     MODELS,
     SETS,
+    SETTINGS,
     ModelChoice,
     Settings,
     fingerprint,
@@ -197,11 +198,20 @@ def _append(path: Path, row: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
+class _Work(NamedTuple):
+    """One row to be."""
+
+    name: str
+    model: str
+    choice: ModelChoice
+    seed: int
+    settings: Settings
+
+
 def _study(
     path: Path,
-    work: Iterable[tuple[str, str, ModelChoice, int]],
+    work: Iterable[_Work],
     run: Callable[..., dict[str, Any]],
-    settings: Settings,
     root: str | Path | None,
     max_seconds: float | None,
     report: Callable[[str], None],
@@ -210,7 +220,7 @@ def _study(
     started, work = time.monotonic(), list(work)
     have = {(r["set"], r["model"], r["seed"], r["settings"]): r for r in read_rows(path)}
     found, left = [], 0
-    for i, (name, model, choice, seed) in enumerate(work, 1):
+    for i, (name, model, choice, seed, settings) in enumerate(work, 1):
         mark = fingerprint(choice, settings)
         key = (name, model, seed, mark)
         if key not in have:
@@ -253,25 +263,25 @@ def reproduce_uea(
         sets: Names of sets; by default all of :data:`SETS`.
         models: Names of models; by default all of :data:`MODELS`.
         seeds: Seeds of parameters, batches and validation splits.
-        settings: What all models share.
+        settings: What all models share; by default :data:`SETTINGS`, set by set.
         root: Folder of the sets; by default ``uea`` in the folder of ``PRIMAL_DATA``.
         out: Folder of ``uea.jsonl`` (the rows), ``uea.csv`` and ``uea.md``.
         max_seconds: Start no further combination after this time; call again to continue.
         report: Told one line per finished combination.
     """
-    settings = settings or Settings()
+    by_set = SETTINGS if settings is None else dict.fromkeys(SETS, settings)
     chosen = _known("model", models, list(MODELS))
     work = [
-        (name, model, MODELS[model], seed)
+        _Work(name, model, MODELS[model], seed, by_set[name])
         # every set once before any set again: a table that is stopped early is wide, not deep
         for seed in seeds
         for name in _known("set", sets, SETS)
         for model in chosen
     ]
     out = Path(out)
-    rows = _study(out / "uea.jsonl", work, run_combination, settings, root, max_seconds, report)
+    rows = _study(out / "uea.jsonl", work, run_combination, root, max_seconds, report)
     if rows:
-        write_tables(rows, settings, out)
+        write_tables(rows, by_set, out)
     return rows
 
 
@@ -299,14 +309,14 @@ def ablate_uea(
     settings = replace(settings or Settings(), epochs=1)  # scored once, at the end
     names = _known("set", ABLATION_SETS if sets is None else sets, SETS)
     work = [
-        (name, variant, choice, seed)
+        _Work(name, variant, choice, seed, settings)
         for seed in seeds
         for name in names
         for variant, choice in ABLATION.items()
     ]
     out = Path(out)
     path = out / "uea_ablation.jsonl"
-    rows = _study(path, work, run_ablation, settings, root, max_seconds, report)
+    rows = _study(path, work, run_ablation, root, max_seconds, report)
     if rows:
         write_ablation(rows, settings, out)
     return rows

@@ -17,16 +17,23 @@ from primal_attention.tasks.timeseries.settings import (
 __all__ = ["write_ablation", "write_tables"]
 
 
-def write_tables(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
+def write_tables(
+    rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings], out: Path
+) -> None:
     """Write ``uea.csv``, one line a run, and ``uea.md``, both protocols."""
     sets = [n for n in SETS if any(r["set"] == n for r in rows)]
     models = [m for m in MODELS if any(r["model"] == m for r in rows)]
     write_atomically(out / "uea.csv", to_csv([dict(r) for r in rows], _machine()))
     passes = {r["set"]: (r["passes"], r["patch"]) for r in rows}
     runs = ", ".join(f"{n} {e:.0f} ({p})" for n, (e, p) in passes.items())
+    used: dict[Settings, list[str]] = {}
+    for name in sets:
+        used.setdefault(settings[name], []).append(name)
+    shared = max(used, key=lambda s: len(used[s]))
+    others = "".join(f" {', '.join(used[s])}: {_describe(s)}" for s in used if s != shared)
     parts = [
-        f"Test accuracy in %, mean ± standard deviation over seeds. {_describe(settings)} "
-        f"Scored {settings.epochs} times in a run. "
+        f"Test accuracy in %, mean ± standard deviation over seeds. All models have "
+        f"{_describe(shared)}{others} One thread of a CPU. Scored {shared.epochs} times in a run. "
         f"Passes over the training part, and time steps per token in brackets: {runs}.",
         "**Validation-selected** (the epoch chosen without the test part):",
         _table(rows, "selected_test", sets, models),
@@ -52,7 +59,8 @@ def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: P
         lines.append([variant, *cells, f"{100 * statistics.fmean(means):.1f}" if means else "—"])
     table = markdown_table(["variant", *sets, "average"], lines)
     text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
-    write_atomically(out / "uea_ablation.md", f"{text}{_describe(settings)}\n\n{table}\n")
+    text += f"All variants have {_describe(settings)} One thread of a CPU."
+    write_atomically(out / "uea_ablation.md", f"{text}\n\n{table}\n")
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -110,10 +118,9 @@ def _table(
 def _describe(settings: Settings) -> str:
     s = settings
     return (
-        f"All models: width {s.dim}, {s.num_heads} heads, {s.num_layers} blocks, at most "
+        f"width {s.dim}, {s.num_heads} heads, {s.num_layers} blocks, at most "
         f"{s.max_tokens} tokens, {s.segments} segments in the head, AdamW with peak {s.lr:g} and "
-        f"batches of {s.batch_size} for {s.steps} steps (at least {s.min_passes} passes); one "
-        "thread of a CPU."
+        f"batches of {s.batch_size} for {s.steps} steps (at least {s.min_passes} passes)."
     )
 
 
