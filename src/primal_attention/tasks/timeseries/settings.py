@@ -110,7 +110,7 @@ SETS = (
 
 _LARGER = Settings(dim=128, num_heads=8, batch_size=16, lr=1e-3)
 """Heads, batches and learning rate as published, a quarter of the width."""
-SETTINGS = {name: _LARGER for name in SETS} | {"SpokenArabicDigits": Settings()}
+SETTINGS = dict.fromkeys(SETS, _LARGER) | {"SpokenArabicDigits": Settings()}
 """The settings of each set: smaller where the larger ones would take two hours."""
 
 PUBLISHED = {
