@@ -218,15 +218,54 @@ def schulz_inverse(
         return scale * _iterate(n_m, z, steps) * scale.mT
 
 
+class _Iterate(torch.autograd.Function):
+    """Products that add to what is there already, in both directions: no pass between them."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, z: Tensor, steps: int) -> Tensor:
+        kept: list[Tensor] = []
+        for _ in range(steps):
+            after, *inside = _improved(a, z)
+            kept += [z, *inside]
+            z = after
+        ctx.save_for_backward(a, *kept)
+        return z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, *kept = ctx.saved_tensors
+        grad_a = torch.zeros_like(a)
+        for i in reversed(range(0, len(kept), 4)):
+            z, az, first, second = kept[i : i + 4]
+            grad_second = torch.baddbmm(grad, z.mT, grad, beta=0, alpha=-1 / 4)
+            grad_first = torch.baddbmm(grad, az.mT, grad_second, beta=0, alpha=-1)
+            grad_az = torch.baddbmm(grad_second, grad_second, first.mT, beta=15, alpha=-1)
+            grad_az.add_(grad_first, alpha=7)
+            grad_az.baddbmm_(grad_first, az.mT, alpha=-1).baddbmm_(az.mT, grad_first, alpha=-1)
+            grad_a.baddbmm_(grad_az, z.mT)
+            grad = torch.baddbmm(grad, grad, second.mT, beta=13 / 4, alpha=-1 / 4)
+            grad.baddbmm_(a.mT, grad_az)
+        return grad_a, grad, None
+
+
 def _iterate(a: Tensor, z: Tensor, steps: int) -> Tensor:
     """Return ``z`` after ``z ← z (13 − a z (15 − a z (7 − a z))) / 4``, four products a step."""
-    shape, a, z = a.shape, a.flatten(0, -3), z.flatten(0, -3)
+    flat = a.flatten(0, -3), z.flatten(0, -3)
+    if not torch.compiler.is_compiling():
+        return _Iterate.apply(*flat, steps).view(a.shape)  # type: ignore[no-untyped-call]
+    z = flat[1]
     for _ in range(steps):
-        az = a @ z
-        inner = torch.baddbmm(az, az, az, beta=7, alpha=-1)
-        inner = torch.baddbmm(az, az, inner, beta=15, alpha=-1)
-        z = torch.baddbmm(z, z, inner, beta=13 / 4, alpha=-1 / 4)
-    return z.view(shape)
+        z = _improved(flat[0], z)[0]
+    return z.view(a.shape)
+
+
+def _improved(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the next ``z``, and the products inside the brackets, innermost first."""
+    az = a @ z
+    first = torch.baddbmm(az, az, az, beta=7, alpha=-1)
+    second = torch.baddbmm(az, az, first, beta=15, alpha=-1)
+    return torch.baddbmm(z, z, second, beta=13 / 4, alpha=-1 / 4), az, first, second
 
 
 def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
