@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from primal_attention.functional import (
     Linear,
     attend,
+    attend_dual,
     attend_sampled,
     decayed_sum,
     dual_weights,
@@ -265,6 +266,48 @@ def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
             moments = (found / n).chunk(2, dim=1)
             found = reduce_objective(ksvd_objective(*moments, lam, parameter_trace(w_e, w_r)))
         return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
+
+    _same_with_gradients(at_once, by_parts, leaves)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
+@pytest.mark.parametrize("chunk", [2, 3, 1024])
+@pytest.mark.parametrize("s", [2, 5])
+def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
+    monkeypatch, masked, biased, chunk, s
+):
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 2)):
+        monkeypatch.setattr(fused, name, value)
+    b, n, h, d = 3, 7, 4, 3
+    keep = _keep(b, n) if masked else None
+    if masked:
+        keep[1] = False  # an empty sequence
+    leaves = [_randn(b, n, 5), _randn(h * d, 5), _randn(h * s, 5), _randn(6, h * s)]
+    leaves += [_randn(h * d), _randn(6)] if biased else []
+
+    def flat(*found):
+        return torch.cat([t.flatten() for t in found])
+
+    def at_once(x, a, v, o, *biases):
+        first, second = biases or (None, None)
+        return flat(*attend_dual(x, Linear(a, first), v, Linear(o, second), h, key_mask=keep))
+
+    def by_parts(x, a, v, o, *biases):
+        first, second = biases or (None, None)
+        q, z = (
+            torch.nn.functional.linear(x, *m).unflatten(-1, (h, -1)).transpose(1, 2)
+            for m in ((a, first), (v, None))
+        )
+        phi, count = naive.cosine(q), n
+        if keep is not None:
+            phi = torch.where(keep[:, None, :, None], phi, 0.0)
+            count = keep.sum(1).clamp_min(1)[:, None, None, None]
+        sums = phi.mT @ z / count
+        w = torch.cat([sums[:, h // 2 :], sums[:, : h // 2]], dim=1)
+        scores = phi @ w
+        y = torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), o, second)
+        return flat(y, scores.square().sum(2), w)
 
     _same_with_gradients(at_once, by_parts, leaves)
 

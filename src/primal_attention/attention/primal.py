@@ -48,6 +48,7 @@ from primal_attention.functional import (
     Linear,
     Projection,
     attend,
+    attend_dual,
     attend_sampled,
     causal_sums,
     decayed_sum,
@@ -385,9 +386,7 @@ class PrimalAttention(Attention, PublishesTerms):
     ) -> tuple[Tensor, Any]:
         aware = key_mask if self.conventions.mask == "aware" else None
         own = aware if context is None else None
-        # inside the fused layer only the energy of the scores is at hand
-        enough = asked is None or (context is None and asked != "kkt")
-        if enough and self._is_fused(key_mask):
+        if rotary is None and self._is_fused(context, key_mask, asked):
             return self._fused(x, context, aware, asked)
         heads = self._heads(x)
         if rotary is not None:
@@ -408,10 +407,16 @@ class PrimalAttention(Attention, PublishesTerms):
         left = Side(mq, aware) if self.weights == "dual" else Side(q, own)
         return y, self._term(asked, left, Side(mk, aware), tied, None)
 
-    def _is_fused(self, keep: Tensor | None) -> bool:
-        """Whether the layer is two linear maps around scores whose weights do not wait for q, k."""
-        plain = all(map(_is_plain, (self.q_proj, self.k_proj, self.concat, self.out_proj)))
-        return plain and self.weights != "dual" and not self._masks_output(keep)
+    def _is_fused(
+        self, context: Tensor | None, key_mask: Tensor | None, asked: Regularizer | None
+    ) -> bool:
+        """Whether one function does it: plain maps, and a regulariser content with the energy."""
+        maps: list[nn.Module] = [self.q_proj, self.k_proj, self.concat, self.out_proj]
+        enough = asked is None or (context is None and asked != "kkt")
+        if self.weights == "dual":
+            maps += [self.dual_e, self.dual_r]
+            enough = enough and context is None
+        return enough and all(map(_is_plain, maps)) and not self._masks_output(key_mask)
 
     def _fused(
         self,
@@ -420,36 +425,56 @@ class PrimalAttention(Attention, PublishesTerms):
         keep: Tensor | None,
         asked: Regularizer | None,
     ) -> tuple[Tensor, Any]:
-        own = keep if context is None else None
-        inward = _map(self.q_proj), _map(self.k_proj)
-        outward = _map(self.concat), _map(self.out_proj)
         if self.weights == "data" and context is None:
-            usual = asked == "ksvd" and self.conventions.reduction == "sample"
-            simple = usual and keep is None and x.shape[1] > 0
-            y, found = attend_sampled(
-                x,
-                inward,
-                (self.w_e, self.w_r),
-                outward,
-                self.num_samples,
-                key_mask=keep,
-                eps=self.conventions.eps,
-                lam=self.ell if simple else None,
-                **self._tying,
-            )
-            if simple:
-                return y, found
-        else:
-            tied = self._untied
-            if self.weights == "data" and context is not None:
-                tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
-            maps = join(*inward), tied.joint, fold(*outward)
-            y, found = attend(x, *maps, key_mask=own, eps=self.conventions.eps)
+            return self._sampled(x, keep, asked)
+        inward = join(_map(self.q_proj), _map(self.k_proj))
+        outward = fold(_map(self.concat), _map(self.out_proj))
+        own, eps = keep if context is None else None, self.conventions.eps
+        if self.weights == "dual":
+            duals = torch.cat([self.dual_e.weight, self.dual_r.weight])
+            both = 2 * self.num_heads
+            y, energy, w = attend_dual(x, inward, duals, outward, both, key_mask=own, eps=eps)
+            return y, self._energy_term(asked, x, own, energy, *w.chunk(2, dim=1))
+        tied = self._untied
+        if self.weights == "data" and context is not None:
+            tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
+        y, energy = attend(x, inward, tied.joint, outward, key_mask=own, eps=eps)
+        return y, self._energy_term(asked, x, own, energy, self.w_e, self.w_r)
+
+    def _sampled(
+        self, x: Tensor, keep: Tensor | None, asked: Regularizer | None
+    ) -> tuple[Tensor, Any]:
+        usual = asked == "ksvd" and self.conventions.reduction == "sample"
+        has_loss = usual and keep is None and x.shape[1] > 0
+        y, found = attend_sampled(
+            x,
+            (_map(self.q_proj), _map(self.k_proj)),
+            (self.w_e, self.w_r),
+            (_map(self.concat), _map(self.out_proj)),
+            self.num_samples,
+            key_mask=keep,
+            eps=self.conventions.eps,
+            lam=self.ell if has_loss else None,
+            **self._tying,
+        )
+        return y, found if has_loss else self._energy_term(
+            asked, x, keep, found, self.w_e, self.w_r
+        )
+
+    def _energy_term(
+        self,
+        asked: Regularizer | None,
+        x: Tensor,
+        keep: Tensor | None,
+        energy: Tensor,
+        w_e: Tensor,
+        w_r: Tensor,
+    ) -> Tensor | None:
         if asked is None:
-            return y, None
-        side = Side(x[:, None], own)  # of which the regulariser takes the length alone
-        also = side, side, self.ell, parameter_trace(self.w_e, self.w_r)
-        return y, energy_term(asked, self.conventions.reduction, found, *also)
+            return None
+        side = Side(x[:, None], keep)  # of which the regulariser takes the length alone
+        also = side, side, self.ell, parameter_trace(w_e, w_r)
+        return energy_term(asked, self.conventions.reduction, energy, *also)
 
     def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
         """Return the heads of the queries and, after them, of the keys."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["attend_fused", "layer_fused"]
+__all__ = ["attend_fused", "dual_fused", "layer_fused"]
 
 _NUMBERS = 2**18
 """Numbers that the heads of a chunk hold."""
@@ -150,6 +150,36 @@ def _invert_norms(
         inverse.masked_fill_(~keep[:, None, None, :], 0.0)
 
 
+def _score(
+    tile: _Tile,
+    q: Float[Tensor, "g*h d t"],
+    norm: Float[Tensor, "g h 1 t"],
+    w: Float[Tensor, "#b h d s"],
+    scores: Float[Tensor, "g h s t"],
+    energy: Float[Tensor, "b h s"],
+) -> None:
+    """Write ``Wᵀ q / ‖q‖`` of one tile, and add to the energy."""
+    g, h, s, t = scores.shape
+    torch.bmm(tile.spread(w, g).mT, q, out=scores.view(g * h, s, t))
+    scores.mul_(norm)
+    tile.add(torch.linalg.vector_norm(scores, dim=-1, dtype=energy.dtype).square_(), energy)
+
+
+def _score_backward(
+    grad: Float[Tensor, "g h s t"],
+    scores: Float[Tensor, "g h s t"],
+    norm: Float[Tensor, "g h 1 t"],
+    eps: float,
+    work: Float[Tensor, " size"],
+) -> Float[Tensor, "g h 1 t"]:
+    """Divide the gradient of the scores by the norms; return the factor of ``q`` in its own."""
+    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
+    product = torch.mul(grad, scores, out=work[: grad.numel()].view_as(grad))
+    radial = product.sum(2, keepdim=True).mul_(norm)
+    grad.mul_(norm)
+    return radial.mul_(torch.threshold_(norm.neg(), -1 / eps, 0.0))
+
+
 class _Attended(NamedTuple):
     y: Float[Tensor, "b n c"]
     energy: Float[Tensor, "b h s"]
@@ -185,9 +215,7 @@ def _attend(
         _enter(tokens, inward, q.view(g, h * d, t))
         keep = None if key_mask is None else tile.of(key_mask)
         _invert_norms(q.view(g, h, d, t), keep, eps, norm)
-        torch.bmm(tile.spread(w, g).mT, q.view(g * h, d, t), out=z.view(g * h, s, t))
-        each = z.view(g, h, s, t).mul_(norm)
-        tile.add(torch.linalg.vector_norm(each, dim=-1, dtype=wide).square_(), energy)
+        _score(tile, q.view(g * h, d, t), norm, w, z.view(g, h, s, t), energy)
         _leave(z.view(g, h * s, t), outward, tile.of(y))
     return _Attended(y, energy, heads, scores, inverse)
 
@@ -237,11 +265,8 @@ def _attend_backward(
         grad = grads[: tile.size]
         _enter(out, _Map(outward.weight.T), grad.view(g, h * s, t))
         grad = grad.view(g, h, s, t).addcmul_(z, tile.each(twice))
-        # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
-        product = torch.mul(grad, z, out=work[: z.numel()].view(g, h, s, t))
-        radial = product.sum(2, keepdim=True).mul_(norm)
-        radial.mul_(torch.threshold_(norm.neg(), -1 / eps, 0.0))
-        rows = grad.mul_(norm).view(g * h, s, t)
+        radial = _score_backward(grad, z, norm, eps, work)
+        rows = grad.view(g * h, s, t)
         tile.add(torch.bmm(rows, q.mT).view(g, h, s, d), grad_w)
         grad_q = torch.bmm(tile.spread(w, g), rows, out=work[: q.numel()].view_as(q))
         grad_q = grad_q.addcmul_(q, radial.view(g * h, 1, t)).view(g, h * d, t)
@@ -307,6 +332,151 @@ def attend_fused(
 
 def _needs_grad(tensors: Sequence[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# weights of dual variables
+
+
+def _swap(sums: Float[Tensor, "b h s d"]) -> Float[Tensor, "b h s d"]:
+    """Exchange the halves: the weights of queries come from keys, and the other way round."""
+    return torch.cat(sums.chunk(2, dim=1)[::-1], dim=1)
+
+
+class _Dual(torch.autograd.Function):
+    """Keeps tokens, heads, duals, scores and one number per row and head for backward.
+
+    The weights are a sum over all tokens, so tokens pass twice, and their gradients too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        a: Tensor,
+        a_bias: Tensor | None,
+        v: Tensor,
+        o: Tensor,
+        o_bias: Tensor | None,
+        share: Tensor,
+        key_mask: Tensor | None,
+        h: int,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        (b, n, _), d, s = x.shape, a.shape[0] // h, v.shape[0] // h
+        tiles = _tiles(b, n, h * d)
+        spans = _spans(tiles, keeps=True)
+        heads, duals, scores = (x.new_empty(b * n, h * k) for k in (d, s, s))
+        inverse, y = x.new_empty(b * n, h), x.new_empty(b, n, o.shape[0])
+        sums, energy = x.new_zeros(b, h, s, d), x.new_zeros(b, h, s)
+        for tile, span in zip(tiles, spans, strict=True):
+            tokens = tile.of(x)
+            g, t, _ = tokens.shape
+            q, z, norm = heads[span], duals[span], inverse[span].view(g, h, 1, t)
+            _enter(tokens, _Map(a, a_bias), q.view(g, h * d, t))
+            _enter(tokens, _Map(v), z.view(g, h * s, t))
+            keep = None if key_mask is None else tile.of(key_mask)
+            _invert_norms(q.view(g, h, d, t), keep, eps, norm)
+            # its own scores come later
+            unit = torch.mul(z.view(g, h, s, t), norm, out=scores[span].view(g, h, s, t))
+            outer = torch.bmm(unit.view(g * h, s, t), q.view(g * h, d, t).mT)
+            tile.add(outer.view(g, h, s, d), sums)
+        w = _swap(sums * share).mT
+        for tile, span in zip(tiles, spans, strict=True):
+            out = tile.of(y)
+            g, t, _ = out.shape
+            z, norm = scores[span].view(g, h, s, t), inverse[span].view(g, h, 1, t)
+            _score(tile, heads[span].view(g * h, d, t), norm, w, z, energy)
+            _leave(z.view(g, h * s, t), _Map(o, o_bias), out)
+        ctx.save_for_backward(x, a, a_bias, v, o, o_bias, share, w, heads, duals, scores, inverse)
+        ctx.eps = eps
+        return y, energy, w
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(
+        ctx: Any, grad_y: Tensor, grad_energy: Tensor, grad_w: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, a, a_bias, v, o, o_bias, share, w, heads, duals, scores, inverse = ctx.saved_tensors
+        (b, n, _), (h, d, s) = x.shape, w.shape[1:]
+        grad_a, grad_v, grad_o = (torch.zeros_like(m) for m in (a, v, o.T))
+        grad_bias = a.new_zeros(a.shape[0])
+        grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
+        tiles, twice = _tiles(b, n, h * d), 2 * grad_energy[..., None]
+        spans, room = _spans(tiles, keeps=True), _room(_spans(tiles, keeps=False))
+        grads, factor = torch.empty_like(scores), torch.empty_like(inverse)
+        work, grad_z = (x.new_empty(room * h * k) for k in (max(d, s), s))
+        total = grad_w.mT.clone(memory_format=torch.contiguous_format)
+        for tile, span in zip(tiles, spans, strict=True):
+            out = tile.of(grad_y)
+            g, t, _ = out.shape
+            z, norm = scores[span].view(g, h, s, t), inverse[span].view(g, h, 1, t)
+            grad_o += torch.bmm(z.view(g, h * s, t), out).sum(0)
+            grad = grads[span].view(g, h, s, t)
+            _enter(out, _Map(o.T), grad.view(g, h * s, t))
+            grad.addcmul_(z, tile.each(twice))
+            factor[span].view(g, h, 1, t).copy_(_score_backward(grad, z, norm, ctx.eps, work))
+            outer = torch.bmm(grad.view(g * h, s, t), heads[span].view(g * h, d, t).mT)
+            tile.add(outer.view(g, h, s, d), total)
+        by_sum = _swap(total) * share  # [b h s d]
+        for tile, span in zip(tiles, spans, strict=True):
+            tokens = tile.of(x)
+            g, t, _ = tokens.shape
+            q, norm = heads[span].view(g * h, d, t), inverse[span].view(g, h, 1, t)
+            pull, z = tile.spread(by_sum, g), duals[span].view(g, h, s, t)
+            # the sum is the gradient of scores in their weights, so its own gradients are scores
+            own = grad_z[: z.numel()].view_as(z)
+            torch.bmm(pull, q, out=own.view(g * h, s, t))
+            own.mul_(norm)
+            unit = z * norm
+            radial = torch.mul(own, z, out=work[: z.numel()].view_as(z)).sum(2, keepdim=True)
+            radial.mul_(norm).mul_(torch.threshold_(norm.neg(), -1 / ctx.eps, 0.0))
+            radial.add_(factor[span].view_as(radial))
+            grad_q = work[: q.numel()].view_as(q)
+            torch.bmm(tile.spread(w, g), grads[span].view(g * h, s, t), out=grad_q)
+            grad_q.baddbmm_(pull.mT, unit.view(g * h, s, t))
+            grad_q.addcmul_(q, radial.view(g * h, 1, t))
+            rows, own = grad_q.view(g, h * d, t), own.view(g, h * s, t)
+            grad_a += torch.bmm(rows, tokens).sum(0)
+            grad_v += torch.bmm(own, tokens).sum(0)
+            if a_bias is not None:
+                grad_bias += rows.sum((0, 2))
+            if grad_x is not None:
+                into = tile.of(grad_x)
+                _leave(rows, _Map(a.T), into)
+                into.baddbmm_(own.mT, v.expand(g, -1, -1))
+        biases = (
+            None if a_bias is None else grad_bias,
+            None if o_bias is None else grad_y.sum((0, 1)),
+        )
+        return grad_x, grad_a, biases[0], grad_v, grad_o.T, biases[1], *[None] * 4
+
+
+def dual_fused(
+    x: Float[Tensor, "b n c"],
+    inward: tuple[Tensor, Tensor | None],
+    duals: Float[Tensor, "h*s c"],
+    outward: tuple[Tensor, Tensor | None],
+    key_mask: Bool[Tensor, "b n"] | None,
+    num_heads: int,
+    eps: float,
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"], Float[Tensor, "b h d s"]]:
+    """Return the outward map of the scores, their energy, and the weights that duals imply.
+
+    Args:
+        x: Tokens, finite also where padded, in the precision of all parameters.
+        inward: From tokens to the heads of the queries and, after them, of the keys.
+        duals: From tokens to the dual variables of as many heads.
+        outward: From the scores of all heads to the output.
+        key_mask: ``True`` where a token is real.
+        num_heads: Heads of both sides together.
+        eps: Norms below this count as this.
+    """
+    if key_mask is None:
+        share = x.new_full((1, 1, 1, 1), 1 / max(x.shape[1], 1))
+    else:
+        share = key_mask.sum(1).clamp_min(1).to(x.dtype).reciprocal()[:, None, None, None]
+    given = (x, *inward, duals, *outward)
+    return _Dual.apply(*given, share, key_mask, num_heads, eps)  # type: ignore[no-untyped-call]
 
 
 # weights of sampled tokens

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.functional.fused import attend_fused, layer_fused
+from primal_attention.functional.fused import attend_fused, dual_fused, layer_fused
 from primal_attention.functional.ksvd import ksvd_objective, parameter_trace, reduce_objective
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
@@ -27,6 +27,7 @@ __all__ = [
     "Linear",
     "Projection",
     "attend",
+    "attend_dual",
     "attend_sampled",
     "decayed_sum",
     "dual_weights",
@@ -173,6 +174,12 @@ def _onto_tokens(
     sums = basis.new_zeros(b * n, k)
     sums.index_add_(0, _flat_index(position, b, n), basis.T.repeat(b, 1))
     return sums.view(b, n, k).mT
+
+
+def _is_simple(x: Tensor, weight: Tensor) -> bool:
+    """Whether a layer may run in one step: eagerly, on some tokens, in float32 or better."""
+    is_wide = x.dtype == weight.dtype == accumulator(x) and not _autocasts(x)
+    return is_wide and 0 not in x.shape and not torch.compiler.is_compiling()
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -384,6 +391,41 @@ def attend(
     return attend_fused(x, inward, w.to(x.dtype), outward, key_mask, representable(eps, x))
 
 
+def attend_dual(
+    x: Float[Tensor, "b n c"],
+    inward: Linear,
+    duals: Float[Tensor, "h*s c"],
+    outward: Linear,
+    num_heads: int,
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"], Float[Tensor, "b h d s"]]:
+    """Return the whole layer of :func:`dual_weights`: output, energy of the scores, and weights.
+
+    Args:
+        x: Tokens, finite also at padded positions.
+        inward: From tokens to the heads of the queries and, after them, of the keys.
+        duals: From tokens to the dual variables of as many heads.
+        outward: From the scores of all heads, next to each other, to the output.
+        num_heads: Heads of both sides together.
+        key_mask: ``True`` where a token is real.
+        eps: Norms below this count as this.
+    """
+    if _is_simple(x, duals):
+        return dual_fused(x, inward, duals, outward, key_mask, num_heads, representable(eps, x))
+    heads, codes = (
+        torch.nn.functional.linear(x, *m).unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        for m in (inward, Linear(duals, None))
+    )
+    sums = dual_weights(heads, codes, key_mask=key_mask, eps=eps)
+    # the weights of queries come from keys, and the other way round
+    w = torch.cat(sums.chunk(2, dim=1)[::-1], dim=1)
+    scores, energy = project(heads, w, key_mask=key_mask, eps=eps)
+    y = torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), *outward)
+    return y, energy, w
+
+
 def attend_sampled(
     x: Float[Tensor, "b n c"],
     inward: tuple[Linear, Linear],
@@ -416,8 +458,7 @@ def attend_sampled(
         lam: ``ℓ``: return the loss in place of the energy. Not with a mask.
     """
     b, n, _ = x.shape
-    is_wide = x.dtype == codes[0].dtype == accumulator(x) and not _autocasts(x)
-    if torch.compiler.is_compiling() or 0 in x.shape or not is_wide:
+    if not _is_simple(x, codes[0]):
         w, _ = tie_rows(sample_rows(x, num, key_mask), *codes, basis=basis, normalize=normalize)
         maps = join(*inward), w, fold(*outward)
         y, energy = attend(x, *maps, key_mask=key_mask, eps=eps)
