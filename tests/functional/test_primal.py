@@ -14,13 +14,13 @@ from primal_attention.functional import (
     attend,
     attend_dual,
     attend_sampled,
+    chunks,
     decayed_sum,
     dual_weights,
     effective_weights,
     even_indices,
     feature_gram,
     fold,
-    fused,
     ksvd_objective,
     naive,
     normalize_rows,
@@ -137,15 +137,15 @@ def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, mask
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 1024])
-@pytest.mark.parametrize("chunks", [1, 2, 4])
+@pytest.mark.parametrize("per_tile", [1, 2, 4])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 def test_the_fused_layer_is_two_linear_maps_around_the_projection(
-    monkeypatch, chunk, chunks, shared, masked, biased
+    monkeypatch, chunk, per_tile, shared, masked, biased
 ):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", chunks)):
-        monkeypatch.setattr(fused, name, value)
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", per_tile)):
+        monkeypatch.setattr(chunks, name, value)
     b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
     keep = _keep(b, n) if masked else None
     x = _randn(n, b, c).transpose(0, 1)  # not contiguous
@@ -200,10 +200,10 @@ def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias
 @pytest.mark.parametrize(("b", "n"), [(1, 0), (0, 3), (1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk):
-    monkeypatch.setattr(fused, "_NUMBERS", 0)
-    monkeypatch.setattr(fused, "_CHUNK", chunk)
+    monkeypatch.setattr(chunks, "_NUMBERS", 0)
+    monkeypatch.setattr(chunks, "_CHUNK", chunk)
     seen = torch.zeros(b, n)
-    for tile in fused._tiles(b, n, 4):
+    for tile in chunks.tiles_of(b, n, 4):
         tile.of(seen).add_(1)
         assert tile.of(seen).shape[1] <= 2 * chunk
     assert (seen == 1).all()
@@ -278,7 +278,7 @@ def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
     monkeypatch, masked, biased, chunk, s
 ):
     for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 2)):
-        monkeypatch.setattr(fused, name, value)
+        monkeypatch.setattr(chunks, name, value)
     b, n, h, d = 3, 7, 4, 3
     keep = _keep(b, n) if masked else None
     if masked:
@@ -310,6 +310,23 @@ def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
         return flat(y, scores.square().sum(2), w)
 
     _same_with_gradients(at_once, by_parts, leaves)
+
+
+def test_backward_cuts_the_tokens_as_forward_did(monkeypatch):
+    one = Linear(torch.eye(4, dtype=torch.float64), None)
+    x, w = _randn(2, 9, 4).requires_grad_(), _randn(2, 2, 2, 2)
+
+    def gradient(chunk_of_backward):
+        monkeypatch.setattr(chunks, "_NUMBERS", 0)
+        monkeypatch.setattr(chunks, "_CHUNK", 2)
+        y = (
+            attend(x, one, w, one)[0].square().sum()
+            + attend_dual(x, one, one.weight, one, 2)[0].square().sum()
+        )
+        monkeypatch.setattr(chunks, "_CHUNK", chunk_of_backward)  # as other threads would
+        return torch.autograd.grad(y, x)[0]
+
+    assert_close(gradient(3), gradient(2))
 
 
 def test_the_layer_in_one_step_leaves_out_gradients_that_nobody_wants():

@@ -7,7 +7,8 @@ dual variables (:func:`dual_weights`).
 
 Speed comes from one identity: the norm is a scalar per row, so ``φ(q) W = (q W) / ‖q‖``. Dividing
 the ``n × s`` product instead of the ``n × d`` input saves a second copy of ``q`` and everything
-autograd would keep of it. :mod:`~primal_attention.functional.tiled` does it tile by tile.
+autograd would keep of it. Whole layers (:func:`attend`, :func:`attend_sampled`,
+:func:`attend_dual`) run in chunks and have backward passes of their own.
 """
 
 import math
@@ -17,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.functional.fused import attend_fused, dual_fused, layer_fused
+from primal_attention.functional.fused import attend_fused, layer_fused
+from primal_attention.functional.fused_dual import dual_fused
 from primal_attention.functional.ksvd import ksvd_objective, parameter_trace, reduce_objective
 from primal_attention.functional.linear import from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, representable
@@ -394,7 +396,7 @@ def attend(
 def attend_dual(
     x: Float[Tensor, "b n c"],
     inward: Linear,
-    duals: Float[Tensor, "h*s c"],
+    duals: Float[Tensor, "hs c"],
     outward: Linear,
     num_heads: int,
     *,
