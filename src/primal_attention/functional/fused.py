@@ -152,7 +152,7 @@ class _Attend(torch.autograd.Function):
         eps: float,
         keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        ctx.eps, ctx.tiles = eps, tiles_of(*x.shape[:2], a.shape[0])
+        ctx.eps, ctx.tiles = eps, tiles_of(x.shape[0], x.shape[1], a.shape[0])
         maps = Map(a, a_bias), w, Map(o, o_bias)
         y, energy, *kept = _attend(x, ctx.tiles, *maps, key_mask, eps, keeps)
         ctx.save_for_backward(x, a, a_bias, w, o, o_bias, *kept)
@@ -356,7 +356,7 @@ class _Layer(torch.autograd.Function):
         both = None if q_bias is None or k_bias is None else torch.cat([q_bias, k_bias])
         inward = Map(torch.cat([q, k]), both)
         outward = _fold(Map(c, c_bias), Map(o, o_bias))
-        ctx.eps, ctx.tiles = eps, tiles_of(*x.shape[:2], 2 * q.shape[0])
+        ctx.eps, ctx.tiles = eps, tiles_of(x.shape[0], x.shape[1], 2 * q.shape[0])
         y, energy, *kept = _attend(x, ctx.tiles, inward, tied.w, outward, key_mask, eps, keeps)
         found, mean = energy, None
         if lam is not None:
