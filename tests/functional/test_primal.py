@@ -312,6 +312,27 @@ def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
     _same_with_gradients(at_once, by_parts, leaves)
 
 
+@pytest.mark.parametrize("biased", [0, 1], ids=["queries", "keys"])
+def test_a_bias_of_one_side_alone_is_not_lost(biased):
+    q, k, outer = _randn(4, 4), _randn(4, 4), Linear(_randn(3, 4), None)
+    x, codes, inner = (
+        _randn(2, 6, 4),
+        (_randn(2, 5, 1), _randn(2, 5, 1)),
+        Linear(_randn(2, 2), None),
+    )
+    bias, zero = _randn(4), torch.zeros(4, dtype=torch.float64)
+
+    def layer(absent):
+        biases = [absent, absent]
+        biases[biased] = bias
+        return attend_sampled(
+            x, (Linear(q, biases[0]), Linear(k, biases[1])), codes, (inner, outer), 5
+        )
+
+    for got, truth in zip(layer(None), layer(zero), strict=True):
+        assert_close(got, truth)
+
+
 def test_backward_cuts_the_tokens_as_forward_did(monkeypatch):
     one = Linear(torch.eye(4, dtype=torch.float64), None)
     x, w = _randn(2, 9, 4).requires_grad_(), _randn(2, 2, 2, 2)

@@ -324,11 +324,13 @@ class Linear(NamedTuple):
 
 def join(first: Linear, second: Linear) -> Linear:
     """Return two maps of the same input as one."""
-    if first.bias is None or second.bias is None:
-        return Linear(torch.cat([first.weight, second.weight]), None)
-    return Linear(
-        *(torch.cat(pair) for pair in ((first.weight, second.weight), (first.bias, second.bias)))
+    weight = torch.cat([first.weight, second.weight])
+    if first.bias is None and second.bias is None:
+        return Linear(weight, None)
+    biases = (
+        weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias for m in (first, second)
     )
+    return Linear(weight, torch.cat(list(biases)))
 
 
 def fold(inner: Linear, outer: Linear) -> Linear:
@@ -460,7 +462,8 @@ def attend_sampled(
         lam: ``ℓ``: return the loss in place of the energy. Not with a mask.
     """
     b, n, _ = x.shape
-    if not _is_simple(x, codes[0]):
+    alike = (inward[0].bias is None) == (inward[1].bias is None)
+    if not (alike and _is_simple(x, codes[0])):
         w, _ = tie_rows(sample_rows(x, num, key_mask), *codes, basis=basis, normalize=normalize)
         maps = join(*inward), w, fold(*outward)
         y, energy = attend(x, *maps, key_mask=key_mask, eps=eps)
