@@ -161,9 +161,7 @@ def _attention(name: str, heads: int, head_dim: int, rank: int) -> Attention:
 
 
 def _step(layer: nn.Module, x: Tensor) -> None:
-    """Run one training step's forward and backward."""
-    layer.zero_grad(set_to_none=True)
-    x.grad = None
+    """Run one training step's forward and backward; no gradients may be there before."""
     outputs = layer(x)
     outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
     seeds = [torch.ones_like(y) for y in outputs]
@@ -246,7 +244,13 @@ def _infer(layer: nn.Module, x: Tensor) -> None:
     layer.train()
 
 
+def _clear(layer: nn.Module, x: Tensor) -> None:
+    layer.zero_grad(set_to_none=True)
+    x.grad = None
+
+
 def _seconds(run: Callable[[nn.Module, Tensor], None], layer: nn.Module, x: Tensor) -> float:
+    _clear(layer, x)
     start = time.perf_counter()
     run(layer, x)
     return time.perf_counter() - start
@@ -254,8 +258,7 @@ def _seconds(run: Callable[[nn.Module, Tensor], None], layer: nn.Module, x: Tens
 
 def _memory(layer: nn.Module, x: Tensor) -> tuple[int, int]:
     """Return the peak of one step and what its forward keeps, in bytes beyond x and parameters."""
-    layer.zero_grad(set_to_none=True)
-    x.grad = None
+    _clear(layer, x)
     with PeakMemory() as memory:
         _step(layer, x)
     kept = kept_for_backward(lambda: layer(x), [x, *layer.parameters()])

@@ -16,14 +16,14 @@ from primal_attention.functional.precision import accumulator
 
 __all__ = [
     "Map",
+    "Room",
     "Tile",
     "enter",
+    "gather",
     "invert_norms",
     "leave",
-    "room_for",
     "score",
     "score_backward",
-    "spans_of",
     "tiles_of",
 ]
 
@@ -43,35 +43,58 @@ class Tile(NamedTuple):
     rows: slice
     tokens: slice
     chunks: int
-
-    @property
-    def size(self) -> int:
-        """How many tokens it has."""
-        return (self.rows.stop - self.rows.start) * (self.tokens.stop - self.tokens.start)
+    shape: tuple[int, int]
+    """How many chunks it has in all, and how many tokens each of them has."""
+    is_all: bool
+    """Whether there is no other one."""
 
     def of(self, x: Shaped[Tensor, "b n *rest"]) -> Shaped[Tensor, "g t *rest"]:
         """Return the tile's chunks of a tensor."""
-        part = x[self.rows, self.tokens]
-        if self.chunks == 1:
-            return part
-        return part.reshape(part.shape[0] * self.chunks, -1, *x.shape[2:])
+        part = x if self.is_all else x[self.rows, self.tokens]
+        return part if self.chunks == 1 else part.reshape(*self.shape, *x.shape[2:])
 
-    def each(self, own: Float[Tensor, "#b ..."]) -> Float[Tensor, "#g ..."]:
-        """Return for each chunk what its sequence has; one thing for all stays as it is."""
-        if own.shape[0] > 1:
+    def each(self, own: Shaped[Tensor, "#b h *rest"]) -> Shaped[Tensor, "gh *rest"]:
+        """Return for each chunk what its sequence has, heads and all, as one batch."""
+        if not self.is_all and own.shape[0] > 1:
             own = own[self.rows]
-        if own.shape[0] == 1 or self.chunks == 1:
-            return own
-        return own.repeat_interleave(self.chunks, 0)
+        if self.chunks > 1 and own.shape[0] > 1:
+            own = own.repeat_interleave(self.chunks, 0)
+        g = self.shape[0]
+        own = own if own.shape[0] == g else own.expand(g, *own.shape[1:])
+        return own.flatten(0, 1)
 
-    def spread(self, w: Float[Tensor, "#b h d s"], g: int) -> Float[Tensor, "{g}*h d s"]:
-        """Return the matrices of all chunks and heads as one batch."""
-        return self.each(w).expand(g, -1, -1, -1).flatten(0, 1)
 
-    def add(self, parts: Float[Tensor, "g ..."], total: Float[Tensor, "b ..."]) -> None:
-        """Add what every chunk has to the sum of its sequence."""
-        rows = total[self.rows]
-        rows.add_(parts if self.chunks == 1 else parts.unflatten(0, (-1, self.chunks)).sum(1))
+def gather(
+    tiles: Sequence[Tile], parts: Sequence[Shaped[Tensor, "_ *rest"]], b: int, h: int
+) -> Shaped[Tensor, "{b} {h} *rest"]:
+    """Sum what the chunks of each sequence have, given as one batch with their heads."""
+    sums = [
+        part.view(-1, h, *part.shape[1:])
+        if tile.chunks == 1
+        else part.view(-1, tile.chunks, h, *part.shape[1:]).sum(1)
+        for tile, part in zip(tiles, parts, strict=True)
+    ]
+    if tiles[0].is_all:
+        return sums[0]
+    total = sums[0].new_zeros(b, *sums[0].shape[1:])
+    for tile, part in zip(tiles, sums, strict=True):
+        total[tile.rows] += part
+    return total
+
+
+class Room:
+    """Memory for the tiles: of its own for each, or the same for one after another."""
+
+    def __init__(self, like: Tensor, keeps: bool) -> None:
+        self._like, self._keeps = like, keeps
+        self._last: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return memory of a shape, with anything in it."""
+        last = self._last.get(name)
+        if last is None or self._keeps or last.shape != shape:
+            last = self._last[name] = self._like.new_empty(shape, dtype=dtype)
+        return last
 
 
 def tiles_of(b: int, n: int, width: int) -> list[Tile]:
@@ -82,33 +105,23 @@ def tiles_of(b: int, n: int, width: int) -> list[Tile]:
         chunk = max(n, 1)
         size = max(size, chunk)
     rest = n % chunk
-    rows = 1 if rest else max(1, size // max(n, 1))
-    tiles = [
-        Tile(slice(i, min(i + rows, b)), slice(j, end), (end - j) // chunk)
-        for i in range(0, b, rows)
-        for j in range(0, n - rest, size)
-        for end in (min(j + size, n - rest),)
-    ]
+    tiles = _cut(b, 0, n - rest, chunk, size, 1 if rest else max(1, size // max(n, 1)))
     if rest:
-        rows = max(1, size // rest)
-        ends = slice(n - rest, n)
-        tiles += [Tile(slice(i, min(i + rows, b)), ends, 1) for i in range(0, b, rows)]
+        tiles += _cut(b, n - rest, n, rest, rest, max(1, size // rest))
+    nothing = [Tile(slice(0, 0), slice(0, 0), 1, (0, 0), is_all=False)]
+    return [tiles[0]._replace(is_all=True)] if len(tiles) == 1 else tiles or nothing
+
+
+def _cut(b: int, start: int, stop: int, chunk: int, size: int, rows: int) -> list[Tile]:
+    """Cut some tokens of all sequences: ``rows`` sequences to a tile, ``size`` tokens of each."""
+    tiles = []
+    for i in range(0, b, rows):
+        for j in range(start, stop, size):
+            last, end = min(i + rows, b), min(j + size, stop)
+            chunks = (end - j) // chunk
+            shape = (last - i) * chunks, chunk
+            tiles.append(Tile(slice(i, last), slice(j, end), chunks, shape, is_all=False))
     return tiles
-
-
-def spans_of(tiles: Sequence[Tile], keeps: bool) -> list[slice]:
-    """Return where the tokens of each tile stand in memory; one after another, if all are kept."""
-    spans, start = [], 0
-    for tile in tiles:
-        count = tile.size
-        spans.append(slice(start, start + count))
-        start += count if keeps else 0
-    return spans
-
-
-def room_for(spans: Sequence[slice]) -> int:
-    """Return for how many tokens that memory is."""
-    return max((span.stop for span in spans), default=0)
 
 
 class Map(NamedTuple):
@@ -137,47 +150,41 @@ def leave(z: Float[Tensor, "g in t"], linear: Map, out: Float[Tensor, "g t out"]
 
 
 def invert_norms(
-    q: Float[Tensor, "g h d t"],
+    q: Float[Tensor, "gh d t"],
     keep: Bool[Tensor, "g t"] | None,
     eps: float,
-    inverse: Float[Tensor, "g h 1 t"],
+    inverse: Float[Tensor, "gh 1 t"],
 ) -> None:
     """Write the inverse norms."""
-    wide = accumulator(q)
-    # chunk by chunk: what lies in between stays small
-    for chunk, row in zip(q, inverse, strict=True):
-        torch.sum(chunk.to(wide).square(), 1, keepdim=True, out=row)
-    inverse.sqrt_().clamp_min_(eps).reciprocal_()
-    if keep is not None:
+    torch.sum(q.to(inverse.dtype).square(), 1, keepdim=True, out=inverse)
+    inverse.clamp_min_(eps**2).rsqrt_()
+    if keep is not None and keep.numel():
         # zero here makes whatever a padded token would add vanish, and every gradient of it
-        inverse.masked_fill_(~keep[:, None, None, :], 0.0)
+        by_chunk = inverse.view(keep.shape[0], -1, keep.shape[1])
+        by_chunk.masked_fill_(~keep[:, None, :], 0.0)
 
 
 def score(
-    tile: Tile,
     q: Float[Tensor, "gh d t"],
-    norm: Float[Tensor, "g h 1 t"],
-    w: Float[Tensor, "#b h d s"],
-    scores: Float[Tensor, "g h s t"],
-    energy: Float[Tensor, "b h s"],
-) -> None:
-    """Write ``Wᵀ q / ‖q‖`` of one tile, and add to the energy."""
-    g, h, s, t = scores.shape
-    torch.bmm(tile.spread(w, g).mT, q, out=scores.view(g * h, s, t))
+    norm: Float[Tensor, "gh 1 t"],
+    w: Float[Tensor, "gh d s"],
+    scores: Float[Tensor, "gh s t"],
+) -> Float[Tensor, "gh s"]:
+    """Write ``Wᵀ q / ‖q‖``; return the energy."""
+    torch.bmm(w.mT, q, out=scores)
     scores.mul_(norm)
-    tile.add(torch.linalg.vector_norm(scores, dim=-1, dtype=energy.dtype).square_(), energy)
+    return torch.linalg.vector_norm(scores, dim=-1, dtype=accumulator(q)).square_()
 
 
 def score_backward(
-    grad: Float[Tensor, "g h s t"],
-    scores: Float[Tensor, "g h s t"],
-    norm: Float[Tensor, "g h 1 t"],
+    grad: Float[Tensor, "gh s t"],
+    scores: Float[Tensor, "gh s t"],
+    norm: Float[Tensor, "gh 1 t"],
     eps: float,
-    work: Float[Tensor, " size"],
-) -> Float[Tensor, "g h 1 t"]:
+    work: Float[Tensor, "gh s t"],
+) -> Float[Tensor, "gh 1 t"]:
     """Divide the gradient of the scores by the norms; return the factor of ``q`` in its own."""
-    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped
-    product = torch.mul(grad, scores, out=work[: grad.numel()].view_as(grad))
-    radial = product.sum(2, keepdim=True).mul_(norm)
     grad.mul_(norm)
-    return radial.mul_(torch.threshold_(norm.neg(), -1 / eps, 0.0))
+    radial = torch.mul(grad, scores, out=work).sum(1, keepdim=True)
+    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped, rounding allowed for
+    return radial.mul_(torch.threshold_(norm.neg(), -(1 - 1e-6) / eps, 0.0))

@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 
 from primal_attention.functional.chunks import (
     Map,
+    Room,
     Tile,
     enter,
+    gather,
     invert_norms,
     leave,
-    room_for,
     score,
     score_backward,
-    spans_of,
     tiles_of,
 )
 from primal_attention.functional.precision import accumulator
@@ -35,12 +36,8 @@ __all__ = ["attend_fused", "layer_fused"]
 class _Attended(NamedTuple):
     y: Float[Tensor, "b n c_out"]
     energy: Float[Tensor, "b h s"]
-    heads: Float[Tensor, "tokens h*d"]
-    """Tile by tile, features first."""
-    scores: Float[Tensor, "tokens h*s"]
-    """In the same order."""
-    inverse: Float[Tensor, "tokens h"]
-    """In the same order."""
+    kept: list[Tensor]
+    """Heads, scores and inverse norms of tile after tile, features first."""
 
 
 def _attend(
@@ -54,34 +51,30 @@ def _attend(
     keeps: bool,
 ) -> _Attended:
     (b, n, _), (h, d, s), wide = x.shape, w.shape[1:], accumulator(x)
-    spans = spans_of(tiles, keeps)
-    room = room_for(spans)
-    heads, scores = x.new_empty(room, h * d), x.new_empty(room, h * s)
-    inverse = x.new_empty(room, h, dtype=wide)
-    energy = x.new_zeros(b, h, s, dtype=wide)
+    room, kept, energies = Room(x, keeps), [], []
     y = x.new_empty(b, n, outward.weight.shape[0])
-    for tile, span in zip(tiles, spans, strict=True):
-        tokens = tile.of(x)
-        g, t, _ = tokens.shape
-        q, z, norm = heads[span], scores[span], inverse[span].view(g, h, 1, t)
-        enter(tokens, inward, q.view(g, h * d, t))
-        keep = None if key_mask is None else tile.of(key_mask)
-        invert_norms(q.view(g, h, d, t), keep, eps, norm)
-        score(tile, q.view(g * h, d, t), norm, w, z.view(g, h, s, t), energy)
+    for tile in tiles:
+        g, t = tile.shape
+        q, z = room("heads", g * h, d, t), room("scores", g * h, s, t)
+        norm = room("norms", g * h, 1, t, dtype=wide)
+        enter(tile.of(x), inward, q.view(g, h * d, t))
+        invert_norms(q, None if key_mask is None else tile.of(key_mask), eps, norm)
+        energies.append(score(q, norm, tile.each(w), z))
         leave(z.view(g, h * s, t), outward, tile.of(y))
-    return _Attended(y, energy, heads, scores, inverse)
+        kept += [q, z, norm] if keeps else []
+    return _Attended(y, gather(tiles, energies, b, h), kept)
 
 
 class _AttendGrads(NamedTuple):
     x: Float[Tensor, "b n c"] | None
     inward: Map
-    w: Float[Tensor, "#b h d s"]
+    w: Float[Tensor, "#b h s d"]
     outward: Map
 
 
 def _attend_backward(
     grad_y: Float[Tensor, "b n c_out"],
-    grad_energy: Float[Tensor, "b h s"],
+    twice: Float[Tensor, "b h s"],
     x: Float[Tensor, "b n c"],
     tiles: Sequence[Tile],
     inward: Map,
@@ -91,49 +84,48 @@ def _attend_backward(
     eps: float,
     wants_x: bool,
 ) -> _AttendGrads:
-    """Return the gradients; those of maps in float32 or better."""
+    """Return the gradients, given that of the output and twice that of the energy.
+
+    Those of maps come in float32 or better, that of ``w`` transposed.
+    """
     b, (h, d, s), wide = x.shape[0], w.shape[1:], accumulator(x)
-    heads, scores, inverse = kept
     grad_x = x.new_empty(x.shape) if wants_x else None
-    grad_a, grad_o, grad_bias, grad_w = (
-        x.new_zeros(shape, dtype=wide)
-        for shape in (
-            inward.weight.shape,
-            outward.weight.T.shape,
-            inward.weight.shape[:1],
-            (b, h, s, d),
-        )
-    )
-    twice = 2 * grad_energy[..., None].to(x.dtype)
-    # one tile's worth of memory serves all of them
-    room = room_for(spans_of(tiles, keeps=False))
-    grads, work = x.new_empty(room, h * s), x.new_empty(room * h * max(d, s))
-    for tile, span in zip(tiles, spans_of(tiles, keeps=True), strict=True):
-        tokens, out = tile.of(x), tile.of(grad_y)
-        g, t, _ = tokens.shape
-        q, z = heads[span].view(g * h, d, t), scores[span].view(g, h, s, t)
-        norm = inverse[span].view(g, h, 1, t).to(x.dtype)
-        grad_o += torch.bmm(z.view(g, h * s, t), out).sum(0, dtype=wide)
-        grad = grads[: tile.size]
-        enter(out, Map(outward.weight.T), grad.view(g, h * s, t))
-        grad = grad.view(g, h, s, t).addcmul_(z, tile.each(twice))
-        radial = score_backward(grad, z, norm, eps, work)
-        rows = grad.view(g * h, s, t)
-        tile.add(torch.bmm(rows, q.mT).view(g, h, s, d), grad_w)
-        grad_q = torch.bmm(tile.spread(w, g), rows, out=work[: q.numel()].view_as(q))
-        grad_q = grad_q.addcmul_(q, radial.view(g * h, 1, t)).view(g, h * d, t)
-        grad_a += torch.bmm(grad_q, tokens).sum(0, dtype=wide)
+    room, grads_w = Room(x, keeps=False), []
+    grad_a: Tensor | None = None
+    grad_o: Tensor | None = None
+    grad_bias: Tensor | None = None
+    back, out_of = Map(outward.weight.T), Map(inward.weight.T)
+    twice = twice[..., None].to(x.dtype)
+    for tile, q, z, norm in zip(tiles, kept[::3], kept[1::3], kept[2::3], strict=True):
+        g, t = tile.shape
+        tokens, out, norm = tile.of(x), tile.of(grad_y), norm.to(x.dtype)
+        grad_o = _plus(grad_o, torch.bmm(z.view(g, h * s, t), out).sum(0, dtype=wide))
+        grad = room("scores", g * h, s, t)
+        enter(out, back, grad.view(g, h * s, t))
+        grad.addcmul_(z, tile.each(twice))
+        work = room("work", g * h * max(d, s) * t)
+        radial = score_backward(grad, z, norm, eps, work[: z.numel()].view_as(z))
+        grads_w.append(torch.bmm(grad, q.mT).to(wide))
+        grad_q = torch.bmm(tile.each(w), grad, out=work[: q.numel()].view_as(q))
+        grad_q = grad_q.addcmul_(q, radial).view(g, h * d, t)
+        grad_a = _plus(grad_a, torch.bmm(grad_q, tokens).sum(0, dtype=wide))
         if inward.bias is not None:
-            grad_bias += grad_q.sum((0, 2), dtype=wide)
+            grad_bias = _plus(grad_bias, grad_q.sum((0, 2), dtype=wide))
         if grad_x is not None:
-            leave(grad_q, Map(inward.weight.T), tile.of(grad_x))
-    grad_w = grad_w if w.shape[0] == b else grad_w.sum(0, keepdim=True)
+            leave(grad_q, out_of, tile.of(grad_x))
+    assert grad_a is not None  # there is always a tile
+    assert grad_o is not None
+    grad_w = gather(tiles, grads_w, b, h)
     return _AttendGrads(
         grad_x,
-        Map(grad_a, None if inward.bias is None else grad_bias),
-        grad_w.mT,
+        Map(grad_a, grad_bias),
+        grad_w if w.shape[0] == b else grad_w.sum(0, keepdim=True),
         Map(grad_o.T, None if outward.bias is None else grad_y.sum((0, 1), dtype=wide)),
     )
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
 
 
 class _Attend(torch.autograd.Function):
@@ -154,7 +146,7 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.eps, ctx.tiles = eps, tiles_of(x.shape[0], x.shape[1], a.shape[0])
         maps = Map(a, a_bias), w, Map(o, o_bias)
-        y, energy, *kept = _attend(x, ctx.tiles, *maps, key_mask, eps, keeps)
+        y, energy, kept = _attend(x, ctx.tiles, *maps, key_mask, eps, keeps)
         ctx.save_for_backward(x, a, a_bias, w, o, o_bias, *kept)
         return y, energy
 
@@ -164,8 +156,9 @@ class _Attend(torch.autograd.Function):
         x, a, a_bias, w, o, o_bias, *kept = ctx.saved_tensors
         maps = Map(a, a_bias), w, Map(o, o_bias)
         wants_x = ctx.needs_input_grad[0]
-        found = _attend_backward(grad_y, grad_energy, x, ctx.tiles, *maps, kept, ctx.eps, wants_x)
-        grads = (*found.inward, found.w, *found.outward)
+        given = grad_y, 2 * grad_energy, x, ctx.tiles
+        found = _attend_backward(*given, *maps, kept, ctx.eps, wants_x)
+        grads = (*found.inward, found.w.mT, *found.outward)
         narrow = [None if g is None else g.to(x.dtype) for g in grads]
         return found.x, *narrow, None, None, None
 
@@ -197,7 +190,7 @@ class _Tied(NamedTuple):
     rows: Float[Tensor, "groups m c"]
     mean: Tensor | None
     deviation: Tensor | None
-    f: Float[Tensor, "b h k d"]
+    f: Float[Tensor, "h bd k"]
     codes: Float[Tensor, "h k 2*s"]
 
 
@@ -209,16 +202,16 @@ def _tie(
     basis: Float[Tensor, "*#b k m"] | None,
     eps: float | None,
 ) -> _Tied:
-    (b, _, c), (h, _, s) = x.shape, w_e.shape
+    (b, _, c), (h, k, s) = x.shape, w_e.shape
     rows = x if index is None else _sequences(x, index, w_e, basis).index_select(1, index)
     unit, mean, deviation = rows, None, None
     if eps is not None:
         unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
-    f = unit.view(b, -1, c)
-    f = f if basis is None else basis @ f
-    f = f.view(b, -1, h, c // h).transpose(1, 2)  # [b h k d]
+    f = unit if basis is None else basis @ unit.view(b, -1, c)
+    # all sequences in one product per head
+    f = f.view(b, k, h, c // h).permute(2, 0, 3, 1).reshape(h, -1, k)
     codes = torch.cat([w_e, w_r], dim=-1)
-    w = (f.mT @ codes).view(b, h, c // h, 2, s).permute(0, 3, 1, 2, 4)  # [b 2 h d s]
+    w = torch.bmm(f, codes).view(h, b, c // h, 2, s).permute(1, 3, 0, 2, 4)  # [b 2 h d s]
     return _Tied(w.flatten(1, 2), rows, mean, deviation, f, codes)
 
 
@@ -229,7 +222,7 @@ def _sequences(x: Tensor, index: Tensor, w_e: Tensor, basis: Tensor | None) -> T
 
 
 def _tie_backward(
-    grad_w: Float[Tensor, "b both d s"],
+    grad_w: Float[Tensor, "b both s d"],
     grad_x: Float[Tensor, "b n c"] | None,
     index: Tensor | None,
     basis: Tensor | None,
@@ -237,12 +230,12 @@ def _tie_backward(
 ) -> Sequence[Tensor]:
     """Return the gradients of both codes, and add that of the tokens to ``grad_x``."""
     _, rows, mean, deviation, f, codes = tied
-    b, h, _, d = f.shape
-    grad_w = grad_w.view(b, 2, h, d, -1).permute(0, 2, 3, 1, 4).flatten(3)  # [b h d 2*s]
-    grads = (f @ grad_w).sum(0).chunk(2, dim=-1)
+    (b, _, s, d), (h, _, k) = grad_w.shape, f.shape
+    by_head = grad_w.view(b, 2, h, s, d).permute(2, 0, 4, 1, 3).reshape(h, b * d, 2 * s)
+    grads = torch.bmm(f.mT, by_head).chunk(2, dim=-1)
     if grad_x is None:
         return grads
-    grad = (codes @ grad_w.mT).transpose(1, 2).flatten(2)  # [b k c]
+    grad = torch.bmm(by_head, codes.mT).view(h, b, d, k).permute(1, 3, 0, 2).reshape(b, k, h * d)
     grad = (grad if basis is None else basis.mT @ grad).view_as(rows)
     if mean is not None:
         wanted, shape = [True, False, False], rows.shape[-1:]
@@ -266,8 +259,8 @@ def _fold(inner: Map, outer: Map) -> Map:
     weight = (by_head @ inner.weight).view(c, -1, 2, both // 2).transpose(1, 2)
     bias = outer.bias
     if inner.bias is not None:
-        bias = torch.mv(by_head, inner.bias).view(c, -1).sum(1)
-        bias = bias if outer.bias is None else bias.add_(outer.bias)
+        for_all = inner.bias.expand(outer.weight.shape[1] // d, d).reshape(-1)
+        bias = linear(for_all, outer.weight, bias)
     return Map(weight.reshape(c, -1), bias)
 
 
@@ -292,36 +285,35 @@ def _objective(
     w_e: Float[Tensor, "h k s"],
     w_r: Float[Tensor, "h k s"],
     count: int,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " b"]]:
-    """Return ``mean_b (mean_h J)²`` of sequences of ``count`` tokens, and the means."""
+) -> tuple[Float[Tensor, ""], Float[Tensor, " b"], Float[Tensor, " 2*h*s"]]:
+    """Return ``mean_b (mean_h J)²`` of sequences of ``count`` tokens, the means, and all ``ℓ²``."""
     b, h = energy.shape[0], lam.shape[0]
+    squares = lam.square().expand(2, *lam.shape).reshape(-1)
     trace = torch.dot(w_e.flatten(), w_r.flatten()).expand(b)
-    rows, scale = energy.flatten(1), 0.5 / (count * h)
-    mean = torch.addmv(trace, rows, _for_both(lam), beta=-1 / h, alpha=scale)
-    return torch.dot(mean, mean).div_(b), mean
+    mean = torch.addmv(trace, energy.view(b, -1), squares, beta=-1 / h, alpha=0.5 / (count * h))
+    return torch.dot(mean, mean).div_(b), mean, squares
 
 
-def _for_both(lam: Float[Tensor, "h s"]) -> Float[Tensor, " 2*h*s"]:
-    squares = lam.square()
-    return torch.cat([squares, squares]).flatten()
+class _ObjectiveGrads(NamedTuple):
+    twice: Float[Tensor, "b both s"]
+    """Two times the gradient of the energy."""
+    lam: Float[Tensor, "h s"]
+    trace: Float[Tensor, ""]
 
 
 def _objective_backward(
     grad: Float[Tensor, ""],
     energy: Float[Tensor, "b both s"],
     mean: Float[Tensor, " b"],
+    squares: Float[Tensor, " all"],
     lam: Float[Tensor, "h s"],
-    w_e: Float[Tensor, "h k s"],
-    w_r: Float[Tensor, "h k s"],
     count: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of the energy, of ``ℓ`` and of both codes."""
-    (h, s), b = lam.shape, energy.shape[0]
-    each = mean * (grad / (b * h * count))  # of ½ ℓ² energy
-    trace = each.sum() * (-2 * count)
-    grad_lam = torch.mv(energy.view(b, -1).T, each).view(2, h, s).sum(0).mul_(2 * lam)
-    grad_energy = torch.outer(each, _for_both(lam)).view_as(energy)
-    return grad_energy, grad_lam, trace * w_r, trace * w_e
+) -> _ObjectiveGrads:
+    b = energy.shape[0]
+    each = mean * (grad * (2 / (b * len(lam) * count)))  # of ½ ℓ² energy
+    by_lam = torch.mv(energy.view(b, -1).T, each).view(2, *lam.shape).sum(0).mul_(lam)
+    twice = torch.outer(each, squares).view_as(energy)
+    return _ObjectiveGrads(twice, by_lam, each.sum().mul_(-count))
 
 
 # all of it
@@ -357,13 +349,13 @@ class _Layer(torch.autograd.Function):
         inward = Map(torch.cat([q, k]), both)
         outward = _fold(Map(c, c_bias), Map(o, o_bias))
         ctx.eps, ctx.tiles = eps, tiles_of(x.shape[0], x.shape[1], 2 * q.shape[0])
-        y, energy, *kept = _attend(x, ctx.tiles, inward, tied.w, outward, key_mask, eps, keeps)
-        found, mean = energy, None
+        y, energy, kept = _attend(x, ctx.tiles, inward, tied.w, outward, key_mask, eps, keeps)
+        found, mean, squares = energy, None, None
         if lam is not None:
-            found, mean = _objective(energy, lam, w_e, w_r, x.shape[1])
+            found, mean, squares = _objective(energy, lam, w_e, w_r, x.shape[1])
         ctx.save_for_backward(
             *(x, w_e, w_r, c, c_bias, o, o_bias, lam, basis, index),
-            *(*tied, *inward, *outward, energy, mean, *kept),
+            *(*tied, *inward, *outward, energy, mean, squares, *kept),
         )
         return y, found
 
@@ -373,26 +365,23 @@ class _Layer(torch.autograd.Function):
         x, w_e, w_r, c, c_bias, o, o_bias, lam, basis, index, *more = ctx.saved_tensors
         tied = _Tied(*more[:6])
         inward, outward = Map(*more[6:8]), Map(*more[8:10])
-        energy, mean, *kept = more[10:]
-        grad_lam: Tensor | None = None
-        grad_codes: list[Tensor] = []
+        energy, mean, squares, *kept = more[10:]
+        loss: _ObjectiveGrads | None = None
         if lam is not None:
-            grad_found, grad_lam, *grad_codes = _objective_backward(
-                grad_found, energy, mean, lam, w_e, w_r, x.shape[1]
-            )
+            loss = _objective_backward(grad_found, energy, mean, squares, lam, x.shape[1])
+        given = grad_y, 2 * grad_found if loss is None else loss.twice, x, ctx.tiles
         wants_x = ctx.needs_input_grad[0]
-        found = _attend_backward(
-            grad_y, grad_found, x, ctx.tiles, inward, tied.w, outward, kept, ctx.eps, wants_x
-        )
+        found = _attend_backward(*given, inward, tied.w, outward, kept, ctx.eps, wants_x)
         grad_e, grad_r = _tie_backward(found.w, found.x, index, basis, tied)
-        if grad_codes:
-            grad_e, grad_r = grad_codes[0].add_(grad_e), grad_codes[1].add_(grad_r)
+        if loss is not None:
+            grad_e = torch.addcmul(grad_e, w_r, loss.trace)
+            grad_r = torch.addcmul(grad_r, w_e, loss.trace)
         inner, outer = _fold_backward(found.outward, Map(c, c_bias), Map(o, o_bias))
         a, a_bias = found.inward
         grad_q, grad_k = a.chunk(2)
         q_bias, k_bias = (None, None) if a_bias is None else a_bias.chunk(2)
-        grads = (grad_q, q_bias, grad_k, k_bias, grad_e, grad_r, *inner, *outer, grad_lam)
-        return found.x, *grads, *[None] * 6
+        grads = (grad_q, q_bias, grad_k, k_bias, grad_e, grad_r, *inner, *outer)
+        return found.x, *grads, None if loss is None else loss.lam, *[None] * 6
 
 
 def layer_fused(

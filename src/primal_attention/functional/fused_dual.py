@@ -8,13 +8,13 @@ from torch import Tensor
 
 from primal_attention.functional.chunks import (
     Map,
+    Room,
     enter,
+    gather,
     invert_norms,
     leave,
-    room_for,
     score,
     score_backward,
-    spans_of,
     tiles_of,
 )
 
@@ -47,78 +47,59 @@ class _Dual(torch.autograd.Function):
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         (b, n, _), d, s = x.shape, a.shape[0] // h, v.shape[0] // h
-        tiles = tiles_of(b, n, h * d)
-        spans = spans_of(tiles, keeps=True)
-        heads, duals, scores = (x.new_empty(b * n, h * k) for k in (d, s, s))
-        inverse, y = x.new_empty(b * n, h), x.new_empty(b, n, o.shape[0])
-        sums, energy = x.new_zeros(b, h, s, d), x.new_zeros(b, h, s)
-        for tile, span in zip(tiles, spans, strict=True):
+        tiles, room = tiles_of(b, n, h * d), Room(x, keeps=True)
+        y, kept, sums, energies = x.new_empty(b, n, o.shape[0]), [], [], []
+        for tile in tiles:
+            g, t = tile.shape
             tokens = tile.of(x)
-            g, t, _ = tokens.shape
-            q, z, norm = heads[span], duals[span], inverse[span].view(g, h, 1, t)
+            q, z, norm = (room(name, g * h, k, t) for name, k in (("q", d), ("z", s), ("norm", 1)))
             enter(tokens, Map(a, a_bias), q.view(g, h * d, t))
             enter(tokens, Map(v), z.view(g, h * s, t))
-            keep = None if key_mask is None else tile.of(key_mask)
-            invert_norms(q.view(g, h, d, t), keep, eps, norm)
-            # its own scores come later
-            unit = torch.mul(z.view(g, h, s, t), norm, out=scores[span].view(g, h, s, t))
-            outer = torch.bmm(unit.view(g * h, s, t), q.view(g * h, d, t).mT)
-            tile.add(outer.view(g, h, s, d), sums)
-        w = _swap(sums * share).mT
-        for tile, span in zip(tiles, spans, strict=True):
-            out = tile.of(y)
-            g, t, _ = out.shape
-            z, norm = scores[span].view(g, h, s, t), inverse[span].view(g, h, 1, t)
-            score(tile, heads[span].view(g * h, d, t), norm, w, z, energy)
-            leave(z.view(g, h * s, t), Map(o, o_bias), out)
-        ctx.save_for_backward(x, a, a_bias, v, o, o_bias, share, w, heads, duals, scores, inverse)
+            invert_norms(q, None if key_mask is None else tile.of(key_mask), eps, norm)
+            unit = z * norm  # where its scores will be
+            sums.append(torch.bmm(unit, q.mT))
+            kept.append((q, z, norm, unit))
+        w = _swap(gather(tiles, sums, b, h) * share).mT
+        for tile, (q, _, norm, z) in zip(tiles, kept, strict=True):
+            energies.append(score(q, norm, tile.each(w), z))
+            g, t = tile.shape
+            leave(z.view(g, h * s, t), Map(o, o_bias), tile.of(y))
+        saved = x, a, a_bias, v, o, o_bias, share, w
+        ctx.save_for_backward(*saved, *(part for parts in kept for part in parts))
         ctx.eps, ctx.tiles = eps, tiles
-        return y, energy, w
+        return y, gather(tiles, energies, b, h), w
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_y: Tensor, grad_energy: Tensor, grad_w: Tensor
     ) -> tuple[Tensor | None, ...]:
-        x, a, a_bias, v, o, o_bias, share, w, heads, duals, scores, inverse = ctx.saved_tensors
-        h, d, s = w.shape[1:]
+        x, a, a_bias, v, o, o_bias, share, w, *saved = ctx.saved_tensors
+        b, (h, d, s), tiles = x.shape[0], w.shape[1:], ctx.tiles
+        kept = list(zip(saved[::4], saved[1::4], saved[2::4], saved[3::4], strict=True))
         grad_a, grad_v, grad_o = (torch.zeros_like(m) for m in (a, v, o.T))
         grad_bias = a.new_zeros(a.shape[0])
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
-        tiles, twice = ctx.tiles, 2 * grad_energy[..., None]
-        spans, room = spans_of(tiles, keeps=True), room_for(spans_of(tiles, keeps=False))
-        grads, factor = torch.empty_like(scores), torch.empty_like(inverse)
-        work, grad_z = (x.new_empty(room * h * k) for k in (max(d, s), s))
-        total = grad_w.mT.clone(memory_format=torch.contiguous_format)
-        for tile, span in zip(tiles, spans, strict=True):
-            out = tile.of(grad_y)
-            g, t, _ = out.shape
-            z, norm = scores[span].view(g, h, s, t), inverse[span].view(g, h, 1, t)
+        room, twice = Room(x, keeps=False), 2 * grad_energy[..., None]
+        grads, radials, sums = [], [], []
+        for tile, (q, _, norm, z) in zip(tiles, kept, strict=True):
+            (g, t), out = tile.shape, tile.of(grad_y)
             grad_o += torch.bmm(z.view(g, h * s, t), out).sum(0)
-            grad = grads[span].view(g, h, s, t)
+            grad = torch.empty_like(z)
             enter(out, Map(o.T), grad.view(g, h * s, t))
             grad.addcmul_(z, tile.each(twice))
-            factor[span].view(g, h, 1, t).copy_(score_backward(grad, z, norm, ctx.eps, work))
-            outer = torch.bmm(grad.view(g * h, s, t), heads[span].view(g * h, d, t).mT)
-            tile.add(outer.view(g, h, s, d), total)
-        by_sum = _swap(total) * share  # [b h s d]
-        for tile, span in zip(tiles, spans, strict=True):
-            tokens = tile.of(x)
-            g, t, _ = tokens.shape
-            q, norm = heads[span].view(g * h, d, t), inverse[span].view(g, h, 1, t)
-            pull, z = tile.spread(by_sum, g), duals[span].view(g, h, s, t)
+            radials.append(score_backward(grad, z, norm, ctx.eps, room("scores", *z.shape)))
+            sums.append(torch.bmm(grad, q.mT))
+            grads.append(grad)
+        by_sum = _swap(gather(tiles, sums, b, h) + grad_w.mT) * share  # [b h s d]
+        for tile, (q, z, norm, _), grad, radial in zip(tiles, kept, grads, radials, strict=True):
+            (g, t), tokens, pull = tile.shape, tile.of(x), tile.each(by_sum)
             # the sum is the gradient of scores in their weights, so its own gradients are scores
-            own = grad_z[: z.numel()].view_as(z)
-            torch.bmm(pull, q, out=own.view(g * h, s, t))
-            own.mul_(norm)
-            unit = z * norm
-            radial = torch.mul(own, z, out=work[: z.numel()].view_as(z)).sum(2, keepdim=True)
-            radial.mul_(norm).mul_(torch.threshold_(norm.neg(), -1 / ctx.eps, 0.0))
-            radial.add_(factor[span].view_as(radial))
-            grad_q = work[: q.numel()].view_as(q)
-            torch.bmm(tile.spread(w, g), grads[span].view(g * h, s, t), out=grad_q)
-            grad_q.baddbmm_(pull.mT, unit.view(g * h, s, t))
-            grad_q.addcmul_(q, radial.view(g * h, 1, t))
+            own = torch.bmm(pull, q, out=room("own", *z.shape))
+            unit = torch.mul(z, norm, out=room("unit", *z.shape))
+            radial.add_(score_backward(own, unit, norm, ctx.eps, room("scores", *z.shape)))
+            grad_q = torch.bmm(tile.each(w), grad, out=room("heads", *q.shape))
+            grad_q.baddbmm_(pull.mT, unit).addcmul_(q, radial)
             rows, own = grad_q.view(g, h * d, t), own.view(g, h * s, t)
             grad_a += torch.bmm(rows, tokens).sum(0)
             grad_v += torch.bmm(own, tokens).sum(0)
