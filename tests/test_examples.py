@@ -126,10 +126,12 @@ def test_a_table_held_at_zero_is_attention_without_positions():
 
 def test_kernels_differ_in_kernel_and_temperature_only():
     kernels = load("schoenbat_kernels")
-    found = {(kernel, name): changes for kernel, name, changes in kernels.models()}
-    assert len(found) == 2 * len(kernels.KERNELS) + 1
-    for (kernel, name), changes in found.items():
-        model = kernels.EncoderClassifier(kernels.model_config("listops", "softmax", **changes))
+    found = list(kernels.contestants())
+    assert len({contestant[:3] for contestant in found}) == 2 * len(kernels.KERNELS) + 3
+    for kernel, name, sees, changes in found:
+        config = kernels.model_config("listops", "softmax", **changes)
+        assert config.is_causal == (sees == "before")
+        model = kernels.EncoderClassifier(config)
         if kernel == "softmax":
             continue
         core = model.blocks[0].attention.core
@@ -146,6 +148,6 @@ def test_the_kernels_train_and_finished_runs_are_kept(tmp_path):
     again = ("examples/schoenbat_kernels.py", "--quick", "--tasks", "listops")
     run(*again, "--out", str(tmp_path))
     first = (tmp_path / "schoenbat_kernels.csv").read_text()
-    assert len(first.splitlines()) == 2 + 9
+    assert len(first.splitlines()) == 2 + 11
     assert "listops, exp" not in run(*again, "--out", str(tmp_path))
     assert (tmp_path / "schoenbat_kernels.csv").read_text() == first

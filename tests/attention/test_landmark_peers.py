@@ -101,6 +101,20 @@ def test_linformer_is_softmax_over_projected_keys(m):
     assert_close(attn.core(q, k, v), naive.linformer_attention(q, k, v, e_k, e_v))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_linformer_asks_projections_that_are_more_than_their_weight(bias):
+    attn = LinformerAttention(16, 2, num_projections=5, bias=bias, **F64)
+    x = torch.randn(2, 9, 16, **F64)
+    expected = attn(x)
+    # the same map by way of the module: a hook that changes nothing
+    handle = attn.k_proj.register_forward_hook(lambda module, given, y: y)
+    assert_close(attn(x), expected)
+    handle.remove()
+    # and one that changes something
+    attn.k_proj.register_forward_hook(lambda module, given, y: -y)
+    assert not torch.allclose(attn(x), expected)
+
+
 def test_linformer_starts_as_local_averages_that_keep_constants():
     attn = LinformerAttention(16, 2, num_projections=8, **F64)
     core = attn.core

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-__all__ = ["Attention", "Aux", "Capabilities", "State"]
+__all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
 
 
 @dataclass(frozen=True)
@@ -210,3 +210,10 @@ class Attention(nn.Module):
                 f"{tuple(key_mask.shape)}; a mask over pairs of tokens is not supported: pass the "
                 "padding mask, and is_causal=True for order."
             )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a projection is just its weight: not adapted, quantised, sharded or hooked."""
+    return type(module) is nn.Linear and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    )

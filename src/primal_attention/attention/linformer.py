@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import Capabilities, is_plain
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Rotary
@@ -153,10 +153,20 @@ class LinformerAttention(MultiHeadAttention):
         # sums of projected tokens are projections of sums: s rows instead of m meet the weights
         sums, ones = self.core.project(memory, also["key_mask"])
         sums, ones = sums.to(memory.dtype), ones.to(memory.dtype)
-        zero = torch.zeros_like(sums[:, :1])
-        # a bias counts as often as a one
-        k, v = (self._split(p(sums) + (ones - 1) * p(zero)) for p in (self.k_proj, self.v_proj))
+        k, v = (self._split(_project_sums(p, sums, ones)) for p in (self.k_proj, self.v_proj))
         return self.core.attend(q, k, v).to(v.dtype)
+
+
+def _project_sums(
+    projection: nn.Linear, sums: Float[Tensor, "b s c"], ones: Float[Tensor, "b s 1"]
+) -> Float[Tensor, "b s c_out"]:
+    """Return sums of projected tokens: a bias counts as often as a one."""
+    if is_plain(projection):
+        y = linear(sums, projection.weight)
+        return y if projection.bias is None else y + ones.to(y.dtype) * projection.bias.to(y.dtype)
+    zero = torch.zeros_like(sums[:, :1])
+    projected: Tensor = projection(sums)
+    return projected + (ones - 1) * projection(zero)
 
 
 register_attention(

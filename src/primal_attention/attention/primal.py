@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
-from primal_attention.attention.base import Attention, Aux, Capabilities, State
+from primal_attention.attention.base import Attention, Aux, Capabilities, State, is_plain
 from primal_attention.attention.problem import (
     Diagnostics,
     Problem,
@@ -416,7 +416,7 @@ class PrimalAttention(Attention, PublishesTerms):
         if self.weights == "dual":
             maps += [self.dual_e, self.dual_r]
             enough = enough and context is None
-        return enough and all(map(_is_plain, maps)) and not self._masks_output(key_mask)
+        return enough and all(map(is_plain, maps)) and not self._masks_output(key_mask)
 
     def _fused(
         self,
@@ -486,7 +486,7 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def _both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
         """Return the heads of two maps; of plain ones as one map, which is faster."""
-        plain = _is_plain(first) and _is_plain(second)
+        plain = is_plain(first) and is_plain(second)
         if plain and not self._is_brief(x.shape[0] * x.shape[1]):
             both = linear(x, *join(_map(first), _map(second)))
         else:
@@ -636,7 +636,7 @@ class PrimalAttention(Attention, PublishesTerms):
         self, scores: Float[Tensor, "b 2*h n s"], keep: Tensor | None
     ) -> Float[Tensor, "b n c"]:
         """Return the layer output from the scores of both sides."""
-        plain = _is_plain(self.out_proj) and _is_plain(self.concat)
+        plain = is_plain(self.out_proj) and is_plain(self.concat)
         brief = self._is_brief(scores.shape[0] * scores.shape[2])
         if not plain or brief or self._masks_output(keep):
             heads = self.concat(torch.cat(scores.chunk(2, dim=1), dim=-1))
@@ -761,13 +761,6 @@ def _clean(
 
 def _map(module: nn.Linear) -> Linear:
     return Linear(module.weight, module.bias)
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a projection is just its weight: not adapted, quantised, sharded or hooked."""
-    return type(module) is nn.Linear and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    )
 
 
 _LINES: tuple[tuple[str, Weights, str], ...] = (

@@ -501,30 +501,45 @@ def token_convolution(
 ) -> Float[Tensor, "b h n d"]:
     """Return ``y_i = Σ_t w_t x_{i + t - k/2}`` per head, zero beyond the ends; ``k`` is odd.
 
-    By products with banded matrices over blocks of tokens: training costs a third of what a grouped
-    convolution costs on a CPU, whose layout is made for images. Without gradients that one is the
-    faster, and is taken.
+    By products with banded matrices over blocks of tokens: on a CPU that costs half of what a
+    grouped convolution does, whose layout is made for images, and a third in training.
 
     Example:
         >>> token_convolution(torch.ones(1, 1, 4, 1), torch.ones(1, 3)).flatten()
         tensor([2., 3., 3., 2.])
     """
     n, taps = x.shape[2], weight.shape[1]
-    half = taps // 2
-    if n and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        kernel = weight[:, None, :, None]
-        return torch.conv2d(x.contiguous(), kernel, padding=(half, 0), groups=len(kernel))
-    blocks = to_chunks(pad(x, (0, 0, half, half)), max(_BLOCK, taps - 1))  # [b h g i d]
-    block = blocks.shape[3]
-    pairs = torch.cat([blocks, pad(blocks, (0, 0, 0, 0, 0, 1))[:, :, 1:]], dim=3)
+    half, block = taps // 2, max(_BLOCK, taps - 1)
+    if not torch.compiler.is_compiling():
+        block = min(block, max(n + 2 * half, 1))
     at = torch.arange(block, device=x.device)
     tap = torch.arange(2 * block, device=x.device) - at[:, None]
     inside = (tap >= 0) & (tap < taps)
     band = torch.where(inside, weight[:, tap.clamp(0, taps - 1)], 0.0)  # [h i 2i]
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _convolve_in_place(x, band, half)
+    blocks = to_chunks(pad(x, (0, 0, half, half)), block)  # [b h g i d]
+    pairs = torch.cat([blocks, pad(blocks, (0, 0, 0, 0, 0, 1))[:, :, 1:]], dim=3)
     if torch.compiler.is_compiling():
         # the reshapes of einsum would tie an exported program to some lengths
         return from_chunks(band[:, None] @ pairs, n)
     return from_chunks(torch.einsum("hij,bhgjd->bhgid", band, pairs), n)
+
+
+def _convolve_in_place(
+    x: Float[Tensor, "b h n d"], band: Float[Tensor, "h i j"], half: int
+) -> Float[Tensor, "b h n d"]:
+    """Multiply two blocks after one another by a band, where they stand: nothing is copied."""
+    (b, h, n, d), block = x.shape, band.shape[1]
+    g = -(-(n + half) // block) + 1  # the last one stays empty
+    tokens = x.new_zeros(h, b, g * block, d)
+    tokens[:, :, half : half + n] = x.transpose(0, 1)
+    y, count = torch.empty_like(tokens), max(b * g - 1, 0)
+    for own, padded, out in zip(band, tokens, y, strict=True):
+        pairs = padded.as_strided((count, 2 * block, d), (block * d, d, 1))
+        # pairs of two sequences are worked out as well, and thrown away
+        torch.bmm(own.expand(count, -1, -1), pairs, out=out.view(-1, block, d)[:count])
+    return y[:, :, :n].transpose(0, 1)
 
 
 class WindowedNystrom(NamedTuple):
