@@ -239,7 +239,7 @@ def _tie_backward(
     grad = (grad if basis is None else basis.mT @ grad).view_as(rows)
     if mean is not None:
         wanted, shape = [True, False, False], rows.shape[-1:]
-        grad = torch.ops.aten.native_layer_norm_backward(
+        grad = torch.ops.aten.native_layer_norm_backward.default(
             grad, rows, shape, mean, deviation, None, None, wanted
         )[0]
     if index is None:
