@@ -141,12 +141,13 @@ def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, mask
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
+@pytest.mark.parametrize("n", [6, 7])
 def test_the_fused_layer_is_two_linear_maps_around_the_projection(
-    monkeypatch, chunk, per_tile, shared, masked, biased
+    monkeypatch, chunk, per_tile, shared, masked, biased, n
 ):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", per_tile)):
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", per_tile), ("_FINE", 3)):
         monkeypatch.setattr(chunks, name, value)
-    b, h, n, d, s, c = 3, 2, 7, 3, 2, 5
+    b, h, d, s, c = 3, 2, 3, 2, 5
     keep = _keep(b, n) if masked else None
     x = _randn(n, b, c).transpose(0, 1)  # not contiguous
     leaves = [x, _randn(h * d, c), _randn(1 if shared else b, h, d, s), _randn(4, h * s)]
@@ -199,9 +200,11 @@ def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias
 
 @pytest.mark.parametrize(("b", "n"), [(1, 0), (0, 3), (1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
-def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk):
+@pytest.mark.parametrize("fine", [2, 512])
+def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk, fine):
     monkeypatch.setattr(chunks, "_NUMBERS", 0)
     monkeypatch.setattr(chunks, "_CHUNK", chunk)
+    monkeypatch.setattr(chunks, "_FINE", fine)
     seen = torch.zeros(b, n)
     for tile in chunks.tiles_of(b, n, 4):
         tile.of(seen).add_(1)
@@ -274,12 +277,13 @@ def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 @pytest.mark.parametrize("chunk", [2, 3, 1024])
 @pytest.mark.parametrize("s", [2, 5])
+@pytest.mark.parametrize("n", [6, 7])
 def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
-    monkeypatch, masked, biased, chunk, s
+    monkeypatch, masked, biased, chunk, s, n
 ):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 2)):
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 4), ("_FINE", 3)):
         monkeypatch.setattr(chunks, name, value)
-    b, n, h, d = 3, 7, 4, 3
+    b, h, d = 3, 4, 3
     keep = _keep(b, n) if masked else None
     if masked:
         keep[1] = False  # an empty sequence

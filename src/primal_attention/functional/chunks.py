@@ -36,6 +36,10 @@ _CHUNK = 1024
 _CHUNKS = 4
 """Chunks of a tile at least; more for more threads."""
 
+_FINE = 512
+"""Tokens of a chunk of a sequence that can be cut into such: rows that lie a larger power of two
+apart share cache sets, and push each other out."""
+
 
 class Tile(NamedTuple):
     """Sequences, or a part of one, and into how many chunks each of them is cut."""
@@ -57,11 +61,9 @@ class Tile(NamedTuple):
         """Return for each chunk what its sequence has, heads and all, as one batch."""
         if not self.is_all and own.shape[0] > 1:
             own = own[self.rows]
-        if self.chunks > 1 and own.shape[0] > 1:
-            own = own.repeat_interleave(self.chunks, 0)
-        g = self.shape[0]
-        own = own if own.shape[0] == g else own.expand(g, *own.shape[1:])
-        return own.flatten(0, 1)
+        if own.shape[0] > 1:
+            return own[:, None].expand(-1, self.chunks, *own.shape[1:]).flatten(0, 2)
+        return own.expand(self.shape[0], *own.shape[1:]).flatten(0, 1)
 
 
 def gather(
@@ -104,6 +106,8 @@ def tiles_of(b: int, n: int, width: int) -> list[Tile]:
     if b > 1 and n < 2 * chunk:
         chunk = max(n, 1)
         size = max(size, chunk)
+    if n % _FINE == 0:
+        chunk, size = _FINE, max(size // _FINE, 1) * _FINE
     rest = n % chunk
     tiles = _cut(b, 0, n - rest, chunk, size, 1 if rest else max(1, size // max(n, 1)))
     if rest:
