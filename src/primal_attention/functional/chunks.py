@@ -65,17 +65,18 @@ class Tile(NamedTuple):
             return own[:, None].expand(-1, self.chunks, *own.shape[1:]).flatten(0, 2)
         return own.expand(self.shape[0], *own.shape[1:]).flatten(0, 1)
 
+    def sums(self, parts: Shaped[Tensor, "gh *rest"], h: int) -> Shaped[Tensor, "rows {h} *rest"]:
+        """Sum what the chunks of a sequence have, in float32 or better."""
+        rest, wide = parts.shape[1:], accumulator(parts)
+        if self.chunks == 1:
+            return parts.view(-1, h, *rest).to(wide)
+        return parts.view(-1, self.chunks, h, *rest).sum(1, dtype=wide)
+
 
 def gather(
-    tiles: Sequence[Tile], parts: Sequence[Shaped[Tensor, "_ *rest"]], b: int, h: int
-) -> Shaped[Tensor, "{b} {h} *rest"]:
-    """Sum what the chunks of each sequence have, given as one batch with their heads."""
-    sums = [
-        part.view(-1, h, *part.shape[1:])
-        if tile.chunks == 1
-        else part.view(-1, tile.chunks, h, *part.shape[1:]).sum(1)
-        for tile, part in zip(tiles, parts, strict=True)
-    ]
+    tiles: Sequence[Tile], sums: Sequence[Shaped[Tensor, "_ h *rest"]], b: int
+) -> Shaped[Tensor, "{b} h *rest"]:
+    """Return for every sequence the sum of what the tiles have of it."""
     if tiles[0].is_all:
         return sums[0]
     total = sums[0].new_zeros(b, *sums[0].shape[1:])

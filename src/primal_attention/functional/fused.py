@@ -59,10 +59,10 @@ def _attend(
         norm = room("norms", g * h, 1, t, dtype=wide)
         enter(tile.of(x), inward, q.view(g, h * d, t))
         invert_norms(q, None if key_mask is None else tile.of(key_mask), eps, norm)
-        energies.append(score(q, norm, tile.each(w), z))
+        energies.append(tile.sums(score(q, norm, tile.each(w), z), h))
         leave(z.view(g, h * s, t), outward, tile.of(y))
         kept += [q, z, norm] if keeps else []
-    return _Attended(y, gather(tiles, energies, b, h), kept)
+    return _Attended(y, gather(tiles, energies, b), kept)
 
 
 class _AttendGrads(NamedTuple):
@@ -105,7 +105,7 @@ def _attend_backward(
         grad.addcmul_(z, tile.each(twice))
         work = room("work", g * h * max(d, s) * t)
         radial = score_backward(grad, z, norm, eps, work[: z.numel()].view_as(z))
-        grads_w.append(torch.bmm(grad, q.mT).to(wide))
+        grads_w.append(tile.sums(torch.bmm(grad, q.mT), h))
         grad_q = torch.bmm(tile.each(w), grad, out=work[: q.numel()].view_as(q))
         grad_q = grad_q.addcmul_(q, radial).view(g, h * d, t)
         grad_a = _plus(grad_a, torch.bmm(grad_q, tokens).sum(0, dtype=wide))
@@ -115,7 +115,7 @@ def _attend_backward(
             leave(grad_q, out_of, tile.of(grad_x))
     assert grad_a is not None  # there is always a tile
     assert grad_o is not None
-    grad_w = gather(tiles, grads_w, b, h)
+    grad_w = gather(tiles, grads_w, b)
     return _AttendGrads(
         grad_x,
         Map(grad_a, grad_bias),

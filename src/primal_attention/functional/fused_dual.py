@@ -57,17 +57,17 @@ class _Dual(torch.autograd.Function):
             enter(tokens, Map(v), z.view(g, h * s, t))
             invert_norms(q, None if key_mask is None else tile.of(key_mask), eps, norm)
             unit = z * norm  # where its scores will be
-            sums.append(torch.bmm(unit, q.mT))
+            sums.append(tile.sums(torch.bmm(unit, q.mT), h))
             kept.append((q, z, norm, unit))
-        w = _swap(gather(tiles, sums, b, h) * share).mT
+        w = _swap(gather(tiles, sums, b) * share).mT
         for tile, (q, _, norm, z) in zip(tiles, kept, strict=True):
-            energies.append(score(q, norm, tile.each(w), z))
+            energies.append(tile.sums(score(q, norm, tile.each(w), z), h))
             g, t = tile.shape
             leave(z.view(g, h * s, t), Map(o, o_bias), tile.of(y))
         saved = x, a, a_bias, v, o, o_bias, share, w
         ctx.save_for_backward(*saved, *(part for parts in kept for part in parts))
         ctx.eps, ctx.tiles = eps, tiles
-        return y, gather(tiles, energies, b, h), w
+        return y, gather(tiles, energies, b), w
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -89,9 +89,9 @@ class _Dual(torch.autograd.Function):
             enter(out, Map(o.T), grad.view(g, h * s, t))
             grad.addcmul_(z, tile.each(twice))
             radials.append(score_backward(grad, z, norm, ctx.eps, room("scores", *z.shape)))
-            sums.append(torch.bmm(grad, q.mT))
+            sums.append(tile.sums(torch.bmm(grad, q.mT), h))
             grads.append(grad)
-        by_sum = _swap(gather(tiles, sums, b, h) + grad_w.mT) * share  # [b h s d]
+        by_sum = _swap(gather(tiles, sums, b) + grad_w.mT) * share  # [b h s d]
         for tile, (q, z, norm, _), grad, radial in zip(tiles, kept, grads, radials, strict=True):
             (g, t), tokens, pull = tile.shape, tile.of(x), tile.each(by_sum)
             # the sum is the gradient of scores in their weights, so its own gradients are scores
