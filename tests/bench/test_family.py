@@ -145,6 +145,8 @@ def test_growth_and_crossing_are_read_from_the_numbers():
     assert crossing(rows, "favor") is None
     slow = [*rows, *(_row("favor", n, 1e9) for n in lengths)]
     assert crossing(slow, "favor") is None
+    level = [*rows, *(_row("gaussian", n, 0.95 * n * n / 1e5) for n in lengths[:3])]
+    assert crossing(level, "gaussian") is None
 
 
 def test_the_report_and_the_page_show_what_was_measured():
