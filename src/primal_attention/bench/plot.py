@@ -73,7 +73,7 @@ def plot_family(rows: Sequence["Row"], n: int = 4096) -> bytes:
     if not here:
         here = [r for r in rows if r.n == max(row.n for row in rows) and r.name != "floor"]
     errors = [r.error for r in here if r.error > 0]
-    ground = min(errors, default=1e-3) / 3
+    ground = min(errors, default=1e-3) / 5
     for name in names:
         inexact = sorted(
             (r for r in here if r.name == name and r.error > 0), key=lambda r: r.step_ms
@@ -81,22 +81,24 @@ def plot_family(rows: Sequence["Row"], n: int = 4096) -> bytes:
         if inexact:
             points = [r.step_ms for r in inexact], [r.error for r in inexact]
             left.loglog(*points, **style[name], label=name)
-        for r in here:
-            if r.name == name and not r.option and r.error == 0:
-                left.loglog([r.step_ms], [ground], **style[name], linestyle="none")
-                left.annotate(
-                    name,
-                    (r.step_ms, ground),
-                    rotation=55,
-                    fontsize=7.5,
-                    xytext=(2, 5),
-                    textcoords="offset points",
-                )
         line = sorted((r for r in rows if (r.name, r.option) == (name, "")), key=lambda r: r.n)
         right.loglog([r.n for r in line], [r.step_ms for r in line], **style[name], label=name)
+    exact = sorted((r for r in here if not r.option and r.error == 0), key=lambda r: r.step_ms)
+    for group in _neighbours([r.step_ms for r in exact]):
+        for i in group:
+            left.loglog([exact[i].step_ms], [ground], **style[exact[i].name], linestyle="none")
+        left.annotate(
+            ", ".join(exact[i].name for i in group),
+            (exact[group[0]].step_ms, ground),
+            rotation=55,
+            fontsize=7.5,
+            xytext=(2, 5),
+            textcoords="offset points",
+        )
     floor = sorted((r for r in rows if r.name == "floor"), key=lambda r: r.n)
     right.loglog([r.n for r in floor], [r.step_ms for r in floor], "k--", label="projections alone")
     left.set_ylim(bottom=ground / 1.5)
+    left.set_xlim(right=1.5 * max(r.step_ms for r in here))
     left.set_title(f"error against time, {here[0].n:,} tokens; lowest row: exact")
     left.set_xlabel("forward + backward, ms")
     left.set_ylabel("relative error of the output")
@@ -109,6 +111,17 @@ def plot_family(rows: Sequence["Row"], n: int = 4096) -> bytes:
         axis.grid(alpha=0.3)
     figure.tight_layout()
     return _finish(figure, plt)
+
+
+def _neighbours(times: Sequence[float]) -> list[list[int]]:
+    """Return which of some growing times stand too close to have a label each."""
+    groups: list[list[int]] = []
+    for i, time in enumerate(times):
+        if groups and time < 1.15 * times[groups[-1][0]]:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups
 
 
 def _finish(figure: Any, plt: Any) -> bytes:
