@@ -126,7 +126,8 @@ def test_a_table_held_at_zero_is_attention_without_positions():
 
 def test_kernels_differ_in_kernel_and_temperature_only():
     kernels = load("schoenbat_kernels")
-    found = list(kernels.contestants())
+    assert len(list(kernels.contestants("text"))) == 2 * len(kernels.KERNELS) + 1
+    found = list(kernels.contestants("listops"))
     assert len({contestant[:3] for contestant in found}) == 2 * len(kernels.KERNELS) + 3
     for kernel, name, sees, changes in found:
         config = kernels.model_config("listops", "softmax", **changes)
