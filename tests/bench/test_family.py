@@ -1,102 +1,24 @@
-"""The measurement of the family: exact kernels are exact, verdicts follow numbers, runs resume."""
+"""The measurement of the family: verdicts follow numbers, runs resume."""
 
 import re
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from primal_attention.attention import create_attention, list_attentions
-from primal_attention.bench import family, peers
+from primal_attention.attention import list_attentions
+from primal_attention.bench import family, family_table, peers
 from primal_attention.bench.__main__ import main as bench
-from primal_attention.bench.family import Plan, Row, crossing, growth, output_error, verdict
-from primal_attention.functional import naive_family, naive_nystrom
+from primal_attention.bench.family import Plan
+from primal_attention.bench.family_table import Row, crossing, growth, verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Plan(lengths=(8, 16), names=("floor", "linear", "softmax", "favor"), dim=16, num_heads=2)
 
 
-def _heads(layer, x):
-    return [layer._split(p(x)) for p in (layer.q_proj, layer.k_proj, layer.v_proj)]
-
-
-def _exact(layer, x):
-    q, k, v = _heads(layer, x)
-    return family.exact_rows(layer.core, q, k, v, torch.arange(x.shape[1])), (q, k, v)
-
-
 def _row(name, n, ms, option="", **others):
     numbers = {"peak_mb": 1.0, "kept_mb": 1.0, "error": 0.0, "average": 0.0, **others}
     return Row(name, option, n, ms, ms, repeats=1, **numbers)
-
-
-@pytest.mark.parametrize("name", ["favor", "nystromformer", "linformer"])
-def test_the_kernel_of_softmax_approximations_is_softmax(name):
-    layer, x = create_attention(name, 16, 2).double(), torch.randn(1, 9, 16).double()
-    got, (q, k, v) = _exact(layer, x)
-    torch.testing.assert_close(got, (q @ k.mT / 8**0.5).softmax(-1) @ v)
-
-
-@pytest.mark.parametrize("name", ["skyformer", "skyformer-learned"])
-def test_the_kernel_of_skyformer_is_the_gaussian_one(name):
-    layer, x = create_attention(name, 16, 2).double(), torch.randn(1, 9, 16).double()
-    got, (q, k, v) = _exact(layer, x)
-    expected = naive_nystrom.gaussian_attention(q * 8**-0.25, k * 8**-0.25, v, normalize=True)
-    torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.parametrize("kernel", ["exp", "inverse", "sqrt"])
-def test_the_kernel_of_schoenbat_is_its_series(kernel):
-    layer = create_attention("schoenbat", 16, 2, kernel=kernel).double()
-    got, (q, k, v) = _exact(layer, torch.randn(1, 9, 16).double())
-    f = {"exp": torch.exp, "inverse": lambda s: 1 / (1 - s), "sqrt": lambda s: 2 - (1 - s).sqrt()}
-    tau = float(layer.core.temperature[0].detach())
-    q, k = (naive_family.schoenbat_rows(t, tau) for t in (q, k))
-    torch.testing.assert_close(got, naive_family.normalized(f[kernel](q @ k.mT), v))
-
-
-@pytest.mark.parametrize("name", ["kernelized", "kernelized-log"])
-def test_the_kernel_of_kernelized_attention_weighs_lags(name):
-    layer = create_attention(name, 16, 2, temperature=True).double()
-    with torch.no_grad():
-        layer.core.position.table.normal_()
-        layer.core.temperature.fill_(1.3)
-    got, (q, k, v) = _exact(layer, torch.randn(1, 9, 16).double())
-    heat = torch.nn.functional.softplus(layer.core.temperature)[:, None, None]
-    q, k = (t / t.norm(dim=-1, keepdim=True) for t in (q, k))
-    lag = torch.arange(9)[None] - torch.arange(9)[:, None]
-    weights = (heat * (q @ k.mT)).exp() * layer.core.position.weight(lag)
-    torch.testing.assert_close(got, naive_family.normalized(weights, v))
-
-
-@pytest.mark.parametrize("name", sorted(family.BUDGETS))
-def test_more_of_a_budget_buys_less_error(name):
-    x = family.tokens(300, 32)
-    few, many = (8, 128) if name != "schoenbat" else (40, 400)
-    torch.manual_seed(0)
-    errors = [
-        sum(
-            output_error(create_attention(name, 32, 2, **{family.BUDGETS[name][0]: size}), x)[0]
-            for _ in range(3)
-        )
-        for size in (few, many)
-    ]
-    assert errors[1] < errors[0]
-
-
-def test_with_landmarks_everywhere_skyformer_is_exact_and_softmax_always():
-    x = family.tokens(20, 16)
-    error, average = output_error(create_attention("skyformer", 16, 2, ridge=1e-6), x)
-    assert error < 1e-3 < average
-    assert output_error(create_attention("softmax", 16, 2), x) == (0.0, 0.0)
-    assert output_error(create_attention("primal", 16, 2), x) == (0.0, 0.0)
-
-
-def test_sharper_scores_cost_positive_features_more_error():
-    x, layer = family.tokens(200, 32), create_attention("favor", 32, 2)
-    smooth, sharp = (output_error(layer, x, sharpness)[0] for sharpness in (0.5, 6.0))
-    assert smooth < sharp
 
 
 def test_every_registered_mechanism_is_in_the_plan():
@@ -111,7 +33,7 @@ def test_every_registered_mechanism_is_in_the_plan():
 def test_rows_are_saved_and_a_second_run_adds_only_what_is_missing(tmp_path):
     path, clock = tmp_path / "family.csv", time.perf_counter
     first = family.run(Plan(**{**vars(SMALL), "lengths": (8,)}), path, clock=clock)
-    assert family.read_rows(path) == first
+    assert family_table.read_rows(path) == first
     both = family.run(SMALL, path, clock=clock)
     assert both[: len(first)] == first
     assert {row.n for row in both} == {8, 16}
@@ -153,14 +75,14 @@ def test_the_report_and_the_page_show_what_was_measured():
     rows = [_row("floor", 4096, 1.0), _row("softmax", 4096, 100.0)]
     rows += [_row("favor", 4096, 25.0, kept_mb=3.0, error=0.123, average=0.5)]
     rows += [_row("favor", 4096, 50.0, "num_features=512", error=0.05)]
-    text = family.report(rows, "somewhere")
+    text = family_table.report(rows, "somewhere")
     assert "| `favor`" in text
     assert "num_features=512" in text
-    table = family.choice_table(rows)
+    table = family_table.choice_table(rows)
     favor = next(line for line in table.splitlines() if "favor.md" in line)
     assert "| 0.25 | 3.00   | 4,096       | 0.12 of softmax |" in re.sub(r" +\|$", " |", favor)
     with pytest.raises(ValueError, match="no place for the table"):
-        family.update_choice("nothing", rows)
+        family_table.update_choice("nothing", rows)
 
 
 def test_the_command_writes_table_and_plot(tmp_path, capsys):
@@ -186,16 +108,16 @@ def test_our_layers_stand_beside_the_public_packages(tmp_path, capsys):
 
 def test_the_page_for_choosing_is_the_registry_and_the_measurement():
     page = (DOCS / "choosing.md").read_text("utf-8")
-    rows = family.read_rows(DOCS / "results" / "family.csv")
+    rows = family_table.read_rows(DOCS / "results" / "family.csv")
     command = "python -m primal_attention.bench family --update docs/choosing.md"
-    assert page == family.update_choice(page, rows), f"run {command}"
+    assert page == family_table.update_choice(page, rows), f"run {command}"
     advice = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert sorted(set(advice)) == list_attentions()
 
 
 @pytest.mark.parametrize("name", list_attentions())
 def test_every_mechanism_has_a_page_that_says_when_to_use_it(name):
-    page = (DOCS / "attention" / family.page_of(name)).read_text("utf-8")
+    page = (DOCS / "attention" / family_table.page_of(name)).read_text("utf-8")
     assert f'"{name}"' in page
     for part in (
         "| time |",

@@ -1,9 +1,10 @@
 """Memory as a long run sees it: fetched from the system once, then reused."""
 
 import ctypes
+import gc
 import os
 
-__all__ = ["keep_memory"]
+__all__ = ["keep_memory", "return_memory"]
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of mallopt(3)
 
@@ -24,3 +25,17 @@ def keep_memory() -> bool:
     except (AttributeError, OSError, TypeError):  # another C library
         return False
     return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def return_memory() -> bool:
+    """Return to the system what nothing uses; without it :func:`keep_memory` keeps it for good.
+
+    Returns:
+        Whether this system's C library can do it.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # another C library
+        return False
+    return True

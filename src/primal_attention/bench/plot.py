@@ -7,7 +7,7 @@ from primal_attention.analysis.report import to_png
 from primal_attention.bench.layers import Measurement
 
 if TYPE_CHECKING:
-    from primal_attention.bench.family import Row
+    from primal_attention.bench.family_table import Row
 
 __all__ = ["plot_family", "plot_sweep"]
 
