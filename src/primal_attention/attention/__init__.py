@@ -9,7 +9,7 @@ from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.kernelized import KernelizedAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linformer import LinformerAttention
-from primal_attention.attention.multihead import Core, MultiHeadAttention
+from primal_attention.attention.multihead import Core, MultiHeadAttention, PlainAttention
 from primal_attention.attention.nystromformer import NystromformerAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
 from primal_attention.attention.primal_relative import PrimalRelativeAttention
@@ -44,6 +44,7 @@ __all__ = [
     "MultiHeadAttention",
     "NystromDiagnostics",
     "NystromformerAttention",
+    "PlainAttention",
     "PrimalAttention",
     "PrimalRelativeAttention",
     "PublishesTerms",

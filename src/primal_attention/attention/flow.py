@@ -3,14 +3,12 @@
 Wu et al. 2022, arXiv 2202.06258. Formulas in :mod:`primal_attention.functional.flow`.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.multihead import Core, PlainAttention, seen_after
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.flow import (
     FlowState,
@@ -77,35 +75,17 @@ class FlowCore(Core):
         return y.to(v.dtype), State(tuple(after), seen_after(state, k, key_mask))
 
 
-class FlowAttention(MultiHeadAttention):
+class FlowAttention(PlainAttention):
     """Multi-head flow attention.
 
-    Args:
-        dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        bias: Whether the four projections have a bias.
-        dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+    Arguments as in :class:`PlainAttention`.
 
     Example:
         >>> FlowAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape
         torch.Size([2, 5, 16])
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int = 8,
-        *,
-        bias: bool = True,
-        dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            dim, num_heads, FlowCore(), bias=bias, dropout=dropout, device=device, dtype=dtype
-        )
+    core_class = FlowCore
 
 
 register_attention(

@@ -1,7 +1,7 @@
 """The multi-head shell around mechanisms that are functions of queries, keys and values."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base import Attention, Capabilities, State
 from primal_attention.attention.rotary import Rotary
 
-__all__ = ["Core", "MultiHeadAttention"]
+__all__ = ["Core", "MultiHeadAttention", "PlainAttention"]
 
 
 class Core(nn.Module):
@@ -183,6 +183,36 @@ class MultiHeadAttention(Attention):
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
         return y, state.own()
+
+
+class PlainAttention(MultiHeadAttention):
+    """A layer whose mechanism has no options; its subclasses name that mechanism.
+
+    Args:
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        bias: Whether the four projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+    """
+
+    core_class: ClassVar[type[Core]]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        core = self.core_class()
+        super().__init__(
+            dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
+        )
 
 
 def real_first(key_mask: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:

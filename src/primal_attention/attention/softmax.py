@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.multihead import (
+    Core,
+    MultiHeadAttention,
+    PlainAttention,
+    seen_after,
+)
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
 
@@ -132,35 +137,17 @@ class ExplicitSoftmaxCore(SoftmaxCore):
         return self.weight_dropout(self._weights(q, k, keep)) @ v
 
 
-class SoftmaxAttention(MultiHeadAttention):
+class SoftmaxAttention(PlainAttention):
     """Multi-head softmax attention with the library's contract.
 
-    Args:
-        dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        bias: Whether the four projections have a bias.
-        dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+    Arguments as in :class:`PlainAttention`.
 
     Example:
         >>> SoftmaxAttention(16, 4)(torch.randn(2, 5, 16)).shape
         torch.Size([2, 5, 16])
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int = 8,
-        *,
-        bias: bool = True,
-        dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__(
-            dim, num_heads, SoftmaxCore(), bias=bias, dropout=dropout, device=device, dtype=dtype
-        )
+    core_class = SoftmaxCore
 
 
 class ExplicitSoftmaxAttention(MultiHeadAttention):
