@@ -43,6 +43,12 @@ def quiet(_):
     pass
 
 
+def best_run(table):
+    """Return the line of the first set in the table of best runs."""
+    part = table.partition("of the best run**")[2]
+    return next(line for line in part.splitlines() if line.startswith("| BasicMotions"))
+
+
 def without_time(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
@@ -61,7 +67,8 @@ def test_a_stopped_study_continues_to_the_same_table(root, tmp_path):
     assert without_time(again) == without_time(whole)
     assert again[:2] == first
     table = (tmp_path / "a" / "uea.md").read_text()
-    assert table.count("BasicMotions") == 4
+    assert table.count("BasicMotions") == 5
+    assert f"| {100 * max(row['best_test'] for row in whole[::2]):.1f} " in best_run(table)
     assert "± " in table
     assert len((tmp_path / "a" / "uea.csv").read_text().splitlines()) == 6
 
