@@ -705,10 +705,9 @@ class PrimalAttention(Attention, PublishesTerms):
         x, context = _clean(x, context, keep)
         memory = x if context is None else context
         q, k = self.q_proj(memory if self.weights == "dual" else x), self.k_proj(memory)
-        if is_causal:
+        if is_causal and self.weights == "static":
             zero = q.new_zeros(q.shape[0], self.dim)
-            if self.weights == "static":
-                q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
+            q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
         q, k = self._split(q), self._split(k)
         left = Side(q, keep if context is None or self.weights == "dual" else None)
         right = Side(k, keep)
