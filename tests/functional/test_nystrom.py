@@ -117,6 +117,67 @@ def test_row_sums_run_from_nothing_to_n_in_float32():
     assert_close(gaussian_attention(x + 20, x, ones), 0 * ones)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_offset_common_to_queries_and_keys_costs_no_accuracy(normalize, is_causal, masked):
+    # on a grid that float32 still has at 3,000: both precisions see the same points
+    q, k = ((t * 1024).round() / 1024 for t in draw(50, 50, dtype=torch.float32))
+    (v,) = draw(50, dtype=torch.float32)
+    options = {"is_causal": is_causal, "normalize": normalize}
+    keep = masks(2, 50) if masked else None
+    got = gaussian_attention(q + 3000, k + 3000, v, key_mask=keep, **options)
+    exact = naive.gaussian_attention(q.double(), k.double(), v.double(), keep, **options)
+    assert_close(got.double(), exact, atol=1e-4, rtol=1e-4)
+
+
+def test_an_offset_costs_no_accuracy_through_landmarks_and_in_windows_either():
+    q, k, z = ((t * 1024).round() / 1024 for t in draw(50, 50, 8, dtype=torch.float32))
+    v = torch.randn(2, 3, 50, 4)
+    got = nystrom_attention(q + 3000, k + 3000, v, z + 3000, ridge=0.1)
+    assert_close(got, nystrom_attention(q, k, v, z, ridge=0.1), atol=1e-4, rtol=1e-4)
+    moved = kmeans_landmarks(k + 3000, z + 3000, steps=1) - 3000
+    assert_close(moved, kmeans_landmarks(k, z, steps=1), atol=1e-3, rtol=0)
+    expected = windowed_nystrom(q, k, v, z[0], window=7, ridge=0.1)
+    pieces, state = [], None
+    for i in range(0, 50, 5):
+        t = slice(i, i + 5)
+        given = (x[:, :, t] + 3000 for x in (q, k))
+        y, state = windowed_nystrom(
+            *given, v[:, :, t], z[0] + 3000, window=7, ridge=0.1, state=state
+        )
+        pieces.append(y)
+    assert_close(torch.cat(pieces, dim=2), expected.values, atol=1e-4, rtol=1e-4)
+    got = windowed_nystrom(q + 3000, k + 3000, v, z[0] + 3000, window=7, ridge=0.1).values
+    assert_close(got, expected.values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("d", [8, 64, 128])
+def test_spread_points_keep_weights_accurate_while_float32_can(d, is_causal):
+    direction = torch.randn(1, 2, 200, d)
+    x = 50 * direction / direction.norm(dim=-1, keepdim=True)
+    near = x + 0.3 * torch.randn_like(x) / d**0.5
+    ones = torch.ones(1, 2, 200, 1)
+    got = gaussian_attention(x, near, ones, is_causal=is_causal)
+    exact = naive.gaussian_attention(x.double(), near.double(), ones.double(), None, is_causal)
+    assert_close(got.double(), exact, atol=0, rtol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e4, 1e6])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_no_weight_exceeds_one_however_far_points_lie_apart(scale, is_causal):
+    # every point is its own only neighbour, so each row sum is the weight of one pair
+    x = (scale * torch.randn(1, 2, 200, 32)).requires_grad_()
+    total = gaussian_attention(x, x, torch.ones(1, 2, 200, 1), is_causal=is_causal)
+    assert total.max() <= 1.02
+    total.sum().backward()
+    assert x.grad.isfinite().all()
+    # twice the same points: two neighbours each, and a sum that says so as well as it can
+    pair = torch.cat([x, x], dim=2).detach()
+    assert gaussian_attention(pair, pair, torch.ones(1, 2, 400, 1)).max() <= 2.04
+
+
 # the inverse
 
 

@@ -13,6 +13,12 @@ The exact form costs what fused softmax costs. ``κ(q, k) = exp(q·k − ‖k‖
 score with a key bias, carried by one more channel; and a *sink*, one more key whose logit is
 ``‖q‖²/2``, has weight one on the scale of ``C``, so the ratio to its weight undoes the softmax
 denominator. Both are exact, differentiable and never form ``n × m``.
+
+Distances come from inner products, so an exponent is off by a few ``eps (‖x‖² + ‖y‖²)``. The kernel
+does not feel a shift: norms are taken from a point among the keys, and an offset common to
+queries and keys costs nothing. What remains is the spread of the points. In float32 a weight is
+good to 1 % while they lie within 100 of that point; beyond, pairs closer than ``‖x‖ √eps`` are told
+apart less and less, and no weight exceeds one.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -53,6 +59,13 @@ _ABSENT = -1e30
 """Logit of a key that is not there; finite, so that no infinity meets a zero in backward."""
 
 
+_ROUNDING = 16
+"""Multiples of ``eps ‖x‖²/2`` by which an exponent between points of that norm is off at most."""
+_UNNOTICED = 0.01
+"""Error of an exponent that is let pass."""
+_ENOUGH = 80.0
+"""Logarithm of a factor that lifts any weight a float32 can hold to one, and can be held itself."""
+
 _BLOCK = 32
 """Tokens that one banded matrix convolves at least."""
 
@@ -61,20 +74,21 @@ class _Gram(torch.autograd.Function):
     """``exp(−‖x − y‖²/2)``, keeping the points and the result for backward and nothing between."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        gram = (x @ y.transpose(-1, -2)).sub_(_half_square(x)).sub_(_half_square(y).mT)
+    def forward(ctx: Any, x: Tensor, y: Tensor, origin: Tensor) -> Tensor:
+        near_x, near_y = x - origin, y - origin
+        gram = (near_x @ near_y.mT).sub_(_half_square(near_x)).sub_(_half_square(near_y).mT)
         gram.clamp_max_(0).exp_()
         ctx.save_for_backward(x, y, gram)
         return gram
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, gram = ctx.saved_tensors
         weight = grad * gram
         grad_x = (weight @ y).addcmul_(x, weight.sum(-1, keepdim=True), value=-1)
         grad_y = (weight.mT @ x).addcmul_(y, weight.sum(-2).unsqueeze(-1), value=-1)
-        return grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape)
+        return grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape), None
 
 
 def _half_square(x: Tensor) -> Tensor:
@@ -82,9 +96,16 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 def gaussian_gram(
-    x: Float[Tensor, "*#batch n d"], y: Float[Tensor, "*#batch m d"]
+    x: Float[Tensor, "*#batch n d"],
+    y: Float[Tensor, "*#batch m d"],
+    origin: Float[Tensor, "*#batch 1 d"] | None = None,
 ) -> Float[Tensor, "*batch n m"]:
     """Return ``exp(−‖x_i − y_j‖² / 2)`` in float32 or better; never above one.
+
+    Args:
+        x: Points.
+        y: Points.
+        origin: Where norms are taken from, for the rounding only; the mean of ``y`` without one.
 
     Example:
         >>> x = torch.zeros(1, 1, 1, 2)
@@ -94,10 +115,26 @@ def gaussian_gram(
     wide = accumulator(x)
     with full_precision(x):
         x, y = x.to(wide), y.to(wide)
+        origin = _origin(y, None) if origin is None else origin.detach()
         if torch.compiler.is_compiling():
+            x, y = x - origin, y - origin
             exponent = x @ y.mT - _half_square(x) - _half_square(y).mT
             return exponent.clamp_max(0).exp()
-        return _Gram.apply(x, y)  # type: ignore[no-untyped-call]
+        return _Gram.apply(x, y, origin)  # type: ignore[no-untyped-call]
+
+
+def _origin(k: Tensor, key_mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """Return the mean of the real keys; in causal order the first, which every query knows."""
+    k = k.detach()
+    if key_mask is None and is_causal:
+        return k[..., :1, :].sum(-2, keepdim=True)  # zero without keys
+    if key_mask is None:
+        return k.sum(-2, keepdim=True) / max(k.shape[-2], 1)
+    if is_causal:
+        first = key_mask & (key_mask.cumsum(1) == 1)
+        return (k * first[:, None, :, None]).sum(2, keepdim=True)
+    keep = key_mask[:, None, :, None]
+    return (k * keep).sum(2, keepdim=True) / keep.sum(2, keepdim=True).clamp_min(1)
 
 
 def gaussian_attention(
@@ -111,6 +148,8 @@ def gaussian_attention(
     normalize: bool = False,
 ) -> Float[Tensor, "b h n v"]:
     """Return ``κ(q, k) v`` exactly, at the speed and memory of fused softmax attention.
+
+    Exact up to rounding, which grows with the spread of the points; the module says how.
 
     Args:
         q: Scaled queries.
@@ -129,15 +168,22 @@ def gaussian_attention(
     wide, width = accumulator(q), v.shape[-1]
     with full_precision(q):
         q_, k_, v_ = (t.to(wide) for t in (q, k, v))
-        level = -_half_square(k_)
+        seen = key_mask if pair_mask is None else pair_mask.any(1)
+        origin = _origin(k_, seen, is_causal or pair_mask is not None)
+        q_, k_ = q_ - origin, k_ - origin
+        level, sink = -_half_square(k_), _half_square(q_)
+        # no weight exceeds one, but rounding of large exponents can make it seem so; a sink raised
+        # by all that rounding can do stays above every key
+        slack = (_ROUNDING * torch.finfo(wide).eps * sink.detach() - _UNNOTICED).clamp_min(0)
         if key_mask is not None:
             level = torch.where(key_mask[:, None, :, None], level, _ABSENT)
-        ones = torch.ones_like(q_[..., :1])
-        # one channel for the key bias, one for the sink, one value column for the sink's weight
-        q_ = torch.cat([q_, ones, _half_square(q_)], dim=-1)
+        # one channel for the key bias and one for the sink
+        q_ = torch.cat([q_, torch.ones_like(sink), sink + slack], dim=-1)
         k_ = torch.cat([k_, level, torch.zeros_like(level)], dim=-1)
         if not normalize:
-            # the sink comes first and brings a query of its own, so that causal order holds
+            # a column of values for the keys' weight and one for the sink's; the sink comes first
+            # and brings a query of its own, so that causal order holds
+            v_ = torch.cat([v_, torch.ones_like(v_[..., :1])], dim=-1)
             q_, k_, v_ = pad(q_, (0, 0, 1, 0)), pad(k_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
             k_[:, :, 0, -1] = 1.0
             v_[:, :, 0, -1] = 1.0
@@ -149,10 +195,13 @@ def gaussian_attention(
         y = scaled_dot_product_attention(
             q_, k_, pad(v_, (0, max(gap, 0))), mask, is_causal=is_causal, scale=1.0
         )
-        if not normalize:
-            y = y[:, :, 1:]
-            return (y[..., :width] / y[..., width : width + 1]).to(v.dtype)
-        return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
+        if normalize:
+            return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
+        y, total, sunk = y[:, :, 1:].split([width, 1, 1, max(gap, 0)], dim=-1)[:3]
+        with torch.no_grad():
+            # the slack is taken back as far as the row sum stays at one or below
+            back = torch.minimum(slack.clamp_max(_ENOUGH).exp(), (sunk / total).clamp_min(1))
+        return (y / sunk * back).to(v.dtype)
 
 
 def _drop_empty_rows(
@@ -444,12 +493,14 @@ def kmeans_landmarks(
     tokens keeps its centre.
     """
     z, count = start.detach(), torch.zeros_like(start[..., :1])
+    origin = _origin(z, None)
     ones = torch.ones_like(x[..., :1])
     if key_mask is not None:
         keep = key_mask[:, None, :, None]
         x, ones = torch.where(keep, x, 0.0), torch.where(keep, ones, 0.0)
     for step in range(steps):
-        nearest = (x.detach() @ z.mT - _half_square(z).mT).argmax(-1, keepdim=True)  # [b h n 1]
+        near = z - origin
+        nearest = ((x.detach() - origin) @ near.mT - _half_square(near).mT).argmax(-1, keepdim=True)
         count = torch.zeros_like(count).scatter_add(2, nearest, ones)
         points = x if step == steps - 1 else x.detach()
         total = torch.zeros_like(start).scatter_add(2, nearest.expand_as(x), points)
@@ -607,7 +658,8 @@ def _dense_window(
     """Return the sums for a few queries, the first of them ``window`` slots after the first key."""
     lag = torch.arange(q.shape[2], device=q.device)[:, None] + window
     lag = lag - torch.arange(k.shape[2], device=q.device)
-    weights = torch.where(lag < window, gaussian_gram(q, k), phi_q @ phi_k.mT)
+    origin = _origin(k[:, :, window:], None, is_causal=True)
+    weights = torch.where(lag < window, gaussian_gram(q, k, origin), phi_q @ phi_k.mT)
     return torch.where(lag >= 0, weights, 0.0) @ v
 
 
@@ -621,9 +673,10 @@ def _chunked_window(
         pad(t, (0, 0, 0, groups * window - n)).unflatten(2, (groups, window))
         for t in (q, k, v, phi_q, phi_k)
     )  # [b h g i d]
-    y = gaussian_gram(q, k).tril() @ v
+    origin = _origin(k, None, is_causal=True)  # the first key of each chunk
+    y = gaussian_gram(q, k, origin).tril() @ v
     total = (phi_k.mT @ v).cumsum(2)
     y = y + phi_q @ pad(total, (0, 0, 0, 0, 2, 0))[:, :, :groups]
     k, v, phi_k = (pad(t, (0, 0, 0, 0, 1, 0))[:, :, :groups] for t in (k, v, phi_k))
-    y = y + (gaussian_gram(q, k).triu(1) + (phi_q @ phi_k.mT).tril()) @ v
+    y = y + (gaussian_gram(q, k, origin).triu(1) + (phi_q @ phi_k.mT).tril()) @ v
     return y.flatten(2, 3)

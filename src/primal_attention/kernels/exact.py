@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
+from primal_attention.functional.nystrom import gaussian_gram
 from primal_attention.functional.precision import full_precision
 from primal_attention.kernels.base import FeatureMap, Kernel, Relation, wide
 from primal_attention.kernels.series import Series, named_series
@@ -105,10 +106,7 @@ class Gaussian(Kernel):
         """Return ``exp(−scale · ‖x_i − y_j‖² / 2)``; never above one."""
         if self.normalize:
             x, y = unit(x), unit(y)
-        x, y = wide(x), wide(y)
-        square = x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]
-        # rounding can push the distance of equal rows below zero
-        return (-0.5 * self.scale * (square - 2 * _inner(x, y)).clamp_min(0)).exp()
+        return gaussian_gram(wide(x) * self.scale**0.5, wide(y) * self.scale**0.5)
 
 
 class DotProduct(Kernel):
