@@ -54,6 +54,21 @@ def test_softmax_layers_change_nothing(name, layers, implementation):
     assert not converted_layers(model)
 
 
+@torch.no_grad()
+def test_nystromformer_stands_in_for_softmax_without_an_untrained_convolution():
+    model = text("BertModel")
+    before = hidden(model)
+    convert(model, SurgeryConfig("nystromformer", {"num_landmarks": 9}, layers="last:1"))
+    error = (hidden(model) - before).norm() / before.norm()
+    assert error < 0.1
+    (layer,) = converted_layers(model).values()
+    assert [n for n, _ in layer.named_parameters() if "conv" in n] == []
+    model = text("BertModel")
+    convert(model, SurgeryConfig("nystromformer", {"kernel_size": 3}, layers="last:1"))
+    (layer,) = converted_layers(model).values()
+    assert [n for n, _ in layer.named_parameters() if "conv" in n]
+
+
 @pytest.mark.parametrize("name", list_attentions())
 @pytest.mark.parametrize("kind", ["BertModel", "LlamaModel"])
 @torch.no_grad()

@@ -13,6 +13,11 @@ from primal_attention.attention import attention_entry, create_attention
 
 __all__ = ["ConversionError", "SurgeryConfig"]
 
+STANDING_IN: dict[str, dict[str, Any]] = {
+    # the paper's convolution of the values is learned: before that, it is noise beside softmax
+    "nystromformer": {"kernel_size": None},
+}
+"""Options that a mechanism has by default in the place of a softmax layer, unlike elsewhere."""
 _TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
 """Options that follow from the model."""
 
@@ -34,7 +39,7 @@ class SurgeryConfig:
     """Name of an attention in the registry."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of its constructor, such as ``{"rank": 16}``; sizes, biases, device and type follow
-    the model."""
+    the model. ``nystromformer`` comes without its convolution unless ``kernel_size`` is given."""
     layers: str | int | Sequence[str | int] = "all"
     """``"all"``, ``"last:k"``, ``"auto"`` (what :func:`~primal_attention.surgery.advise` recommends
     for the data given to ``convert``), a name, a regular expression that matches whole names, an

@@ -17,16 +17,13 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Core, MultiHeadAttention, create_attention, list_attentions
 from primal_attention.attention.multihead import real_first
+from primal_attention.surgery.config import STANDING_IN
 
 __all__ = ["attend", "register_implementation", "register_implementations"]
 
 PREFIX = "primal:"
 _SEED = 0
 """Where random features are drawn from; the name of an implementation then means one function."""
-_OPTIONS: dict[str, dict[str, Any]] = {
-    # the convolution of the values is learned; without it the mechanism is a function
-    "nystromformer": {"kernel_size": None},
-}
 
 
 def register_implementations() -> list[str]:
@@ -38,7 +35,7 @@ def register_implementations() -> list[str]:
     """
     names = []
     for name in list_attentions():
-        core = _core(name, 1, 4, **_OPTIONS.get(name, {}))
+        core = _core(name, 1, 4, **STANDING_IN.get(name, {}))
         if core is not None and not any(True for _ in core.parameters()):
             names.append(register_implementation(name))
     return names
@@ -67,7 +64,7 @@ def register_implementation(name: str, *, alias: str | None = None, **options: A
             "Attention by name needs transformers; install primal-attention[hf]."
         ) from error
 
-    options = {**_OPTIONS.get(name, {}), **options}
+    options = {**STANDING_IN.get(name, {}), **options}
     core = _core(name, 1, 4, **options)
     if core is None:
         raise ValueError(

@@ -21,7 +21,7 @@ from primal_attention.attention import (
     create_attention,
 )
 from primal_attention.functional.precision import accumulator
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
+from primal_attention.surgery.config import STANDING_IN, ConversionError, SurgeryConfig
 
 __all__ = [
     "Converted",
@@ -224,7 +224,7 @@ def build_attention(
 
     Args:
         name: Name in the registry.
-        options: Options of its constructor.
+        options: Options of its constructor, before those it has in the place of softmax.
         reading: What the layer replaces.
         device: Build here instead of where the weights are, without copying them.
     """
@@ -236,7 +236,7 @@ def build_attention(
         bias=reading.out is None or reading.out.bias is not None,
         device=weight.device if device is None else device,
         dtype=weight.dtype,
-        **{"dropout": reading.dropout, **options},
+        **{"dropout": reading.dropout, **STANDING_IN.get(name, {}), **options},
     )
     meta = torch.device(weight.device if device is None else device).type == "meta"
     for part, projection in (("q_proj", reading.q), ("k_proj", reading.k), ("v_proj", reading.v)):
