@@ -212,6 +212,13 @@ def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk, fine):
     assert (seen == 1).all()
 
 
+def test_a_token_more_than_a_tile_does_not_make_a_second_one(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert [tile.shape for tile in chunks.tiles_of(4, 2049, 128)] == [(4, 2049)]
+    # nor is one tile much smaller than the others
+    assert [tile.shape[0] for tile in chunks.tiles_of(9, 2049, 128)] == [5, 4]
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])

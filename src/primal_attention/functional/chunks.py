@@ -110,7 +110,9 @@ def tiles_of(b: int, n: int, width: int) -> list[Tile]:
     if n % _FINE == 0:
         chunk, size = _FINE, max(size // _FINE, 1) * _FINE
     rest = n % chunk
-    tiles = _cut(b, 0, n - rest, chunk, size, 1 if rest else max(1, size // max(n, 1)))
+    # sequences that just exceed a tile are not worth a second one, and tiles are alike
+    rows = 1 if rest else max(1, -(-b // max(1, round(b * n / size))))
+    tiles = _cut(b, 0, n - rest, chunk, size, rows)
     if rest:
         tiles += _cut(b, n - rest, n, rest, rest, max(1, size // rest))
     nothing = [Tile(slice(0, 0), slice(0, 0), 1, (0, 0), is_all=False)]

@@ -94,20 +94,20 @@ def _attend_backward(
     grad_a: Tensor | None = None
     grad_o: Tensor | None = None
     grad_bias: Tensor | None = None
-    back, out_of = Map(outward.weight.T), Map(inward.weight.T)
+    back, out_of = outward.weight.T, Map(inward.weight.T)
+    out_bias = None if outward.bias is None else grad_y.sum((0, 1), dtype=wide)
     twice = twice[..., None].to(x.dtype)
     for tile, q, z, norm in zip(tiles, kept[::3], kept[1::3], kept[2::3], strict=True):
         g, t = tile.shape
         tokens, out, norm = tile.of(x), tile.of(grad_y), norm.to(x.dtype)
         grad_o = _plus(grad_o, torch.bmm(z.view(g, h * s, t), out).sum(0, dtype=wide))
-        grad = room("scores", g * h, s, t)
-        enter(out, back, grad.view(g, h * s, t))
-        grad.addcmul_(z, tile.each(twice))
+        grad = torch.mul(z, tile.each(twice), out=room("scores", g * h, s, t))
+        grad.view(g, h * s, t).baddbmm_(back.expand(g, -1, -1), out.mT)
         work = room("work", g * h * max(d, s) * t)
         radial = score_backward(grad, z, norm, eps, work[: z.numel()].view_as(z))
         grads_w.append(tile.sums(torch.bmm(grad, q.mT), h))
-        grad_q = torch.bmm(tile.each(w), grad, out=work[: q.numel()].view_as(q))
-        grad_q = grad_q.addcmul_(q, radial).view(g, h * d, t)
+        grad_q = torch.mul(q, radial, out=work[: q.numel()].view_as(q))
+        grad_q = grad_q.baddbmm_(tile.each(w), grad).view(g, h * d, t)
         grad_a = _plus(grad_a, torch.bmm(grad_q, tokens).sum(0, dtype=wide))
         if inward.bias is not None:
             grad_bias = _plus(grad_bias, grad_q.sum((0, 2), dtype=wide))
@@ -120,7 +120,7 @@ def _attend_backward(
         grad_x,
         Map(grad_a, grad_bias),
         grad_w if w.shape[0] == b else grad_w.sum(0, keepdim=True),
-        Map(grad_o.T, None if outward.bias is None else grad_y.sum((0, 1), dtype=wide)),
+        Map(grad_o.T, out_bias),
     )
 
 
@@ -207,7 +207,7 @@ def _tie(
     unit, mean, deviation = rows, None, None
     if eps is not None:
         unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, eps)
-    f = unit if basis is None else basis @ unit.view(b, -1, c)
+    f = unit if basis is None else torch.bmm(basis.expand(b, -1, -1), unit.view(b, -1, c))
     # all sequences in one product per head
     f = f.view(b, k, h, c // h).permute(2, 0, 3, 1).reshape(h, -1, k)
     codes = torch.cat([w_e, w_r], dim=-1)
@@ -236,7 +236,8 @@ def _tie_backward(
     if grad_x is None:
         return grads
     grad = torch.bmm(by_head, codes.mT).view(h, b, d, k).permute(1, 3, 0, 2).reshape(b, k, h * d)
-    grad = (grad if basis is None else basis.mT @ grad).view_as(rows)
+    grad = grad if basis is None else torch.bmm(basis.mT.expand(b, -1, -1), grad)
+    grad = grad.view_as(rows)
     if mean is not None:
         wanted, shape = [True, False, False], rows.shape[-1:]
         grad = torch.ops.aten.native_layer_norm_backward.default(
@@ -288,7 +289,7 @@ def _objective(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " b"], Float[Tensor, " 2*h*s"]]:
     """Return ``mean_b (mean_h J)²`` of sequences of ``count`` tokens, the means, and all ``ℓ²``."""
     b, h = energy.shape[0], lam.shape[0]
-    squares = lam.square().expand(2, *lam.shape).reshape(-1)
+    squares = lam.square().repeat(2, 1).view(-1)
     trace = torch.dot(w_e.flatten(), w_r.flatten()).expand(b)
     mean = torch.addmv(trace, energy.view(b, -1), squares, beta=-1 / h, alpha=0.5 / (count * h))
     return torch.dot(mean, mean).div_(b), mean, squares
