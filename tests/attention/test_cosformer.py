@@ -54,6 +54,11 @@ def test_the_published_weight_refuses_lengths_beyond_its_horizon():
     assert layer(torch.randn(1, 8, 16)).shape == (1, 8, 16)
     with pytest.raises(ValueError, match=r"horizon of 8 tokens, got 9.*power=2"):
         layer(torch.randn(1, 9, 16))
+    _, state = layer.step(torch.randn(2, 7, 16), layer.init_state(2))
+    keep = torch.tensor([[True, False], [True, True]])
+    with pytest.raises(ValueError, match=r"horizon of 8 tokens, got 9.*power=2"):
+        layer.step(torch.randn(2, 2, 16), state, key_mask=keep)
+    layer.step(torch.randn(2, 2, 16), state, key_mask=~keep)
 
 
 def test_weights_depend_on_distance_only():

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
@@ -66,12 +66,32 @@ class CosformerCore(FeatureCore):
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
         """Return the kernel average of the values; zero for a row without keys."""
-        if self.power == 1 and max(q.shape[2], k.shape[2]) > self.horizon:
+        if self.power == 1:
+            self._check_length(max(q.shape[2], k.shape[2]))
+        return super().forward(q, k, v, key_mask=key_mask, is_causal=is_causal)
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Add the new tokens to the sums and read them; the cost does not grow."""
+        y, state = super().step(q, k, v, state, key_mask=key_mask)
+        # a compiled step cannot look at how many tokens it has seen
+        if self.power == 1 and state.seen.numel() and not torch.compiler.is_compiling():
+            self._check_length(int(state.seen.max()))
+        return y, state
+
+    def _check_length(self, length: int) -> None:
+        if length > self.horizon:
             raise ValueError(
                 f"cosformer with power=1 has negative weights beyond its horizon of {self.horizon} "
-                f"tokens, got {max(q.shape[2], k.shape[2])}; raise the horizon or use power=2."
+                f"tokens, got {length}; raise the horizon or use power=2."
             )
-        return super().forward(q, k, v, key_mask=key_mask, is_causal=is_causal)
 
 
 class CosformerAttention(MultiHeadAttention):
