@@ -128,6 +128,27 @@ def test_diagnosis_reports_residuals_and_error(masked, crossed):
     assert (few.error < many.error).all()
 
 
+@pytest.mark.parametrize("landmarks", LANDMARKS)
+def test_diagnosis_of_a_padded_sequence_is_that_of_its_real_tokens(landmarks):
+    sky, x = layer(landmarks).double(), torch.randn(1, 20, 16, dtype=torch.float64)
+    keep = torch.rand(1, 20) > 0.4
+    got, alone = sky.diagnose(x, key_mask=keep), sky.diagnose(x[keep][None])
+    assert_close(got.error, alone.error)
+    for padded, expected in (
+        (got.residual_q, alone.residual_q),
+        (got.residual_k, alone.residual_k),
+    ):
+        assert_close(padded[:, :, keep[0]], expected)
+        assert (padded[:, :, ~keep[0]] == 0).all()
+
+
+def test_options_without_effect_are_refused_in_words():
+    with pytest.raises(ValueError, match="window= is for causal attention"):
+        SkyformerAttention(16, 2, window=8)
+    with pytest.raises(ValueError, match="takes inverse='cholesky' only"):
+        SkyformerAttention(16, 2, landmarks="learned", inverse="published")
+
+
 def test_options_that_do_not_exist_are_refused_in_words():
     with pytest.raises(ValueError, match="landmarks must be one of"):
         SkyformerAttention(16, 2, landmarks="random")
@@ -135,6 +156,8 @@ def test_options_that_do_not_exist_are_refused_in_words():
         SkyformerAttention(16, 2, inverse="lu")
     with pytest.raises(ValueError, match="ridge must be positive"):
         SkyformerAttention(16, 2, ridge=0.0)
+    with pytest.raises(ValueError, match="ridge must be positive and finite, got nan"):
+        SkyformerAttention(16, 2, ridge=float("nan"))
     with pytest.raises(ValueError, match="num_landmarks must be at least 2"):
         SkyformerAttention(16, 2, num_landmarks=1)
 

@@ -8,6 +8,7 @@ count exactly, older ones through a state of constant size.
 """
 
 import functools
+import math
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -38,6 +39,8 @@ Landmarks = Literal["strided", "segments", "kmeans", "learned"]
 
 _SAMPLE = 4
 """Queries, and keys, per landmark among which clusters are sought."""
+_WINDOW = 64
+"""Keys that count exactly in causal attention."""
 
 
 class NystromDiagnostics(NamedTuple):
@@ -54,6 +57,7 @@ class NystromDiagnostics(NamedTuple):
 class SkyformerCore(GaussianCore):
     """The lifted Nyström form of Gaussian attention, ``O(n s (d + v) + s³)`` time per head."""
 
+    undecayed = ("z",)
     ordered = True
     takes_query_mask = True
 
@@ -66,7 +70,7 @@ class SkyformerCore(GaussianCore):
         landmarks: Landmarks,
         ridge: float,
         inverse: Inverse,
-        window: int,
+        window: int | None,
         normalize: bool = True,
         qk_norm: bool = False,
         device: Any = None,
@@ -80,16 +84,29 @@ class SkyformerCore(GaussianCore):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+        learned = landmarks == "learned"
+        if not learned and window is not None:
+            raise ValueError(
+                f"window= is for causal attention, which needs landmarks='learned', got "
+                f"window={window} and landmarks={landmarks!r}; leave one of them out."
+            )
+        if learned and inverse != "cholesky":
+            raise ValueError(
+                "landmarks='learned' takes inverse='cholesky' only: the causal form needs its "
+                f"factor, got {inverse!r}."
+            )
+        window = _WINDOW if window is None else window
         if num_landmarks < 2 or window < 1:
             raise ValueError(
                 f"num_landmarks must be at least 2 and window at least 1, got {num_landmarks} and "
                 f"{window}."
             )
-        if ridge <= 0:
-            raise ValueError(f"ridge must be positive, got {ridge}; 1e-3 is a good start.")
+        if not 0 < ridge < math.inf:
+            raise ValueError(
+                f"ridge must be positive and finite, got {ridge}; 1e-3 is a good start."
+            )
         self.landmarks, self.num_landmarks = landmarks, num_landmarks
         self.ridge, self.inverse, self.window = ridge, inverse, window
-        learned = landmarks == "learned"
         self.capabilities = Capabilities(causal=learned, stateful=learned)
         if learned:
             # where projections of unit tokens lie at first: variance 1/3, then the scale of points
@@ -202,8 +219,9 @@ class SkyformerAttention(MultiHeadAttention):
             sample of the tokens: the most accurate) or ``"learned"`` (parameters; causal too).
         ridge: ``γ``, relative to the unit diagonal of the landmarks' Gram matrix.
         inverse: ``"cholesky"``, or products only: ``"schulz"``, or ``"published"``, the paper's six
-            steps, which have not converged.
-        window: In causal attention, how many of the last keys count exactly.
+            steps, which have not converged. Learned landmarks take the first only.
+        window: In causal attention, which learned landmarks have, how many of the last keys count
+            exactly; 64 unless given.
         normalize: Divide each row of weights by its sum; the paper does not.
         qk_norm: Give queries and keys a learned norm per head. Without it a row dies, gradient
             included, once its query is far from all keys.
@@ -229,7 +247,7 @@ class SkyformerAttention(MultiHeadAttention):
         landmarks: Landmarks = "strided",
         ridge: float = 1e-3,
         inverse: Inverse = "cholesky",
-        window: int = 64,
+        window: int | None = None,
         normalize: bool = True,
         qk_norm: bool = False,
         bias: bool = True,
@@ -262,7 +280,7 @@ class SkyformerAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b m"] | None = None,
     ) -> NystromDiagnostics:
-        """Measure how well the landmarks represent these tokens, real ones and padded ones alike.
+        """Measure how well the landmarks represent these tokens; residuals of padding are zero.
 
         The error forms the dense matrix; the residuals are linear in the number of tokens.
 
@@ -289,11 +307,15 @@ class SkyformerAttention(MultiHeadAttention):
         if context is not None and key_mask is not None:
             own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         z, ridge = self.core.choose(q, k, key_mask, own), self.core.ridge
-        return NystromDiagnostics(
-            nystrom_residual(q, z, ridge),
-            nystrom_residual(k, z, ridge),
-            nystrom_error(q, k, z, ridge=ridge, key_mask=key_mask, inverse=self.core.inverse),
-        )
+        residuals = [
+            nystrom_residual(t, z, ridge)
+            if keep is None
+            else torch.where(keep[:, None], nystrom_residual(t, z, ridge), 0.0)
+            for t, keep in ((q, own), (k, key_mask))
+        ]
+        masks = {"key_mask": key_mask, "query_mask": own}
+        error = nystrom_error(q, k, z, ridge=ridge, inverse=self.core.inverse, **masks)
+        return NystromDiagnostics(residuals[0], residuals[1], error)
 
 
 register_attention(

@@ -419,14 +419,17 @@ def nystrom_error(
     *,
     ridge: float = 1e-3,
     key_mask: Bool[Tensor, "b m"] | None = None,
+    query_mask: Bool[Tensor, "b n"] | None = None,
     inverse: Inverse = "cholesky",
 ) -> Float[Tensor, "b h"]:
-    """Return ``‖C − C̃‖₂ / ‖C‖₂`` over the real keys; forms ``n × m``, so for diagnosis only."""
+    """Return ``‖C − C̃‖₂ / ‖C‖₂`` over the real tokens; forms ``n × m``, so for diagnosis only."""
     unit = torch.eye(k.shape[2], dtype=accumulator(k), device=k.device).expand(*k.shape[:3], -1)
     exact = gaussian_gram(q, k)
     if key_mask is not None:
         exact = torch.where(key_mask[:, None, None, :], exact, 0.0)
     low = nystrom_attention(q, k, unit, z, ridge=ridge, key_mask=key_mask, inverse=inverse)
+    if query_mask is not None:
+        exact, low = (torch.where(query_mask[:, None, :, None], t, 0.0) for t in (exact, low))
     difference, size = (torch.linalg.matrix_norm(t, 2) for t in (exact - low, exact))
     return difference / size.clamp_min(torch.finfo(size.dtype).tiny)
 
