@@ -150,3 +150,11 @@ def test_options_that_do_not_exist_are_refused_in_words():
         KernelizedAttention(16, 2, position="grid")
     with pytest.raises(ValueError, match="window must be at least 1"):
         KernelizedAttention(16, 2, window=0)
+    with pytest.raises(ValueError, match="takes no window, got 8"):
+        KernelizedAttention(16, 2, position="log", window=8)
+
+
+@pytest.mark.raw
+def test_a_temperature_that_is_a_number_is_refused_in_words():
+    with pytest.raises(TypeError, match=r"must be True, .*, or False, got 0\.5"):
+        KernelizedAttention(16, 2, temperature=0.5)

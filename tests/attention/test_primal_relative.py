@@ -84,6 +84,17 @@ def test_the_state_is_constant_and_steps_equal_the_causal_forward():
     assert state.numel == attn.init_state(2).numel
 
 
+def test_steps_are_finite_where_every_weight_so_far_vanishes():
+    attn, x = layer().float(), torch.randn(1, 6, 16)
+    with torch.no_grad():
+        attn.position_e.table[:, 3] = -200  # of a token with itself
+    state, outputs = attn.init_state(1), []
+    for piece in x.split(1, 1):
+        y, state = attn.step(piece, state)
+        outputs.append(y)
+    assert_close(torch.cat(outputs, 1), attn(x, is_causal=True), atol=1e-5, rtol=1e-5)
+
+
 def test_options_without_meaning_are_refused_in_words():
     with pytest.raises(ValueError, match="rank must be at least 1"):
         PrimalRelativeAttention(16, 2, rank=0)

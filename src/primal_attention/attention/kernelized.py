@@ -53,6 +53,10 @@ class KernelizedCore(Core):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        if not isinstance(temperature, bool):
+            raise TypeError(
+                f"temperature must be True, to learn one per head, or False, got {temperature!r}."
+            )
         self.features, self.position = features, position
         self.capabilities = Capabilities(relative_position=True)
         self.temperature: nn.Parameter | None = None
@@ -172,7 +176,7 @@ class KernelizedAttention(MultiHeadAttention):
         num_features: Random features, an even number; 16 to 64 serve, more change little.
         position: ``"window"`` (free weights up to a lag, constant beyond), ``"log"`` (ever coarser
             with the lag, by FFT) or ``"grid"`` (rows and columns of an image, by FFT).
-        window: Lags with a weight of their own to each side; for ``"window"`` and ``"grid"``.
+        window: Lags with a weight of their own to each side, 64 unless given; not for ``"log"``.
         width: Columns of the grid.
         temperature: Learn the sharpness of the content weights per head; they are ``exp(q̂·k̂)``
             without.
@@ -195,7 +199,7 @@ class KernelizedAttention(MultiHeadAttention):
         *,
         num_features: int = 32,
         position: Position = "window",
-        window: int = 64,
+        window: int | None = None,
         width: int | None = None,
         temperature: bool = False,
         generator: torch.Generator | None = None,

@@ -30,6 +30,8 @@ __all__ = ["Position", "RelativePosition"]
 
 Position = Literal["window", "log", "grid"]
 
+_WINDOW = 64
+"""Lags with a weight of their own to each side."""
 _NEAR = 16
 """Lags up to which the log table has one knot per lag."""
 _FAR = 2**16
@@ -42,7 +44,7 @@ class RelativePosition(nn.Module):
     Args:
         num_heads: Heads, each with a table of its own.
         kind: ``"window"``, ``"log"`` or ``"grid"``.
-        window: Lags that are free to each side, for ``"window"`` and ``"grid"``.
+        window: Lags that are free to each side, for ``"window"`` and ``"grid"``; 64 unless given.
         width: Columns of the grid, for ``"grid"``.
         device: Where to create the table.
         dtype: Type of the table.
@@ -53,12 +55,14 @@ class RelativePosition(nn.Module):
         torch.Size([2, 19])
     """
 
+    undecayed = ("table",)
+
     def __init__(
         self,
         num_heads: int,
         kind: Position = "window",
         *,
-        window: int = 64,
+        window: int | None = None,
         width: int | None = None,
         device: Any = None,
         dtype: Any = None,
@@ -66,6 +70,11 @@ class RelativePosition(nn.Module):
         super().__init__()
         if kind not in get_args(Position):
             raise ValueError(f"position must be one of {get_args(Position)}, got {kind!r}.")
+        if kind == "log" and window is not None:
+            raise ValueError(
+                f"position='log' has a weight for every lag and takes no window, got {window}."
+            )
+        window = _WINDOW if window is None else window
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}.")
         if (kind == "grid") != (width is not None) or (width is not None and width < 1):
@@ -136,7 +145,7 @@ class RelativePosition(nn.Module):
     def totals(
         self, at: Int[Tensor, "b n"], count: int | Int[Tensor, "b 1"] | None
     ) -> Float[Tensor, "b h n 1"]:
-        """Return ``Σ_j c_{j-i}`` for queries at positions ``at``; for ``window`` only.
+        """Return ``Σ_j c_{j-i}`` for queries at positions ``at``, above zero; for ``window`` only.
 
         Args:
             at: Positions ``i`` of the queries.
@@ -154,7 +163,8 @@ class RelativePosition(nn.Module):
         total = run(past, at)
         if count is not None:
             total = total - run(past, at - count) + run(future, count - 2 - at)
-        return total.transpose(0, 1)[..., None]
+        # where all weights vanish so do the sums; they may then be divided by anything but zero
+        return total.transpose(0, 1)[..., None].clamp_min(torch.finfo(total.dtype).tiny)
 
     def step(
         self,
