@@ -78,6 +78,15 @@ def test_steps_refuse_bad_tensors_in_words(stateful_case):
         layer.step(X, layer.init_state(2), key_mask=torch.ones(2, 4).bool())
 
 
+def test_steps_refuse_the_state_of_another_batch_in_words(stateful_case):
+    layer = stateful_case.build()
+    _, state = layer.step(X, layer.init_state(2))
+    for b in (1, 3):
+        with pytest.raises(ValueError, match=rf"same batch size, got {b} and 2; use init_state"):
+            layer.step(torch.randn(b, 1, 16), state)
+    layer.step(torch.randn(1, 1, 16), state.reorder(torch.tensor([1])))
+
+
 @pytest.mark.raw
 @pytest.mark.parametrize(("dim", "num_heads"), [(16, 3), (16, 0), (0, 1), (16, -2)])
 def test_heads_must_divide_the_width(any_case, dim, num_heads):

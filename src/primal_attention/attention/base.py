@@ -92,6 +92,8 @@ class Attention(nn.Module):
     """
 
     capabilities: Capabilities = Capabilities()
+    undecayed: tuple[str, ...] = ()
+    """Names of own parameters that weight decay must leave alone; any module may have this."""
 
     def __init__(self, dim: int, num_heads: int = 8, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -168,6 +170,7 @@ class Attention(nn.Module):
         key_mask: Tensor | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
+        state: State | None = None,
     ) -> None:
         """Raise for anything this layer cannot honour, before any work is done."""
         for name, tensor in (("x", x), ("context", context)):
@@ -176,6 +179,12 @@ class Attention(nn.Module):
                     f"{name} must have shape [batch, tokens, {self.dim}], got "
                     f"{tuple(tensor.shape)}; add the missing axis or project to the layer's width."
                 )
+        if state is not None and state.seen.shape != x.shape[:1]:
+            raise ValueError(
+                f"x and state must have the same batch size, got {x.shape[0]} and "
+                f"{state.seen.shape[0]}; use init_state({x.shape[0]}), or state.reorder to choose "
+                "sequences."
+            )
         if context is not None:
             if not self.capabilities.cross:
                 raise ValueError(self._cannot("attend to a context", "cross"))

@@ -172,7 +172,7 @@ class MultiHeadAttention(Attention):
         """Decode the next tokens; see :meth:`Attention.step` and :meth:`forward`."""
         if not self.capabilities.stateful:
             return super().step(x, state, key_mask=key_mask)
-        self._check(x, key_mask=key_mask)
+        self._check(x, key_mask=key_mask, state=state)
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))

@@ -108,6 +108,8 @@ class PrimalAttention(Attention, PublishesTerms):
 
     basis: Float[Tensor, "k m"]
 
+    undecayed = ("lam",)  # it weighs the KSVD term and never meets the data
+
     def __init__(
         self,
         dim: int,
@@ -738,7 +740,7 @@ class PrimalAttention(Attention, PublishesTerms):
         rotary: Rotary | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
-        self._check(x, key_mask=key_mask, is_causal=True)
+        self._check(x, key_mask=key_mask, is_causal=True, state=state)
         self._check_rotary(rotary, None)
         self._check_mixing(is_causal=True)
         x, _ = _clean(x, None, key_mask)

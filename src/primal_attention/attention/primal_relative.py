@@ -104,8 +104,7 @@ class PrimalRelativeAttention(Attention):
             (self.position_r, unit_k, memory_q, dual_e),
         ):
             sums = position.sums(asks, answers, duals, is_causal=is_causal)
-            total = position.totals(at, None if is_causal else count)
-            scores.append(sums / total.clamp_min(torch.finfo(total.dtype).tiny))
+            scores.append(sums / position.totals(at, None if is_causal else count))
         heads = self._merge(self._heads(scores, x))
         if order is not None and context is None:
             heads = take_tokens(heads, order.argsort(1))
@@ -147,7 +146,7 @@ class PrimalRelativeAttention(Attention):
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
-        self._check(x, key_mask=key_mask, is_causal=True)
+        self._check(x, key_mask=key_mask, state=state)
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
         (unit_q, unit_k), (dual_e, dual_r) = self._units(x), self._duals(x, key_mask)
