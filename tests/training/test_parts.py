@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from training_cases import data, model
 
+from primal_attention.attention import create_attention
 from primal_attention.models import CausalDecoder, DecoderConfig
 from primal_attention.training import (
     Columns,
@@ -105,6 +106,23 @@ def test_lam_norms_and_biases_never_decay():
         assert (id(parameter) in spared) == is_spared, name
         assert (id(parameter) in decayed) != is_spared, name
     assert len(decayed) + len(spared) == len(list(net.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "spared"),
+    [
+        ("kernelized", {}, {"core.position.table"}),
+        ("kernelized", {"position": "grid", "width": 3}, {"core.position.table"}),
+        ("primal-relative", {}, {"position_e.table", "position_r.table"}),
+        ("schoenbat", {"post": "power"}, {"core.theta", "core.gamma", "core.beta"}),
+        ("skyformer-learned", {}, {"core.z"}),
+    ],
+)
+def test_weights_of_positions_scales_and_landmarks_never_decay(name, options, spared):
+    layer = create_attention(name, 16, 2, bias=False, **options)
+    names = {id(p): n for n, p in layer.named_parameters()}
+    _, left_alone = parameter_groups(layer, 0.1)
+    assert {names[id(p)] for p in left_alone["params"]} == spared
 
 
 def test_frozen_and_shared_parameters_are_counted_rightly():

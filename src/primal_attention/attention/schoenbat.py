@@ -65,6 +65,7 @@ class SchoenbatCore(KernelCore):
     """
 
     features: MaclaurinFeatures
+    undecayed = ("gamma", "beta")
 
     def __init__(
         self,

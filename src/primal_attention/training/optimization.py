@@ -23,8 +23,9 @@ _START, _END, _MOMENTUM = 1 / 25, 1 / 250_000, (0.95, 0.85)
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two groups: parameters that decay, and those that must not.
 
-    Out of weight decay stay ``lam`` (it weighs the KSVD term and never meets the data), the
-    parameters of norms, biases, and anything with one axis. Frozen parameters are in no group.
+    Out of weight decay stay the parameters of norms, biases, anything with one axis, and what a
+    module names in ``undecayed``, for which zero is no neutral value: weights of positions,
+    landmarks, ``lam``. Frozen parameters are in no group.
 
     Example:
         >>> groups = parameter_groups(torch.nn.Linear(3, 2), 0.1)
@@ -38,7 +39,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
             if parameter.requires_grad:
                 spare = (
                     parameter.ndim < 2
-                    or name == "lam"
+                    or name in getattr(module, "undecayed", ())
                     or name.endswith("bias")
                     or isinstance(module, _NORMS)
                 )
