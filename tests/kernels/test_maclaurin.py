@@ -57,6 +57,19 @@ def test_every_feature_is_counted(p, options):
     assert features.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("coefficients", "p", "width", "degree"),
+    [((1.0,), 64, 1, 0), ((1.0, 0.5), 64, 5, 1), ((1.0, 0.5), 5, 5, 1), ((1, 0, 1), 64, 15, 2)],
+)
+def test_a_polynomial_has_no_more_features_than_it_needs(coefficients, p, width, degree):
+    phi, x = _build(4, p, coefficients), _rows(3, 4, 1.0)
+    assert phi.exact_degree == degree
+    assert phi.num_features == phi.query_features(x).shape[-1] == width
+    torch.testing.assert_close(phi.approximate(x, x), phi.gram(x, x))
+    higher = _build(4, 64, (1.0, 0.5, 0.2, 0.1))
+    assert higher.num_features == higher.query_features(x).shape[-1] == 64
+
+
 def test_the_optimal_law_follows_coefficients_and_scale():
     law = _build(8, 64, "exp", scale=0.5, exact_degree=1).degree_law()
     assert sum(law.values()) == pytest.approx(1)

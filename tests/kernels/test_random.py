@@ -166,6 +166,12 @@ def test_antithetic_orthogonal_features_beat_orthogonal_beat_independent():
     assert both < orthogonal / 4
 
 
+def test_only_normal_directions_call_themselves_unbiased():
+    for cls in (PositiveFeatures, TrigonometricFeatures):
+        assert cls(4, 8, directions="sphere").relation == "near"
+        assert {cls(4, 8, directions=d).relation for d in ("iid", "orthogonal")} == {"unbiased"}
+
+
 def test_features_on_the_sphere_have_a_kernel_of_their_own():
     # the mean of exp(w·u) over the sphere of radius √d is 0F1(d/2; d‖u‖²/4)
     x, y = _pair(8, 1.0)

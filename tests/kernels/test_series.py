@@ -73,3 +73,6 @@ def test_negative_coefficients_and_unknown_names_raise():
         named_series([1.0, -1.0])
     with pytest.raises(ValueError, match="no series named 'cosh'"):
         named_series("cosh")
+    for nothing in ((), (0.0, 0.0)):
+        with pytest.raises(ValueError, match="needs a coefficient above zero"):
+            named_series(nothing)

@@ -14,8 +14,9 @@ from primal_attention.functional.precision import accumulator
 
 __all__ = ["FeatureMap", "Kernel", "RandomFeatureMap", "Relation"]
 
-Relation = Literal["exact", "unbiased", "truncated"]
-"""Features reproduce the kernel exactly, on average over draws, or up to a cut of its series."""
+Relation = Literal["exact", "unbiased", "truncated", "near"]
+"""Features reproduce the kernel exactly, on average over draws, up to a cut of its series, or stand
+for another kernel that is near it."""
 
 
 class Kernel(nn.Module):

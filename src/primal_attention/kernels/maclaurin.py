@@ -35,7 +35,8 @@ class MaclaurinFeatures(RandomFeatureMap):
 
     Args:
         dim: Width ``d`` of the rows.
-        num_features: Width of the features, everything counted.
+        num_features: Width of the features, everything counted. A polynomial that is exact by fewer
+            has fewer; the attribute says how many.
         series: A name of :data:`~primal_attention.kernels.series.SERIES`, or coefficients.
         scale: Largest ``‖x‖‖y‖`` to expect; decides how many features each degree gets.
         exact_degree: Last degree without a draw: 0, 1 or 2. Unless given, the largest that fits.
@@ -77,11 +78,15 @@ class MaclaurinFeatures(RandomFeatureMap):
         super().__init__()
         if law not in ("optimal", "geometric"):
             raise ValueError(f"law must be 'optimal' or 'geometric', got {law!r}.")
+        self.series = named_series(series)
+        self._coefficients = self.series.coefficients(max_degree)
+        last = max((n for n, a in enumerate(self._coefficients) if a), default=0)
         sizes = [1, 1 + dim, 1 + dim + dim * (dim + 1) // 2]
         if exact_degree is None:
-            exact_degree = max((n for n in range(3) if sizes[n] <= num_features), default=0)
+            fit = (n for n in range(min(last, 2) + 1) if sizes[n] <= num_features)
+            exact_degree = max(fit, default=0)
             # a first degree without room for others is a kernel that is linear
-            if exact_degree == 1 and num_features <= dim + 1:
+            if exact_degree == 1 < last and num_features <= dim + 1:
                 exact_degree = 0
         if exact_degree not in (0, 1, 2) or sizes[exact_degree] > num_features:
             raise ValueError(
@@ -89,15 +94,15 @@ class MaclaurinFeatures(RandomFeatureMap):
                 f"width {dim} need {sizes[min(max(exact_degree, 0), 2)]} features, got "
                 f"{num_features}."
             )
+        if last <= exact_degree:
+            num_features = sizes[exact_degree]  # nothing is left to draw
         self.dim, self.num_features = dim, num_features
-        self.kernel = DotProduct(series)
-        self.series = named_series(series)
+        self.kernel = DotProduct(self.series)
         self.scale, self.exact_degree, self.max_degree = scale, exact_degree, max_degree
         self.law: Law = law
         self.stratified = stratified
         self._num_heads = num_heads
         self._free = num_features - sizes[exact_degree]
-        self._coefficients = self.series.coefficients(max_degree)
         self.counts: tuple[tuple[int, int], ...] = ()
         """How many random features each degree has, as pairs (degree, number)."""
         self._draw(generator, device, dtype)

@@ -112,6 +112,9 @@ class _Gaussian(RandomFeatureMap):
             raise ValueError(f"kernel must be 'exponential' or 'gaussian', got {kernel!r}.")
         if not scale > 0:
             raise ValueError(f"scale must be positive, got {scale}.")
+        if directions == "sphere":
+            # rows of one length know one moment of the normal density: a kernel of their own
+            self.relation = "near"
         self.dim, self.scale, self.normalize = dim, scale, normalize
         self.shape: Shape = kernel
         exact = Exponential if kernel == "exponential" else Gaussian

@@ -127,6 +127,10 @@ def named_series(series: str | Series | Sequence[float]) -> Series:
             )
         return SERIES[series]
     given = tuple(float(a) for a in series)
+    if not any(given):
+        raise ValueError(
+            f"A series needs a coefficient above zero, got {given}; pass a_0, a_1, … or a name."
+        )
     degree = len(given) - 1
     polynomial = Series("custom", partial(_given_coefficient, given), degree=degree)
     polynomial.coefficients(degree)
