@@ -122,11 +122,20 @@ def test_temperature_is_learned_and_bounded():
 
 
 def test_a_fixed_temperature_must_lie_where_the_series_converges():
-    assert _core(temperature=2.0).temperature.tolist() == [2.0, 2.0]
+    assert _core(temperature=1.5).temperature.tolist() == [1.5, 1.5]
     with pytest.raises(ValueError, match=r"between 0 and 1, where the series 'logi' converges"):
         _core(kernel="logi", temperature=1.0)
     with pytest.raises(ValueError, match="'scale' or 'power', got 'norm'"):
         _core(post="norm")
+
+
+@pytest.mark.parametrize(("kernel", "tau", "top"), [("exp", 6.0, 1.5), ("logi", 0.95, 0.9)])
+def test_a_fixed_temperature_that_costs_denominators_their_sign_warns(kernel, tau, top):
+    with pytest.warns(
+        UserWarning, match=rf"temperature={tau:g} lies beyond {top}.*keep their sign"
+    ):
+        core = _core(kernel=kernel, temperature=tau)
+    assert core.temperature.tolist() == pytest.approx([tau, tau])
 
 
 def test_the_published_setting_is_the_papers():

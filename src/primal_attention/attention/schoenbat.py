@@ -8,6 +8,7 @@ low degrees are exact. Features have both signs, so the denominator is kept away
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -90,6 +91,14 @@ class SchoenbatCore(KernelCore):
         factory = {"device": device, "dtype": dtype}
         self.fixed_temperature, self.eps = temperature, eps
         self.max_temperature, start = temperature_range(features.series)
+        if temperature is not None and temperature > self.max_temperature:
+            warnings.warn(
+                f"temperature={temperature:g} lies beyond {self.max_temperature:g}, up to which "
+                f"weights of the series {features.series.name!r} keep their sign: denominators may "
+                "come near zero and outputs grow without bound. Choose a smaller one, or None to "
+                "learn it.",
+                stacklevel=3,
+            )
         if temperature is None:
             logit = math.log(start / (self.max_temperature - start))
             self.theta = nn.Parameter(torch.full((num_heads,), logit, **factory))
@@ -189,7 +198,8 @@ class SchoenbatAttention(MultiHeadAttention):
         kernel: ``"exp"``, ``"inverse"``, ``"logi"``, ``"sqrt"``, ``"trigh"``, a series, or the
             coefficients ``a_0, a_1, …`` of one.
         num_features: Features per head; unless given, 128 or twice the head width.
-        temperature: Fixed ``τ``, or ``None`` to learn one per head.
+        temperature: Fixed ``τ``, or ``None`` to learn one per head. Beyond 1.5 (0.9 for series of
+            radius one) weights change sign; a warning says so.
         post: ``"scale"`` or ``"power"``, what happens to the output of a head.
         generator: Where the features are drawn from.
         bias: Whether the four projections have a bias.
