@@ -82,7 +82,30 @@ def test_shifting_the_content_inside_padding_shifts_the_outputs(kind):
     assert_close(y.roll(9, 1), z, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k["position"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_masked_patch_leaves_the_others_where_they_are(is_causal):
+    attn, x = layer(KINDS[2]), torch.randn(1, 11, 16, dtype=torch.float64)
+    keep = torch.rand(1, 11) > 0.4
+    q, k, v = heads(attn, x)
+    core = attn.core
+    at = torch.arange(11)
+    rows, columns = (((t - t[:, None]).clamp(-2, 2) + 2) for t in (at // 4, at % 4))
+    weights = core.maps(q) @ core.maps(k).mT * core.position.levels().exp()[:, rows, columns]
+    weights = torch.where(keep[:, None, None, :], weights, 0.0)
+    weights = weights.tril() if is_causal else weights
+    total = weights.sum(-1, keepdim=True)
+    expected = weights @ v / torch.where(total > 0, total, 1.0)
+    expected = attn.out_proj(attn._merge(expected))[keep]
+    assert_close(attn(x, key_mask=keep, is_causal=is_causal)[keep], expected)
+    if is_causal:
+        state, outputs = attn.init_state(1), []
+        for a, b in zip(x.split([5, 1, 3, 2], 1), keep.split([5, 1, 3, 2], 1), strict=True):
+            y, state = attn.step(a, state, key_mask=b)
+            outputs.append(y)
+        assert_close(torch.cat(outputs, 1)[keep], expected)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda k: k["position"])
 def test_steps_with_padding_anywhere_equal_the_run_without(kind):
     attn, x = layer(kind), torch.randn(2, 14, 16, dtype=torch.float64)
     keep = torch.rand(2, 14) > 0.4

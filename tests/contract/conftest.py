@@ -91,6 +91,12 @@ class Case:
         # the published weight of cosformer turns negative beyond its horizon
         return {"max": 1024} if self.options.get("power") == 1 else {}
 
+    def stands_alone(self, keep: Tensor) -> bool:
+        """Whether a sequence with this mask equals the sequence of its real tokens."""
+        # on a grid a masked token keeps its place; only at the end does nothing follow it
+        on_grid = self.options.get("position") == "grid"
+        return not on_grid or bool(keep[: int(keep.sum())].all())
+
     def build(self, dim: int = 16, num_heads: int = 2, **options: Any) -> Attention:
         """Return the layer, the same one every time."""
         torch.manual_seed(0)

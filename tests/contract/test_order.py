@@ -72,7 +72,8 @@ def test_t08_left_padded_prompts_decode_like_unpadded_ones(stateful_case):
     assert state.seen.tolist() == [6, 10]
     assert (y[0, :4] == 0).all()
     _close(y, layer(x, key_mask=keep, is_causal=True))
-    _close(y[:1, 4:], _decode(layer, x[:1, 4:], [2, 1, 1, 1, 1])[0])
+    if stateful_case.stands_alone(keep[0]):
+        _close(y[:1, 4:], _decode(layer, x[:1, 4:], [2, 1, 1, 1, 1])[0])
 
 
 def test_t08_a_reordered_state_continues_the_chosen_sequences(stateful_case):

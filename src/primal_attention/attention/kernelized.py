@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.features import slots
 from primal_attention.attention.multihead import (
     Core,
     MultiHeadAttention,
@@ -40,8 +41,6 @@ _HOTTEST = 3.0
 class KernelizedCore(Core):
     """Normalised positive random features times a weight per lag."""
 
-    ordered = True
-
     def __init__(
         self,
         features: PositiveFeatures,
@@ -58,6 +57,8 @@ class KernelizedCore(Core):
                 f"temperature must be True, to learn one per head, or False, got {temperature!r}."
             )
         self.features, self.position = features, position
+        # on a line padding closes up; on a grid a masked token leaves the others where they are
+        self.ordered = position.kind != "grid"
         self.capabilities = Capabilities(relative_position=True)
         self.temperature: nn.Parameter | None = None
         if temperature:
@@ -152,11 +153,12 @@ class KernelizedCore(Core):
         after = keys, values, keep
         if state.tensors[2].shape[1] == 0:
             # a prompt: the fast form, real tokens first
-            order = real_first(keep)[:, None, :, None]
+            order = (real_first(keep) if self.ordered else slots(key))[:, None, :, None]
             tokens = [x.gather(2, order.expand_as(x)) for x in (query, key, value)]
             sums = self.position.sums(tokens[0], tokens[1], tokens[2], is_causal=True)
             return sums.gather(2, order.argsort(2).expand_as(sums)), after
-        at = self.position.places(keep.cumsum(1) - 1).clamp_min(0)
+        at = keep.cumsum(1) - 1 if self.ordered else slots(keys)
+        at = self.position.places(at).clamp_min(0)
         lag = at[:, None, :] - at[:, at.shape[1] - t :, None]
         weights = torch.where(lag <= 0, self.position.weight(lag), 0.0).transpose(0, 1)
         return (query @ keys.mT * weights) @ values, after
