@@ -13,6 +13,7 @@ from primal_attention.functional import (
     Linear,
     attend,
     attend_dual,
+    attend_folded,
     attend_sampled,
     chunks,
     decayed_sum,
@@ -21,11 +22,13 @@ from primal_attention.functional import (
     even_indices,
     feature_gram,
     fold,
+    join,
     ksvd_objective,
     naive,
     normalize_rows,
     parameter_trace,
     prefix_sum,
+    primal,
     project,
     reduce_objective,
     sample_rows,
@@ -224,10 +227,11 @@ def test_a_token_more_than_a_tile_does_not_make_a_second_one(monkeypatch):
 @pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 @pytest.mark.parametrize("num", [5, 6, 17], ids=["fewer", "all", "repeated"])
+@pytest.mark.parametrize("s", [1, 3], ids=["few", "many"])
 def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
-    masked, smooth, normalize, biased, num
+    masked, smooth, normalize, biased, num, s
 ):
-    b, n, h, d, s = 3, 6, 2, 2, 3
+    b, n, h, d = 3, 6, 2, 2
     keep = _keep(b, n) if masked else None
     if masked:
         keep[1] = False  # an empty sequence
@@ -278,6 +282,52 @@ def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
         return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
 
     _same_with_gradients(at_once, by_parts, leaves)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+@pytest.mark.parametrize("has_energy", [False, True], ids=["output", "energy"])
+@pytest.mark.parametrize(("chunk", "n"), [(2, 6), (3, 7), (1024, 7)])
+def test_t16_the_output_map_folds_into_the_projection_weights(
+    monkeypatch, masked, biased, shared, has_energy, chunk, n
+):
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 4), ("_FINE", 3)):
+        monkeypatch.setattr(chunks, name, value)
+    b, h, d, s, c, e = 3, 2, 3, 7, 5, 4
+    keep = _keep(b, n) if masked else None
+    leaves = [_randn(b, n, c), _randn(1 if shared else b, 2 * h, d, s)]
+    leaves += [_randn(h * d, c), _randn(h * d, c), _randn(e, 2 * s), _randn(6, h * e)]
+    leaves += [_randn(h * d), _randn(h * d), _randn(e), _randn(6)] if biased else []
+
+    def flat(y, energy):
+        return torch.cat([y.flatten(), energy.flatten()]) if has_energy else y
+
+    def maps(given):
+        pairs = zip(given[:4], given[4:] or [None] * 4, strict=True)
+        q, k, inner, outer = (Linear(*pair) for pair in pairs)
+        return (q, k), (inner, outer)
+
+    def folded(x, w, *given):
+        inward, outward = maps(given)
+        found = attend_folded(x, inward, w, outward, key_mask=keep, has_energy=has_energy)
+        return flat(*found)
+
+    def truth(x, w, *given):
+        inward, outward = maps(given)
+        return flat(*attend(x, join(*inward), w, fold(*outward), key_mask=keep))
+
+    _same_with_gradients(folded, truth, leaves)
+    with torch.no_grad():
+        assert_close(folded(*leaves), truth(*leaves))
+
+
+def test_layers_of_many_directions_have_no_scores(monkeypatch):
+    x, maps = _randn(2, 9, 4), ((Linear(_randn(4, 4), None),) * 2, _randn(2, 6, 5))
+    outward = Linear(_randn(2, 10), None), Linear(_randn(4, 4), None)
+    monkeypatch.setattr(primal, "fold_heads", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        attend_sampled(x, maps[0], (maps[1], maps[1]), outward, 6)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
@@ -464,11 +514,6 @@ def test_t14_codes_of_a_repeated_row_add_up():
     for m, position in enumerate(naive.even_indices(3, 8)):
         folded[:, position] += w[:, m]
     assert_close(effective_weights(f, w), effective_weights(x[:, None], folded))
-
-
-def test_t16_the_output_map_folds_into_the_projection_weights():
-    q, w, c = _heads(2, 3, 7, 4), _randn(1, 3, 4, 9), _randn(9, 4)
-    assert_close(project(q, w @ c).scores, project(q, w).scores @ c, atol=1e-10, rtol=1e-10)
 
 
 # sampling

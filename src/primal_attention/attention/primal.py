@@ -457,6 +457,7 @@ class PrimalAttention(Attention, PublishesTerms):
             key_mask=keep,
             eps=self.conventions.eps,
             lam=self.ell if has_loss else None,
+            has_energy=asked is not None,
             **self._tying,
         )
         return y, found if has_loss else self._energy_term(
@@ -468,11 +469,11 @@ class PrimalAttention(Attention, PublishesTerms):
         asked: Regularizer | None,
         x: Tensor,
         keep: Tensor | None,
-        energy: Tensor,
+        energy: Tensor | None,
         w_e: Tensor,
         w_r: Tensor,
     ) -> Tensor | None:
-        if asked is None:
+        if asked is None or energy is None:
             return None
         side = Side(x[:, None], keep)  # of which the regulariser takes the length alone
         also = side, side, self.ell, parameter_trace(w_e, w_r)

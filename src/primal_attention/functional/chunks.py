@@ -22,6 +22,7 @@ __all__ = [
     "gather",
     "invert_norms",
     "leave",
+    "radial_factor",
     "score",
     "score_backward",
     "tiles_of",
@@ -193,5 +194,10 @@ def score_backward(
     """Divide the gradient of the scores by the norms; return the factor of ``q`` in its own."""
     grad.mul_(norm)
     radial = torch.mul(grad, scores, out=work).sum(1, keepdim=True)
-    # d(1/‖q‖) = -q/‖q‖³, and zero where the norm was clamped, rounding allowed for
-    return radial.mul_(torch.threshold_(norm.neg(), -(1 - 1e-6) / eps, 0.0))
+    return radial.mul_(radial_factor(norm, eps))
+
+
+def radial_factor(norm: Float[Tensor, "gh 1 t"], eps: float) -> Float[Tensor, "gh 1 t"]:
+    """Return ``-1/‖q‖``, of ``d(1/‖q‖) = -q/‖q‖³``, and zero where the norm was clamped."""
+    # rounding allowed for
+    return torch.threshold_(norm.neg(), -(1 - 1e-6) / eps, 0.0)

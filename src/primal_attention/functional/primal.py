@@ -8,16 +8,17 @@ dual variables (:func:`dual_weights`).
 Speed comes from one identity: the norm is a scalar per row, so ``φ(q) W = (q W) / ‖q‖``. Dividing
 the ``n × s`` product instead of the ``n × d`` input saves a second copy of ``q`` and everything
 autograd would keep of it. Whole layers (:func:`attend`, :func:`attend_sampled`,
-:func:`attend_dual`) run in chunks and have backward passes of their own.
+:func:`attend_folded`, :func:`attend_dual`) run in chunks and have backward passes of their own.
 """
 
 import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from primal_attention.functional.folded import fold_heads
 from primal_attention.functional.fused import attend_fused, layer_fused
 from primal_attention.functional.fused_dual import dual_fused
 from primal_attention.functional.ksvd import ksvd_objective, parameter_trace, reduce_objective
@@ -30,6 +31,7 @@ __all__ = [
     "Projection",
     "attend",
     "attend_dual",
+    "attend_folded",
     "attend_sampled",
     "decayed_sum",
     "dual_weights",
@@ -180,8 +182,11 @@ def _onto_tokens(
 
 def _is_simple(x: Tensor, weight: Tensor) -> bool:
     """Whether a layer may run in one step: eagerly, on some tokens, in float32 or better."""
-    is_wide = x.dtype == weight.dtype == accumulator(x) and not _autocasts(x)
-    return is_wide and 0 not in x.shape and not torch.compiler.is_compiling()
+    return _is_wide(x, weight) and 0 not in x.shape and not torch.compiler.is_compiling()
+
+
+def _is_wide(x: Tensor, weight: Tensor) -> bool:
+    return x.dtype == weight.dtype == accumulator(x) and not _autocasts(x)
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -395,6 +400,66 @@ def attend(
     return attend_fused(x, inward, w.to(x.dtype), outward, key_mask, representable(eps, x))
 
 
+def attend_folded(
+    x: Float[Tensor, "b n c"],
+    inward: tuple[Linear, Linear],
+    w: Float[Tensor, "#b 2*h d s"],
+    outward: tuple[Linear, Linear],
+    *,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+    eps: float = 1e-6,
+    has_energy: bool = True,
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b 2*h s"] | None]:
+    """Return what :func:`attend` returns with joined and folded maps, without any score.
+
+    The output map goes into the weights, ``W C`` of ``2d × d`` per head, and the energies come from
+    the ``d × d`` Gram matrices of the unit heads. Costs ``O(n d (c + d))`` per head, whatever the
+    number of directions: for layers with more than half as many directions as a head is wide.
+
+    Args:
+        x: Tokens, finite also at padded positions.
+        inward: From tokens to the heads of the queries, and of the keys.
+        w: Projection weights of all query heads and, after them, of all key heads.
+        outward: From both scores of a head to its width, and from all heads to the output.
+        key_mask: ``True`` where a token is real.
+        eps: Norms below this count as this.
+        has_energy: Whether to return the energy; without it a product less.
+    """
+    inner, outer = outward
+    b, both, d, s = w.shape
+    h, e = both // 2, inner.weight.shape[0]
+    by_side = inner.weight.view(e, 2, 1, s).permute(1, 2, 3, 0)  # [2 1 s e]
+    m = (w.view(b, 2, h, d, s) @ by_side).transpose(1, 2).reshape(b, h, 2 * d, e)
+    weight, bias = join(*inward)
+    heads = Linear(_by_head(weight, h), None if bias is None else _by_head(bias, h))
+    bias = outer.bias
+    if inner.bias is not None:
+        bias = torch.nn.functional.linear(inner.bias.repeat(h), outer.weight, bias)
+    result = Linear(outer.weight, bias)
+    if torch.compiler.is_compiling():
+        q = torch.nn.functional.linear(x, *heads).unflatten(-1, (2 * h, d)).transpose(1, 2)
+        unit = q * _inverse_norm(q, key_mask, eps)
+        pairs = unit.unflatten(1, (h, 2)).transpose(2, 3).flatten(3)  # [b h n 2*d]
+        y = torch.nn.functional.linear((pairs @ m).transpose(1, 2).flatten(2), *result)
+        gram = unit.mT @ unit
+    else:
+        y, gram = fold_heads(x, heads, m, result, key_mask, representable(eps, x), has_energy)
+    if not has_energy:
+        return y, None
+    by_head = gram.unflatten(1, (h, 2)).transpose(1, 2).flatten(1, 2)  # all queries, all keys
+    return y, (w * (by_head @ w)).sum(2)
+
+
+def _by_head(rows: Shaped[Tensor, "2*h*d *rest"], h: int) -> Shaped[Tensor, "2*h*d *rest"]:
+    """Return rows of all query heads and then all key heads as both of a head, and so on."""
+    return rows.unflatten(0, (2, h, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def _has_many_directions(d: int, s: int, width: int, has_energy: bool) -> bool:
+    """Whether scores and their output map cost more per token than :func:`attend_folded`."""
+    return 2 * s * (width + d) > d * (width + (4 if has_energy else 2) * d)
+
+
 def attend_dual(
     x: Float[Tensor, "b n c"],
     inward: Linear,
@@ -442,7 +507,8 @@ def attend_sampled(
     normalize: bool = True,
     eps: float = 1e-6,
     lam: Float[Tensor, "h s"] | None = None,
-) -> tuple[Float[Tensor, "b n c_out"], Tensor]:
+    has_energy: bool = True,
+) -> tuple[Float[Tensor, "b n c_out"], Tensor | None]:
     """Return the whole layer of :func:`tie_rows`: its output, and the energy or the loss.
 
     The same as :func:`attend` with the joined and folded maps and the weights of
@@ -460,14 +526,22 @@ def attend_sampled(
         normalize: Whether sampled rows are normalised.
         eps: Norms below this count as this.
         lam: ``ℓ``: return the loss in place of the energy. Not with a mask.
+        has_energy: Whether anything but the output is of interest.
     """
     b, n, _ = x.shape
     alike = (inward[0].bias is None) == (inward[1].bias is None)
-    if not (alike and _is_simple(x, codes[0])):
+    shape = outward[0].weight.shape[0], codes[0].shape[-1], outward[1].weight.shape[0]
+    folds = _is_wide(x, codes[0]) and _has_many_directions(*shape, has_energy)
+    if folds or not (alike and _is_simple(x, codes[0])):
         w, _ = tie_rows(sample_rows(x, num, key_mask), *codes, basis=basis, normalize=normalize)
-        maps = join(*inward), w, fold(*outward)
-        y, energy = attend(x, *maps, key_mask=key_mask, eps=eps)
-        if lam is None:
+        energy: Tensor | None
+        if folds:
+            y, energy = attend_folded(
+                x, inward, w, outward, key_mask=key_mask, eps=eps, has_energy=has_energy
+            )
+        else:
+            y, energy = attend(x, join(*inward), w, fold(*outward), key_mask=key_mask, eps=eps)
+        if lam is None or energy is None:
             return y, energy
         moment_e, moment_r = (energy / max(n, 1)).chunk(2, dim=1)
         objective = ksvd_objective(moment_e, moment_r, lam, parameter_trace(*codes))
