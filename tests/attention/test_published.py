@@ -93,6 +93,19 @@ def test_t24_released_parameters_load_under_their_names(variant):
 
 
 @pytest.mark.parametrize("variant", NAMES)
+def test_t24_released_names_make_the_round_trip(variant):
+    released, _ = _released(variant)
+    layer, twin = _layer(variant), _layer(variant)
+    layer.load_reference_state_dict(released)
+    back = layer.reference_state_dict()
+    assert set(back) == set(released)
+    assert all(torch.equal(back[name], value) for name, value in released.items())
+    twin.load_reference_state_dict(back)
+    ours = layer.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in twin.state_dict().items())
+
+
+@pytest.mark.parametrize("variant", NAMES)
 @pytest.mark.parametrize("n", [3, 5, 12])
 def test_published_layers_compute_the_released_formulas(variant, n):
     released, role = _released(variant)
@@ -150,6 +163,8 @@ def test_only_published_layers_load_released_parameters(twin):
     for layer in (PrimalAttention(8, 2), twin(PrimalAttention(8, 2))):
         with pytest.raises(RuntimeError, match=r"PrimalAttention\.reference"):
             layer.load_reference_state_dict({})
+        with pytest.raises(RuntimeError, match=r"PrimalAttention\.reference"):
+            layer.reference_state_dict()
     twin(_layer("uea")).load_reference_state_dict(_released("uea")[0])
 
 
@@ -161,6 +176,28 @@ def test_published_layers_start_as_the_released_code_starts_them(variant):
         assert_close(flat @ flat.T, torch.eye(HEADS, dtype=torch.float64))
     assert ((layer.lam >= 0) & (layer.lam <= 1)).all()
     assert torch.equal(layer.ell, layer.lam)
+
+
+@pytest.mark.parametrize("variant", NAMES)
+def test_published_linear_maps_start_as_the_released_code_starts_them(variant):
+    wide = PrimalAttention.reference(variant, 256, 4, rank=32, num_samples=40)
+    maps = {name: getattr(wide, name) for name in ("q_proj", "k_proj", "out_proj", "concat")}
+    spread = {name: m.weight.std().item() for name, m in maps.items()}
+    biased = {name for name, m in maps.items() if m.bias.any()}
+    # torch draws from ±1/√inputs, Xavier from ±gain √(6 / (inputs + outputs))
+    plain = {name: (3 * m.in_features) ** -0.5 for name, m in maps.items()}
+    if variant == "d4rl":
+        assert spread == pytest.approx(dict.fromkeys(maps, 0.02), rel=0.05)
+        assert not biased
+        # a normal law reaches beyond the bounds of a uniform one of the same spread
+        assert all(m.weight.abs().max() > 0.055 for m in maps.values())
+    elif variant == "wikitext":
+        xavier = {"q_proj": 512**-0.5, "k_proj": 512**-0.5, "out_proj": 256**-0.5}
+        assert spread == pytest.approx({**plain, **xavier}, rel=0.05)
+        assert biased == {"q_proj", "k_proj", "concat"}
+    else:
+        assert spread == pytest.approx(plain, rel=0.05)
+        assert biased == set(maps)
 
 
 @pytest.mark.parametrize("variant", NAMES)

@@ -39,6 +39,8 @@ from primal_attention.attention.published import (
     PUBLISHED,
     SOUND,
     Conventions,
+    published_state_dict,
+    start_linear,
     translate_state_dict,
 )
 from primal_attention.attention.registry import register_attention
@@ -211,9 +213,10 @@ class PrimalAttention(Attention, PublishesTerms):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw new parameters."""
-        for module in self.children():
+        for name, module in self.named_children():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
+                start_linear(self.conventions, name, module)
         nn.init.uniform_(self.lam)
         if self.conventions.positive_lam:
             # softplus of this is uniform between 0.1 and 1
@@ -308,12 +311,25 @@ class PrimalAttention(Attention, PublishesTerms):
         Args:
             state_dict: The entries of one attention layer, its prefix removed.
         """
+        self._check_published()
+        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
+
+    def reference_state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters under the names of the released layer, for its own code to load.
+
+        Example:
+            >>> sorted(PrimalAttention.reference("lra", 8, 2, rank=3).reference_state_dict())[:3]
+            ['W_k.bias', 'W_k.weight', 'W_q.bias']
+        """
+        self._check_published()
+        return published_state_dict(self.conventions, self.state_dict())
+
+    def _check_published(self) -> None:
         if self.conventions == SOUND:
             raise RuntimeError(
                 "This layer follows our conventions, not a published variant's; build it with "
-                "PrimalAttention.reference(variant, ...) and load into that."
+                "PrimalAttention.reference(variant, ...) and use that."
             )
-        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
 
     # forward
 

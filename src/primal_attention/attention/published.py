@@ -9,11 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from primal_attention.functional import Reduction
 
-__all__ = ["PUBLISHED", "SOUND", "Conventions", "translate_state_dict"]
+__all__ = [
+    "PUBLISHED",
+    "SOUND",
+    "Conventions",
+    "published_state_dict",
+    "start_linear",
+    "translate_state_dict",
+]
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,8 @@ class Conventions:
     """Store ``ℓ`` through a softplus instead of raw."""
     flat_init: bool = False
     """Orthogonalise the flattened heads against each other instead of each head's columns."""
+    linear_init: Literal["torch", "gpt2", "fairseq"] = "torch"
+    """How the linear maps start; see :func:`start_linear`."""
     reduction: Reduction = "sample"
     """How ``J`` becomes a loss."""
     eps: float = 1e-6
@@ -83,12 +93,14 @@ def _published(
     mask: Literal["output", "refuse"] = "refuse",
     reduction: Reduction = "sample",
     causal: bool = False,
+    linear_init: Literal["torch", "gpt2", "fairseq"] = "torch",
 ) -> Conventions:
     return Conventions(
         mask=mask,
         normalize_rows=False,
         positive_lam=False,
         flat_init=True,
+        linear_init=linear_init,
         reduction=reduction,
         eps=1e-12,
         causal_only=causal,
@@ -101,9 +113,24 @@ PUBLISHED = {
     "uea": _published(_UEA_NAMES),
     "lra": _published(_LRA_NAMES, mask="output", reduction="batch"),
     "vit": _published(_VIT_NAMES, reduction="batch"),
-    "d4rl": _published(_D4RL_NAMES, causal=True),
-    "wikitext": _published(_WIKITEXT_NAMES, causal=True),
+    "d4rl": _published(_D4RL_NAMES, causal=True, linear_init="gpt2"),
+    "wikitext": _published(_WIKITEXT_NAMES, causal=True, linear_init="fairseq"),
 }
+
+
+def start_linear(conventions: Conventions, name: str, linear: nn.Linear) -> None:
+    """Draw the parameters of the layer's map ``name`` where that variant departs from torch.
+
+    ``gpt2`` redraws every map from ``N(0, 0.02²)`` with a zero bias; ``fairseq`` draws queries and
+    keys by Xavier's rule with gain ``1/√2``, the output with gain one and a zero bias.
+    """
+    rule = conventions.linear_init
+    if rule == "gpt2":
+        nn.init.normal_(linear.weight, std=0.02)
+    elif rule == "fairseq" and name in ("q_proj", "k_proj", "out_proj"):
+        nn.init.xavier_uniform_(linear.weight, 1.0 if name == "out_proj" else 0.5**0.5)
+    if rule == "gpt2" or (rule == "fairseq" and name == "out_proj"):
+        nn.init.zeros_(linear.bias)
 
 
 def translate_state_dict(
@@ -132,6 +159,25 @@ def translate_state_dict(
                 "entries of one attention layer with its prefix removed."
             )
     return ours
+
+
+def published_state_dict(
+    conventions: Conventions, state_dict: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return our parameters under a published layer's names: :func:`translate_state_dict` undone.
+
+    Args:
+        conventions: One of :data:`PUBLISHED`.
+        state_dict: Parameters of one layer with these conventions.
+    """
+    theirs: dict[str, Tensor] = {}
+    for name, target in conventions.names:
+        for rest in ("", ".weight", ".bias"):
+            ours = [f"{part}{rest}" for part in target.split("+")]
+            if ours[0] in state_dict:
+                parts = [state_dict[part] for part in ours]
+                theirs[f"{name}{rest}"] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return theirs
 
 
 def _match(name: str, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
