@@ -94,6 +94,39 @@ def test_a_term_without_gradient_raises_where_gradients_are_on():
         ksvd_loss(layer)
 
 
+@pytest.mark.parametrize("freeze", ["all", "all but the output", "all, under no_grad"])
+def test_a_frozen_layer_has_a_constant_term_that_counts(freeze):
+    model, x = nn.Sequential(PrimalAttention(8, 2), PrimalAttention(8, 2)), torch.randn(2, 5, 8)
+    model(x)
+    expected = ksvd_loss(model).item()
+    model[0].requires_grad_(False)
+    if freeze == "all but the output":  # which no regulariser sees
+        model[0].out_proj.requires_grad_()
+    with torch.set_grad_enabled(freeze != "all, under no_grad"):
+        hidden = model[0](x)
+    model[1](hidden)
+    loss = ksvd_loss(model)
+    assert loss.item() == pytest.approx(expected)
+    loss.backward()
+    assert model[0].lam.grad is None
+    assert model[1].lam.grad.abs().sum() > 0
+
+
+def test_a_model_without_anything_to_train_has_a_constant_loss():
+    model = _model().requires_grad_(False)
+    model(torch.randn(2, 5, 8))
+    assert not ksvd_loss(model).requires_grad
+
+
+def test_a_frozen_layer_is_no_excuse_for_another_that_lost_its_gradient():
+    model, x = _model(), torch.randn(2, 5, 8)
+    model[0].requires_grad_(False)
+    with torch.no_grad():
+        model(x)
+    with pytest.raises(RuntimeError, match="layer '2' carries no gradient"):
+        ksvd_loss(model)
+
+
 def test_the_loss_trains_the_layer():
     layer = PrimalAttention(8, 2)
     layer(torch.randn(2, 5, 8))

@@ -20,16 +20,24 @@ class PublishesTerms(nn.Module):
     """A module that holds the loss terms of its last training forward until they are collected."""
 
     _terms: dict[str, Tensor] | None = None
+    _had_gradients: bool = True
 
     def publish(self, terms: dict[str, Tensor]) -> None:
         """Replace what was published before; does nothing outside training."""
         # activation checkpointing runs forward again inside backward: that is not a new step
         if self.training and (torch.compiler.is_compiling() or not _in_backward()):
-            self._terms = terms
+            self._terms, self._had_gradients = terms, torch.is_grad_enabled()
+
+    def _lost_gradients(self) -> bool:
+        """Whether terms were published without a graph although there is something to train."""
+        if self._terms is None or self._had_gradients:
+            return False
+        return any(parameter.requires_grad for parameter in self.parameters())
 
     def __getstate__(self) -> dict[str, Any]:
         # terms belong to one graph: a copy or a pickle must not drag it along
-        return {k: v for k, v in self.__dict__.items() if k != "_terms"}
+        dropped = "_terms", "_had_gradients"
+        return {k: v for k, v in self.__dict__.items() if k not in dropped}
 
 
 def _in_backward() -> bool:
@@ -57,13 +65,16 @@ def ksvd_terms(model: nn.Module) -> dict[str, Float[Tensor, ""]]:
 def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> Float[Tensor, ""]:
     """Collect the regularisers of the last training forward as one number, and clear them.
 
+    A frozen layer whose input needs no gradient has a constant term. It counts in the value, so
+    that freezing a layer leaves the weight of the others as it is, and adds no gradient.
+
     Args:
         model: Any module with primal layers somewhere inside.
         layers: Average over layers, as the published code does, or sum, as the paper writes.
 
     Raises:
-        RuntimeError: If nothing was published since the last call, or if a term carries no
-            gradient although gradients are on.
+        RuntimeError: If nothing was published since the last call, or if gradients are on now but
+            were off in the forward of a module that has something to train.
 
     Example:
         >>> import primal_attention as pa
@@ -80,10 +91,11 @@ def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> F
             "then call ksvd_loss once; layers with regularizer=None publish nothing."
         )
     if torch.is_grad_enabled():
-        for name, term in terms.items():
-            if not term.requires_grad:
+        for name, module in model.named_modules():
+            if isinstance(module, PublishesTerms) and module._lost_gradients():
+                lost = ".".join(filter(None, (name, next(iter(module._terms or {}), ""))))
                 raise RuntimeError(
-                    f"The KSVD term of layer {name or 'model'!r} carries no gradient: the forward "
+                    f"The KSVD term of layer {lost or 'model'!r} carries no gradient: the forward "
                     "ran under no_grad or inside reentrant activation checkpointing. Use "
                     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
                 )
