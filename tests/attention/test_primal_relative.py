@@ -24,8 +24,25 @@ def layer(**options):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_the_layer_is_the_formula_one_pair_at_a_time(is_causal):
-    attn, x = layer(), torch.randn(2, 9, 16, dtype=torch.float64)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_layer_is_the_formula_in_values_and_gradients(is_causal, masked):
+    attn = layer()
+    x = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
+    keep = torch.rand(1, 9) > 0.4 if masked else torch.ones(1, 9, dtype=torch.bool)
+    fast = attn(x, key_mask=keep if masked else None, is_causal=is_causal)[keep]
+    slow = formula(attn, x[keep][None], is_causal)[0]
+    assert_close(fast, slow)
+    leaves, probe = [x, *attn.parameters()], torch.randn_like(fast)
+    for a, b in zip(
+        torch.autograd.grad((fast * probe).sum(), leaves),
+        torch.autograd.grad((slow * probe).sum(), leaves),
+        strict=True,
+    ):
+        assert_close(a, b, atol=1e-8, rtol=1e-6)
+
+
+def formula(attn, x, is_causal):
+    """Return the layer's output, one pair of tokens at a time."""
     q, k = attn._split(attn.q_proj(x)), attn._split(attn.k_proj(x))
     scores = []
     for position, a, b, duals in (
@@ -39,7 +56,7 @@ def test_the_layer_is_the_formula_one_pair_at_a_time(is_causal):
         h = attn._split(duals(x))
         scores.append(naive.primal_relative_scores(a, b, h, weight, is_causal))
     heads = attn.concat(torch.cat(scores, dim=-1))
-    assert_close(attn(x, is_causal=is_causal), attn.out_proj(attn._merge(heads)))
+    return attn.out_proj(attn._merge(heads))
 
 
 def test_with_equal_weights_it_is_dual_tied_primal_attention():

@@ -85,6 +85,8 @@ def test_t20_exports_with_dynamic_batch_and_length(plain_case):
 
 @pytest.mark.slow
 def test_t20_exports_with_dynamic_batch_and_length_in_every_mode(graph_case):
+    if graph_case.options.get("position") == "grid":
+        pytest.skip("an exported grid serves whole rows only; docs/attention/kernelized.md says so")
     _exports(graph_case)
 
 

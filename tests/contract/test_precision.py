@@ -39,6 +39,14 @@ def test_a_module_wholly_in_half_precision_stays_close(mode_case, dtype):
     torch.testing.assert_close(y.float(), exact, atol=_bound(mode_case, exact), rtol=0)
 
 
+def test_large_tokens_stay_finite_in_float16(mode_case):
+    layer, arguments = mode_case.build().eval().half(), mode_case.inputs(n=40, m=30)
+    for name in ("x", "context"):
+        if name in arguments:
+            arguments[name] = (30 * arguments[name]).half()
+    assert mode_case.run(layer, arguments).isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_layers_can_be_created_in_half_precision(any_case, dtype):
     layer = any_case.build(dtype=dtype)

@@ -2,9 +2,15 @@
 
 import pytest
 import torch
+from tests.contract.references import REFERENCES
 from torch import nn
 
 from primal_attention.attention import MultiHeadAttention
+
+SUMS = {"flow", "nystromformer"}
+"""Mechanisms that scale their averages, or add to them."""
+LOW_RANK = {"skyformer": 1e-2, "skyformer-learned": 1e-2}
+"""How far rows of approximate weights are from a sum of one."""
 
 
 def test_output_has_shape_dtype_and_device_of_the_tokens(mode_case):
@@ -52,20 +58,93 @@ def test_meta_device_is_honoured_and_gives_shapes(any_case):
     assert layer(torch.randn(2, 5, 16, device="meta")).shape == (2, 5, 16)
 
 
-def test_core_equals_its_dense_weights_times_values(core_case):
+def test_core_is_its_formula_in_values_and_gradients(core_case):
+    layer = core_case.build(dtype=torch.float64).eval()
+    core, parameters = layer.core, list(layer.core.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            # off the neutral values that many start from
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    arguments = core_case.inputs(dtype=torch.float64)
+    x, memory = arguments["x"], arguments.get("context", arguments["x"])
+    q = layer._split(layer.q_proj(x)).detach().requires_grad_()
+    k, v = (layer._split(p(memory)).detach().requires_grad_() for p in (layer.k_proj, layer.v_proj))
+    is_causal, keep = arguments.get("is_causal", False), arguments.get("key_mask")
+    got = core(q, k, v, key_mask=keep, is_causal=is_causal)
+    rows = []
+    for i in range(2):
+        keys = slice(None) if keep is None else keep[i]
+        asks = slice(None) if "context" in arguments else keys
+        one = q[i : i + 1, :, asks], k[i : i + 1, :, keys], v[i : i + 1, :, keys]
+        rows.append((got[i : i + 1, :, asks], REFERENCES[core_case.name](core, *one, is_causal)))
+    probes = [torch.randn_like(y) for y, _ in rows]
+    grads = []
+    for which in (0, 1):
+        loss = sum((row[which] * p).sum() for row, p in zip(rows, probes, strict=True))
+        grads.append(torch.autograd.grad(loss, [q, k, v, *parameters], allow_unused=True))
+    for y, expected in rows:
+        torch.testing.assert_close(y, expected)
+    for a, b in zip(*grads, strict=True):
+        zero = torch.zeros(())
+        torch.testing.assert_close(
+            *(zero if g is None else g for g in (a, b)), atol=1e-7, rtol=1e-6
+        )
+
+
+def test_dense_weights_times_values_are_the_output(core_case):
     layer = core_case.build(dtype=torch.float64).eval()
     arguments = core_case.inputs(dtype=torch.float64)
     x, memory = arguments["x"], arguments.get("context", arguments["x"])
     flags = {k: arguments[k] for k in ("key_mask", "is_causal") if k in arguments}
-    q = layer._split(layer.q_proj(x))
-    k, v = layer._split(layer.k_proj(memory)), layer._split(layer.v_proj(memory))
+    q, k, v = (
+        layer._split(p(t))
+        for p, t in ((layer.q_proj, x), (layer.k_proj, memory), (layer.v_proj, memory))
+    )
     weights = layer.core.weights(q, k, **flags)
     assert weights.shape == (*q.shape[:3], k.shape[2])
-    torch.testing.assert_close(layer.core(q, k, v, **flags), weights @ v)
     y = layer.out_proj(layer._merge(weights @ v))
     if "key_mask" in flags and "context" not in arguments:
         y = torch.where(flags["key_mask"][:, :, None], y, 0.0)
     torch.testing.assert_close(core_case.run(layer, arguments), y)
+
+
+def test_permuted_tokens_give_permuted_outputs_where_positions_play_no_part(any_case):
+    layer = any_case.build(dtype=torch.float64).eval()
+    if not isinstance(layer, MultiHeadAttention) or layer.core.ordered:
+        pytest.skip("the mechanism knows the order of its tokens")
+    if layer.capabilities.relative_position:
+        pytest.skip("the mechanism knows the positions of its tokens")
+    x, order = torch.randn(2, 30, 16, dtype=torch.float64), torch.randperm(30)
+    torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order])
+
+
+def test_equal_values_are_what_an_average_of_them_is(core_case):
+    layer = core_case.build(dtype=torch.float64).eval()
+    if core_case.name in SUMS or layer.core.__dict__.get("normalize") is False:
+        pytest.skip("the mechanism sums, it does not average")
+    arguments = core_case.inputs(dtype=torch.float64)
+    x, memory = arguments["x"], arguments.get("context", arguments["x"])
+    flags = {k: arguments[k] for k in ("key_mask", "is_causal") if k in arguments}
+    q, k = layer._split(layer.q_proj(x)), layer._split(layer.k_proj(memory))
+    # absolute values: rectified features of two tokens always meet
+    y = layer.core(q.abs(), k.abs(), torch.ones_like(k), **flags)
+    if "key_mask" in flags and "context" not in arguments:
+        y = y.transpose(1, 2)[flags["key_mask"]]
+    tolerance = LOW_RANK.get(core_case.name, 1e-8)
+    torch.testing.assert_close(y, torch.ones_like(y), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("size", [10.0, 1e-3])
+def test_gradients_are_finite_for_large_and_small_tokens(mode_case, size):
+    layer, arguments = mode_case.build().train(), mode_case.inputs(n=40, m=30)
+    tokens = [name for name in ("x", "context") if name in arguments]
+    for name in tokens:
+        arguments[name] = (size * arguments[name]).requires_grad_()
+    y = mode_case.run(layer, arguments)
+    y.square().mean().backward()
+    assert y.isfinite().all()
+    assert all(arguments[name].grad.isfinite().all() for name in tokens)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
 
 
 def test_t18_gradients_match_finite_differences(mode_case):

@@ -1,0 +1,161 @@
+"""What each core computes, straight from its formula: one unpadded sequence, dense, no shortcuts.
+
+A mechanism without a function here fails ``test_core_is_its_formula``: write it down first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, pad, softplus
+
+from primal_attention.functional import naive_family, naive_nystrom
+
+Reference = Callable[[Any, Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def _softmax(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return naive_family.normalized(scores.exp(), v, None, is_causal)
+
+
+def _linear(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
+    return naive_family.feature_attention(q, k, v, None, is_causal)
+
+
+def _favor(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k = (x * x.shape[-1] ** -0.25 for x in (q, k))
+    w = core.features.directions
+    q, k = (x @ w.mT - x.square().sum(-1, keepdim=True) / 2 for x in (q, k))
+    return naive_family.exponential_attention(q, k, v, None, is_causal)
+
+
+def _cosformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    weights = naive_family.cosformer_weights(q, k, core.horizon, core.power)
+    return naive_family.normalized(weights, v, None, is_causal)
+
+
+def _flow(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    flow = naive_family.causal_flow_attention if is_causal else naive_family.flow_attention
+    return flow(q, k, v)
+
+
+def _schoenbat(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    tau = core.temperature.sqrt()[:, None, None]
+    q, k = (core.features.query_features(tau * naive_family.schoenbat_rows(x, 1)) for x in (q, k))
+    y = naive_family.feature_attention(q, k, v, None, is_causal)
+    if core.post == "power":
+        # the power is smooth at zero
+        y = y * (y.square() + 1e-12) ** ((softplus(core.beta) - 1) / 2)
+    return core.gamma * y
+
+
+def _kernelized(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    if core.temperature is not None:
+        heat = softplus(core.temperature).clamp_max(3).sqrt()[:, None, None]
+        q, k = heat * q, heat * k
+    position, reach = core.position, core.position.reach
+    at_q, at_k = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    lag = at_k - at_q
+    if position.kind == "window":
+        c = position.table[:, lag.clamp(-reach, reach) + reach].exp()
+    elif position.kind == "grid":
+        w = position.width
+        rows, columns = at_k // w - at_q // w, at_k % w - at_q % w
+        rows, columns = (t.clamp(-reach, reach) + reach for t in (rows, columns))
+        c = position.table[:, rows, columns].exp()
+    else:
+        c = position.weight(lag)
+    weights = c * (core.features.query_features(q) @ core.features.query_features(k).mT)
+    return naive_family.normalized(weights, v, None, is_causal)
+
+
+def _points(core: Any, x: Tensor) -> Tensor:
+    if core.scale is not None:
+        size = x.square().mean(-1, keepdim=True).sqrt()
+        x = core.scale.exp()[:, None, None] * x / size
+    return x * x.shape[-1] ** -0.25
+
+
+def _gaussian(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k = (_points(core, x) for x in (q, k))
+    return naive_nystrom.gaussian_attention(q, k, v, None, is_causal, core.normalize)
+
+
+def _spaced(x: Tensor, num: int) -> Tensor:
+    return x[:, :, [i * (x.shape[2] - 1) // (num - 1) for i in range(num)]]
+
+
+def _means(x: Tensor, num: int) -> Tensor:
+    each = [[naive_nystrom.segment_means(h, num) for h in sequence] for sequence in x]
+    return torch.stack([torch.stack(heads) for heads in each])
+
+
+def _skyformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k = (_points(core, x) for x in (q, k))
+    if is_causal:
+        return naive_nystrom.windowed_nystrom(
+            q, k, v, core.z, core.window, core.ridge, None, core.normalize
+        )
+    s = core.num_landmarks
+    if core.landmarks in ("strided", "segments"):
+        pick = _spaced if core.landmarks == "strided" else _means
+        z = torch.cat([pick(q, s // 2), pick(k, s - s // 2)], dim=2)
+    else:
+        z = core.choose(q, k)
+    gram = naive_nystrom.gaussian_gram(z, z) + core.ridge * torch.eye(s, dtype=z.dtype)
+    if core.inverse == "cholesky":
+        # landmarks that repeat give equal eigenvalues, whose vectors have no gradient
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    else:
+        steps = {"schulz": (8, False), "published": (6, True)}[core.inverse]
+        each = [naive_nystrom.schulz_inverse(m, *steps) for m in gram.flatten(0, 1)]
+        inverse = torch.stack(each).view_as(gram)
+    left, right = naive_nystrom.gaussian_gram(q, z), naive_nystrom.gaussian_gram(z, k)
+    weights = left @ inverse @ right
+    if core.normalize:
+        total = weights.sum(-1, keepdim=True)
+        weights = weights * total / (total.square() + core.ridge**2)
+    return weights @ v
+
+
+def _nystromformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q_l, k_l = (_means(x, core.num_landmarks) for x in (q, k))
+    y = naive_nystrom.nystromformer_attention(q, k, v, q_l, k_l)
+    if core.conv is None:
+        return y
+    half = core.conv.shape[1] // 2
+    rows = [
+        conv1d(pad(v[:, h].mT, (half, half)).flatten(0, 1)[:, None], own[None, None])
+        for h, own in enumerate(core.conv)
+    ]
+    return y + torch.stack([r.view(v.shape[0], v.shape[3], -1).mT for r in rows], dim=1)
+
+
+def _linformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    m, s = k.shape[2], core.num_projections
+    at = (torch.arange(m, dtype=k.dtype) + 0.5) / m
+    waves = [(2**0.5 if i else 1) * torch.cos(torch.pi * i * at) * (i < m) for i in range(s)]
+    e_k, e_v = ((e @ torch.stack(waves) / m)[None] for e in (core.e_k, core.e_v))
+    return naive_nystrom.linformer_attention(q, k, v, e_k, e_v)
+
+
+REFERENCES: dict[str, Reference] = {
+    "cosformer": _cosformer,
+    "favor": _favor,
+    "flow": _flow,
+    "gaussian": _gaussian,
+    "kernelized": _kernelized,
+    "kernelized-log": _kernelized,
+    "linear": _linear,
+    "linformer": _linformer,
+    "nystromformer": _nystromformer,
+    "schoenbat": _schoenbat,
+    "skyformer": _skyformer,
+    "skyformer-learned": _skyformer,
+    "softmax": _softmax,
+    "softmax-explicit": _softmax,
+}
