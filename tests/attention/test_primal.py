@@ -357,6 +357,52 @@ def test_hooks_on_projections_fire(name, rank):
     assert calls
 
 
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "concat", "out_proj"])
+def test_hooks_of_backward_and_of_all_modules_fire(name):
+    layer, calls, x = _layer(), [], _randn(1, 4, 8).requires_grad_()
+    handle = getattr(layer, name).register_full_backward_pre_hook(lambda *_: calls.append(name))
+    layer(x).sum().backward()
+    assert calls == [name]
+    handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *found: calls.append(found[0]))
+    try:
+        layer(x)
+    finally:
+        handle.remove()
+    assert getattr(layer, name) in calls
+
+
+def test_offloaded_weights_are_fetched():
+    accelerate = pytest.importorskip("accelerate")
+    model, x = nn.Sequential(_layer()).eval(), _randn(2, 5, 8)
+    expected = model(x)
+    assert_close(accelerate.cpu_offload(model)(x), expected)
+
+
+# transforms of functions
+
+
+@pytest.mark.parametrize("rank", [3, 4], ids=["scores", "folded"])
+@pytest.mark.parametrize("weights", ["data", "dual"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_function_transforms_see_through_the_layer(rank, weights, is_causal):
+    layer, x = _layer(rank=rank, weights=weights), _randn(3, 7, 8)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(parameters, x):
+        flags = {"is_causal": is_causal, "return_aux": True}
+        y, aux = torch.func.functional_call(layer, parameters, (x,), flags)
+        return y.square().sum() + aux.loss
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:, None])
+    for i in range(len(x)):
+        layer.zero_grad()
+        y, aux = layer(x[i : i + 1], is_causal=is_causal, return_aux=True)
+        (y.square().sum() + aux.loss).backward()
+        for name, parameter in layer.named_parameters():
+            assert_close(each[name][i], parameter.grad)
+
+
 # regulariser
 
 
@@ -577,3 +623,21 @@ def test_t26_token_mixing_layers_learn_what_other_tokens_say():
         assert _accuracy({"weights": weights}, is_causal) > 0.9
     assert _accuracy({"weights": "static"}, is_causal=True) > 0.9
     assert 0.45 < _accuracy({"weights": "static"}, is_causal=False) < 0.55
+
+
+@pytest.mark.parametrize(
+    ("weights", "is_causal"),
+    [("data", False), ("data", True), ("static", True), ("dual", False), ("dual", True)],
+)
+@pytest.mark.parametrize("autocast", [False, True], ids=["module", "autocast"])
+def test_sums_over_many_tokens_fit_into_float16(weights, is_causal, autocast):
+    n = 70_000  # more than the largest float16
+    layer = PrimalAttention(8, 2, rank=2, weights=weights).eval()
+    x = 0.1 * torch.randn(1, n, 8) + 5 * torch.randn(8)  # all alike: sums grow like n
+    with torch.no_grad():
+        expected = layer(x, is_causal=is_causal)
+        with torch.autocast("cpu", torch.float16, enabled=autocast):
+            if not autocast:
+                layer, x = layer.half(), x.half()
+            got = layer(x, is_causal=is_causal)
+    assert_close(got.float(), expected, atol=2e-2, rtol=2e-2)

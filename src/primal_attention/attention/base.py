@@ -223,6 +223,12 @@ class Attention(nn.Module):
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a projection is just its weight: not adapted, quantised, sharded or hooked."""
-    return type(module) is nn.Linear and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
     )
+    # accelerate replaces the forward of one instance
+    is_own = type(module) is nn.Linear and "forward" not in module.__dict__
+    return is_own and not any(hooks) and not nn.modules.module._has_any_global_hook()

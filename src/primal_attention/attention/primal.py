@@ -64,7 +64,7 @@ from primal_attention.functional import (
     sample_rows,
     tie_rows,
 )
-from primal_attention.functional.precision import accumulator, representable
+from primal_attention.functional.precision import accumulator, full_precision, representable
 
 __all__ = ["Diagnostics", "PrimalAttention"]
 
@@ -563,10 +563,12 @@ class PrimalAttention(Attention, PublishesTerms):
         b, n, _ = x.shape
         heads = self._heads(x)
         start = self.init_state(b) if state is None else state
+        position = start.seen[:, None] + _counts(x, key_mask)
         if self.weights == "static":
-            sums = self._running(self._merge(heads), key_mask, torch.cat(start.tensors, dim=-1))
-            after = sums[:, -1].chunk(2, dim=-1) if n else start.tensors
-            heads = sums.to(heads.dtype).unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+            before = torch.cat(start.tensors, dim=-1)
+            means, after_both = self._running(self._merge(heads), position, key_mask, before)
+            after = after_both.chunk(2, dim=-1)
+            heads = means.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
             q, k = heads.chunk(2, dim=1)
             tied = self._untied
             scores = self._project(heads, tied, key_mask)
@@ -574,9 +576,9 @@ class PrimalAttention(Attention, PublishesTerms):
             if rotary is not None:
                 heads = rotary.turn(heads)
             q, k = heads.chunk(2, dim=1)
-            real = torch.ones(b, n, dtype=torch.long, device=x.device)
-            position = start.seen[:, None] + (real if key_mask is None else key_mask).cumsum(1)
-            scores, tied, after = self._causal_sums(x, q, k, position, key_mask, start)
+            duals = self._duals(x) if self.weights == "dual" else None
+            with full_precision(x):
+                scores, tied, after = self._causal_sums(x, q, k, duals, position, key_mask, start)
         count = start.seen + (n if key_mask is None else key_mask.sum(1))
         y = self._emit(scores.scores, key_mask)
         term = None
@@ -589,18 +591,28 @@ class PrimalAttention(Attention, PublishesTerms):
             term = self._term(asked, Side(q, key_mask), Side(k, key_mask), tied, scores)
         return y, term, State(after, count)
 
-    def _running(self, x: Tensor, key_mask: Tensor | None, start: Tensor) -> Float[Tensor, "b n c"]:
+    def _running(
+        self,
+        x: Float[Tensor, "b n c"],
+        position: Int[Tensor, "b n"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        start: Float[Tensor, "b c"],
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b c"]]:
+        """Return the prefix means in the type of ``x``, and the state after the last token."""
         if self.decay is not None:
-            return decayed_sum(x, self.decay, key_mask=key_mask, start=start)
-        if key_mask is not None:
-            x = torch.where(key_mask[:, :, None], x, 0.0)
-        return prefix_sum(x, start)
+            means = sums = decayed_sum(x, self.decay, key_mask=key_mask, start=start)
+        else:
+            real = x if key_mask is None else torch.where(key_mask[:, :, None], x, 0.0)
+            sums = prefix_sum(real, start)
+            means = sums / position.clamp_min(1)[:, :, None]  # sums may exceed a narrow type
+        return means.to(x.dtype), sums[:, -1] if x.shape[1] else start
 
     def _causal_sums(
         self,
         x: Tensor,
         q: Tensor,
         k: Tensor,
+        duals: Tensor | None,
         position: Int[Tensor, "b n"],
         key_mask: Tensor | None,
         start: State,
@@ -609,8 +621,8 @@ class PrimalAttention(Attention, PublishesTerms):
         wide = accumulator(q)
         unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
         mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
-        if self.weights == "dual":
-            dual_e, dual_r = self._duals(x).chunk(2, dim=1)
+        if duals is not None:
+            dual_e, dual_r = duals.to(wide).chunk(2, dim=1)
             e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
             r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
             last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
@@ -618,10 +630,10 @@ class PrimalAttention(Attention, PublishesTerms):
             after = torch.cat([after_e, after_r], dim=1)
             tied = Tied(after / last, duals=(dual_e, dual_r))
         else:
-            f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x)
-            w_e, w_r = self._codes_at(position - 1)
-            e, after_e = causal_sums(unit_q, f, w_e.to(f.dtype), state=start.tensors[0])
-            r, after_r = causal_sums(unit_k, f, w_r.to(f.dtype), state=start.tensors[1])
+            f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x).to(wide)
+            w_e, w_r = (w.to(wide) for w in self._codes_at(position - 1))
+            e, after_e = causal_sums(unit_q, f, w_e, state=start.tensors[0])
+            r, after_r = causal_sums(unit_k, f, w_r, state=start.tensors[1])
             # a sum of so many random terms grows like √t; from the sampled size on, take the mean
             ratio = mean * self.num_samples
             mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
@@ -632,7 +644,7 @@ class PrimalAttention(Attention, PublishesTerms):
 
     def _unit(self, x: Float[Tensor, "b h n d"], keep: Tensor | None) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
-        unit = (x / norm.clamp_min(representable(self.conventions.eps, x))).to(x.dtype)
+        unit = x / norm.clamp_min(representable(self.conventions.eps, x))
         return unit if keep is None else torch.where(keep[:, None, :, None], unit, 0.0)
 
     def _codes_at(self, position: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
@@ -726,7 +738,8 @@ class PrimalAttention(Attention, PublishesTerms):
         q, k = self.q_proj(memory if self.weights == "dual" else x), self.k_proj(memory)
         if is_causal and self.weights == "static":
             zero = q.new_zeros(q.shape[0], self.dim)
-            q, k = (self._running(t, key_mask, zero).to(x.dtype) for t in (q, k))
+            position = _counts(x, key_mask)
+            q, k = (self._running(t, position, key_mask, zero)[0] for t in (q, k))
         q, k = self._split(q), self._split(k)
         left = Side(q, keep if context is None or self.weights == "dual" else None)
         right = Side(k, keep)
@@ -775,6 +788,13 @@ def _clean(
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)
+
+
+def _counts(x: Tensor, key_mask: Tensor | None) -> Int[Tensor, "b n"]:
+    """Return how many real tokens there are up to each."""
+    if key_mask is None:
+        return torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
+    return key_mask.cumsum(1)
 
 
 def _map(module: nn.Linear) -> Linear:

@@ -182,11 +182,16 @@ def _onto_tokens(
 
 def _is_simple(x: Tensor, weight: Tensor) -> bool:
     """Whether a layer may run in one step: eagerly, on some tokens, in float32 or better."""
-    return _is_wide(x, weight) and 0 not in x.shape and not torch.compiler.is_compiling()
+    return _is_wide(x, weight) and 0 not in x.shape and not _is_traced()
 
 
 def _is_wide(x: Tensor, weight: Tensor) -> bool:
     return x.dtype == weight.dtype == accumulator(x) and not _autocasts(x)
+
+
+def _is_traced() -> bool:
+    """Whether a compiler or a function transform wants to see every operation."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _autocasts(x: Tensor) -> bool:
@@ -211,13 +216,17 @@ def dual_weights(
     eps: float = 1e-6,
 ) -> Float[Tensor, "b h d s"]:
     """Return ``Φᵀ H / m``, the projection weights that dual variables ``H`` imply; ``O(m d s)``."""
-    if torch.compiler.is_compiling():
-        total = k.mT @ (duals * _inverse_norm(k, key_mask, eps).to(duals.dtype))
+    # half of the division before the sum, which a narrow type might not hold
+    root: float | Tensor = max(k.shape[2], 1) ** -0.5
+    if key_mask is not None:
+        real = key_mask.sum(1).clamp_min(1).to(accumulator(k))
+        root = real.rsqrt().to(duals.dtype)[:, None, None, None]
+    codes = duals * root
+    if _is_traced():
+        total = k.mT @ (codes * _inverse_norm(k, key_mask, eps).to(duals.dtype))
     else:
-        total = weigh_tiled(k, duals.to(k.dtype), key_mask, representable(eps, k))
-    if key_mask is None:
-        return total / max(k.shape[2], 1)
-    return total / key_mask.sum(1).clamp_min(1).to(total.dtype)[:, None, None, None]
+        total = weigh_tiled(k, codes.to(k.dtype), key_mask, representable(eps, k))
+    return total * root
 
 
 def feature_gram(
@@ -313,7 +322,7 @@ def project(
         tensor([[[[0.6000, 0.8000]]]])
     """
     w = w.to(q.dtype)
-    if torch.compiler.is_compiling():
+    if _is_traced():
         # the compiler fuses this by itself and cannot see through in-place slices
         scores = (q @ w) * _inverse_norm(q, key_mask, eps).to(q.dtype)
         return Projection(scores, scores.to(accumulator(scores)).square().sum(2))
@@ -386,7 +395,7 @@ def attend(
         >>> attend(torch.tensor([[[3.0, 4.0]]]), one, torch.eye(2)[None, None], one)[0]
         tensor([[[0.6000, 0.8000]]])
     """
-    if torch.compiler.is_compiling():
+    if _is_traced():
         q = torch.nn.functional.linear(x, *inward).unflatten(-1, w.shape[1:3]).transpose(1, 2)
         scores, energy = project(q, w, key_mask=key_mask, eps=eps)
         return torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), *outward), energy
@@ -436,7 +445,7 @@ def attend_folded(
     if inner.bias is not None:
         bias = torch.nn.functional.linear(inner.bias.repeat(h), outer.weight, bias)
     result = Linear(outer.weight, bias)
-    if torch.compiler.is_compiling():
+    if _is_traced():
         q = torch.nn.functional.linear(x, *heads).unflatten(-1, (2 * h, d)).transpose(1, 2)
         unit = q * _inverse_norm(q, key_mask, eps)
         pairs = unit.unflatten(1, (h, 2)).transpose(2, 3).flatten(3)  # [b h n 2*d]
