@@ -103,7 +103,7 @@ class Sweep:
     """Directions of the primal layers."""
     batch: int = 4
     """Sequences per batch."""
-    repeats: int = 9
+    repeats: int = 31
     """Timed repeats; fewer, but three of a brief step, where they exceed a tenth of the budget."""
     budget: float = 120.0
     """Seconds a step may take; a contestant that could need more is left out."""
