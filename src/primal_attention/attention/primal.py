@@ -80,8 +80,9 @@ _HORIZON = 2.0**16
 class PrimalAttention(Attention, PublishesTerms):
     """Attention through projections in the primal: linear in length, no values, no ``n × n``.
 
-    Time ``O(n d s)`` per head beside the projections, memory for backward ``2 n (d + s)`` per head,
-    decoding state ``2 c`` (static) or ``2 c s`` (data, dual) numbers whatever the length.
+    Time ``O(n d s)`` per head beside the projections, or ``O(n d²)`` with ``data`` weights where
+    that is less; memory for backward at most ``2 n (d + s)`` numbers per head; decoding state
+    ``2 c`` (static) or ``2 c s`` (data, dual) numbers whatever the length.
 
     Args:
         dim: Model width ``c``.
