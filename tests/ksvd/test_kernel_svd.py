@@ -1,5 +1,6 @@
 """The scikit-learn estimator."""
 
+import itertools
 import os
 import pickle
 import subprocess
@@ -189,6 +190,41 @@ def test_directions_without_singular_value_are_dropped() -> None:
         assert svd.n_components_ == 3
         assert svd.transform(x).shape == (50, 3)
         assert list(svd.get_feature_names_out()) == ["kernelsvd0", "kernelsvd1", "kernelsvd2"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [20, 600])
+@pytest.mark.parametrize(
+    ("solver", "kernel"),
+    [
+        ("qr", "linear"),
+        *itertools.product(["dense", "matrix_free", "nystrom"], ["rbf", "linear", "exponential"]),
+    ],
+)
+def test_a_constant_kernel_has_no_directions_once_centered(solver, kernel, n, dtype) -> None:
+    new = rng().normal(size=(9, 3)).astype(dtype)
+    svd = KernelSVD(2, kernel=kernel, center=True, solver=solver, random_state=0)
+    # numbers whose means round
+    svd.fit(np.full((n, 3), [0.1, 0.7, -1.3], dtype=dtype))
+    assert svd.singular_values_.tolist() == [0.0]
+    assert not svd.transform(new).any()
+    assert not svd.transform_right(new).any()
+
+
+@pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom"])
+def test_overflowing_kernels_are_named(solver) -> None:
+    x = rng().normal(size=(400, 3))
+    x[7] *= 1e3  # no landmark
+    svd = KernelSVD(2, kernel="exponential", solver=solver, n_landmarks=20, random_state=0)
+    with pytest.raises(ValueError, match="NaN or infinite values; scale the data"):
+        svd.fit(x)
+
+
+@pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom", "qr"])
+def test_overflowing_features_are_named(solver) -> None:
+    x = 1e200 * rng().normal(size=(400, 3))
+    with pytest.raises(ValueError, match="NaN or infinite values; scale the data"):
+        KernelSVD(2, kernel="linear", solver=solver, random_state=0).fit(x)
 
 
 def test_same_random_state_same_result() -> None:

@@ -279,6 +279,35 @@ def test_infinite_kernel_values_are_named(n: int) -> None:
         matrix_free_svd(kernel, x, x, 2)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("center", [False, True])
+def test_features_without_a_value_are_named(value: float, side: int, center: bool) -> None:
+    phi = [randn(30, 4), randn(20, 4)]
+    phi[side][11, 2] = value
+    with pytest.raises(ValueError, match="NaN or infinite values"):
+        feature_svd(*phi, 2, center=center)
+
+
+def test_nystrom_names_values_that_no_landmark_sees() -> None:
+    x = randn(300, 3)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T).masked_fill((a[:, :1] == x[5, 0]) | (b[:, 0] == x[5, 0]), math.inf)
+
+    assert 5 not in torch.randperm(300, generator=generator())[:10]
+    with pytest.raises(ValueError, match="NaN or infinite values"):
+        nystrom_svd(kernel, x, x, 1, num_landmarks=10, generator=generator())
+
+
+def test_nystrom_is_zero_where_its_landmarks_see_nothing() -> None:
+    x = randn(300, 3)
+    seen = torch.randperm(300, generator=generator())[:10]
+    x[seen] = 0  # no distance between landmarks, but to all others
+    got = nystrom_svd(torch.cdist, x, x, 2, num_landmarks=10, generator=generator())
+    assert (got.singular_values == 0).all()
+
+
 @pytest.mark.parametrize("solver", [matrix_free_svd, nystrom_svd])
 def test_rank_below_one_is_refused(solver: Callable[..., KernelTriplets]) -> None:
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):

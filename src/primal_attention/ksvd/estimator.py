@@ -41,7 +41,8 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     ----------
     n_components : int, default=2
         Number of singular triplets. Directions with zero singular value do not exist; if there
-        are fewer others, fewer components come back.
+        are fewer others, fewer components come back. Of a kernel that is zero, or constant and
+        centered, one comes back, with singular value and scores zero.
 
     kernel : {"cosine", "exponential", "laplacian", "linear", "polynomial", "rbf"} or callable, \
             default="rbf"
@@ -196,9 +197,14 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.solver_ = self._choose_solver(features)
 
         triplets = self._solve(kernel, features)
-        found = max(1, count_nonzero(triplets.singular_values, max(len(x), len(y))))
+        sigma = triplets.singular_values
+        # what centring leaves has the rounding of the whole kernel, whose norm is at least a row's
+        norm = float(kernel(_to_tensor(x[:1]), _to_tensor(y)).norm()) if self.center else 0.0
+        found = count_nonzero(sigma, max(len(x), len(y)), norm=norm)
+        if not found:
+            found, sigma = 1, torch.zeros_like(sigma)
         self.n_components_ = found
-        self.singular_values_ = triplets.singular_values[:found].numpy()
+        self.singular_values_ = sigma[:found].numpy()
         self.left_vectors_ = triplets.left[:, :found].numpy()
         self.right_vectors_ = triplets.right[:, :found].numpy()
 
@@ -259,8 +265,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self, kernel: Kernel, new: NDArray[Any], old: NDArray[Any], vectors: NDArray[Any]
     ) -> NDArray[Any]:
         """Return ``κ(new, old) vectors Σ^(-1/2)``, through the features where there are some."""
-        sigma = np.maximum(self.singular_values_, np.finfo(vectors.dtype).tiny)
-        coefficients = torch.from_numpy(vectors / np.sqrt(sigma))
+        sigma = self.singular_values_
+        # a kernel without any singular value above zero scores every row zero
+        coefficients = torch.from_numpy(vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf)))
         x, y = _to_tensor(new), _to_tensor(old)
         features = self._features()
         if features is not None:

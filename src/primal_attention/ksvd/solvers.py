@@ -115,10 +115,16 @@ def swap_sides(kernel: Kernel) -> Kernel:
     return lambda y, x: kernel(x, y).T
 
 
-def count_nonzero(singular_values: Float[Tensor, " s"], size: int) -> int:
-    """Return how many singular values of a matrix of that size stand above rounding."""
+def count_nonzero(singular_values: Float[Tensor, " s"], size: int, *, norm: float = 0.0) -> int:
+    """Return how many singular values of a matrix of that size stand above rounding.
+
+    Args:
+        singular_values: In descending order.
+        size: The longer side of the matrix.
+        norm: Of the matrix before centring, or a lower bound: what is left has its rounding.
+    """
     eps = torch.finfo(singular_values.dtype).eps
-    return int((singular_values > size * eps * singular_values[0]).sum())
+    return int((singular_values > size * eps * singular_values[0].clamp_min(norm)).sum())
 
 
 def _center(a: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -187,7 +193,9 @@ def feature_svd(
     q_right, r_right = torch.linalg.qr(phi_k)
     if f is not None:
         r_left, r_right = r_left @ f.T, r_right @ f.T
-    u, sigma, vt = torch.linalg.svd(r_left @ r_right.T, full_matrices=False)
+    middle = r_left @ r_right.T
+    _check_finite(middle)
+    u, sigma, vt = torch.linalg.svd(middle, full_matrices=False)
     return _finish(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
 
 
@@ -339,7 +347,7 @@ def nystrom_svd(
     y_marks = x_marks if y is x else _draw(y, num_landmarks, generator)
     u, sigma, v = dense_svd(kernel(x_marks, y_marks), 2 * rank)
     kept = max(count_nonzero(sigma, num_landmarks), 1)
-    scale = sigma[:kept].clamp_min(torch.finfo(sigma.dtype).tiny).rsqrt()
+    scale = torch.where(sigma[:kept] > 0, sigma[:kept].rsqrt(), 0.0)
     u, v = u[:, :kept] * scale, v[:, :kept] * scale
     phi_q = apply_kernel(kernel, x, y_marks, v)
     phi_k = apply_kernel(swap_sides(kernel), y, x_marks, u)
@@ -361,5 +369,5 @@ def _check_rank(rank: int) -> None:
 def _check_finite(values: Tensor) -> None:
     if not bool(values.isfinite().all()):
         raise ValueError(
-            "The kernel returned NaN or infinite values; scale the data or choose a smaller gamma."
+            "The kernel has NaN or infinite values; scale the data or choose a smaller gamma."
         )
