@@ -12,16 +12,22 @@ from torch import Tensor
 from primal_attention.functional import (
     balance,
     dual_residual,
+    dual_weights,
     effective_rank,
+    effective_weights,
+    feature_gram,
     implied_singular_values,
+    kernel_singular_values,
     kkt_residual,
     ksvd_objective,
     naive,
     off_diagonality,
     parameter_trace,
+    project,
     reduce_objective,
     score_gram,
 )
+from primal_attention.ksvd import apply_kernel, feature_svd, swap_sides, unit_rows
 
 
 def randn(*shape: int) -> Tensor:
@@ -33,40 +39,60 @@ def orthonormal(*shape: int) -> Tensor:
 
 
 class Problem(NamedTuple):
-    """One sequence, one head: features, rows F, and the singular triplets of K = Φ_q FᵀF Φ_kᵀ."""
+    """One sequence, one head: tokens, rows F, and the singular triplets of K = Φ_q FᵀF Φ_kᵀ."""
 
-    phi_q: Tensor  # [n d]
-    phi_k: Tensor  # [m d]
+    q: Tensor  # [n d]
+    k: Tensor  # [m d]
     f: Tensor  # [rows d]
     left: Tensor  # [n s]
     sigma: Tensor  # [s]
     right: Tensor  # [m s]
 
+    def kernel(self, q: Tensor, k: Tensor) -> Tensor:
+        return unit_rows(q) @ self.f.T @ self.f @ unit_rows(k).T
+
     @property
-    def kernel(self) -> Tensor:
-        return self.phi_q @ self.f.T @ self.f @ self.phi_k.T
+    def matrix(self) -> Tensor:
+        return self.kernel(self.q, self.k)
 
 
 def problem(n: int = 40, m: int | None = None, d: int = 12, rows: int = 20, s: int = 5) -> Problem:
-    phi_q, phi_k, f = randn(n, d), randn(m or n, d), randn(rows, d)
-    u, sigma, vt = torch.linalg.svd(phi_q @ f.T @ f @ phi_k.T, full_matrices=False)
-    return Problem(phi_q, phi_k, f, u[:, :s], sigma[:s], vt[:s].T)
+    q, k, f = randn(n, d), randn(m or n, d), randn(rows, d)
+    left, sigma, right = feature_svd(unit_rows(q), unit_rows(k), s, f=f)
+    return Problem(q, k, f, left, sigma, right)
 
 
 def stationary_weights(p: Problem) -> tuple[Tensor, Tensor]:
     """Return the weights that the singular vectors build, for means instead of sums of tokens."""
-    ratio = math.sqrt(p.phi_k.shape[0] / p.phi_q.shape[0])
-    return p.f @ p.phi_k.T @ p.right, p.f @ p.phi_q.T @ p.left * ratio
+    n, m = len(p.q), len(p.k)
+    from_keys = dual_weights(p.k[None, None], p.right[None, None])[0, 0] * m
+    from_queries = dual_weights(p.q[None, None], p.left[None, None])[0, 0] * n
+    return p.f @ from_keys, p.f @ from_queries * math.sqrt(m / n)
+
+
+def effective(p: Problem, w: Tensor) -> Tensor:
+    return effective_weights(p.f[None, None], w[None])
+
+
+def scores(p: Problem, w_e: Tensor, w_r: Tensor) -> tuple[Tensor, Tensor]:
+    e = project(p.q[None, None], effective(p, w_e)).scores
+    r = project(p.k[None, None], effective(p, w_r)).scores
+    return e[0, 0], r[0, 0]
 
 
 def objective(p: Problem, w_e: Tensor, w_r: Tensor, lam: Tensor) -> Tensor:
-    e, r = p.phi_q @ p.f.T @ w_e, p.phi_k @ p.f.T @ w_r
-    moments = [t.square().mean(0)[None, None] for t in (e, r)]
+    grams = (score_gram(gram(x), effective(p, w)) for x, w in ((p.q, w_e), (p.k, w_r)))
+    moments = [g.diagonal(dim1=-2, dim2=-1) for g in grams]
     return ksvd_objective(*moments, lam[None], parameter_trace(w_e[None], w_r[None])).squeeze()
 
 
-def gram(phi: Tensor) -> Tensor:
-    return (phi.T @ phi / phi.shape[0])[None, None]
+def residual(p: Problem, w_e: Tensor, w_r: Tensor, lam: Tensor) -> Tensor:
+    w_e, w_r, f = w_e[None, None], w_r[None, None], p.f[None, None]
+    return kkt_residual(gram(p.q), gram(p.k), w_e, w_r, lam[None], f).squeeze()
+
+
+def gram(x: Tensor) -> Tensor:
+    return feature_gram(x[None, None]) / len(x)
 
 
 def test_t02_singular_vectors_make_the_objective_stationary_and_zero() -> None:
@@ -85,25 +111,25 @@ def test_t02_singular_vectors_make_the_objective_stationary_and_zero() -> None:
 
 def test_t02_scores_satisfy_the_dual_equations() -> None:
     p = problem()
-    torch.testing.assert_close(p.kernel @ p.right, p.left * p.sigma, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(p.kernel.T @ p.left, p.right * p.sigma, rtol=1e-10, atol=1e-10)
-    w_e, w_r = stationary_weights(p)
-    e, r = p.phi_q @ p.f.T @ w_e, p.phi_k @ p.f.T @ w_r
-    residual = dual_residual(
+    e, r = scores(p, *stationary_weights(p))
+    torch.testing.assert_close(e, p.left * p.sigma, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(r, p.right * p.sigma, rtol=1e-10, atol=1e-10)
+    found = dual_residual(
         e[None, None], r[None, None], p.left[None, None], p.right[None, None],
         (1 / p.sigma).sqrt()[None],
     )  # fmt: skip
-    assert residual.item() < 1e-20
+    assert found.item() < 1e-20
 
 
 def test_t02_primal_equals_dual_also_for_new_tokens() -> None:
     p = problem()
     w_e, w_r = stationary_weights(p)
-    phi_q, phi_k = torch.cat([p.phi_q, randn(7, 12)]), torch.cat([p.phi_k, randn(7, 12)])
-    dual_e = phi_q @ p.f.T @ p.f @ p.phi_k.T @ p.right
-    dual_r = phi_k @ p.f.T @ p.f @ p.phi_q.T @ p.left
-    torch.testing.assert_close(phi_q @ p.f.T @ w_e, dual_e, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(phi_k @ p.f.T @ w_r, dual_r, rtol=1e-10, atol=1e-10)
+    more = p._replace(q=torch.cat([p.q, randn(7, 12)]), k=torch.cat([p.k, randn(7, 12)]))
+    e, r = scores(more, w_e, w_r)
+    dual_e = apply_kernel(p.kernel, more.q, p.k, p.right)
+    dual_r = apply_kernel(swap_sides(p.kernel), more.k, p.q, p.left)
+    torch.testing.assert_close(e, dual_e, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(r, dual_r, rtol=1e-10, atol=1e-10)
 
 
 @settings(deadline=None, max_examples=20)
@@ -128,10 +154,7 @@ def test_t04_parameter_trace_implies_the_spectrum_of_the_weighted_kernel(n: int,
     p = problem(n, m)
     lam = (math.sqrt(n * m) / p.sigma).sqrt()
     w_e, w_r = stationary_weights(p)
-    residual = kkt_residual(
-        gram(p.phi_q), gram(p.phi_k), w_e[None, None], w_r[None, None], lam[None], p.f[None, None]
-    )
-    assert residual.item() < 1e-20
+    assert residual(p, w_e, w_r, lam).item() < 1e-20
     assert abs(objective(p, w_e, w_r, lam).item()) < 1e-10 * parameter_trace(w_e, w_r).item()
     implied = implied_singular_values(lam[None], n, m)[0]
     torch.testing.assert_close(implied, p.sigma, rtol=1e-10, atol=0.0)
@@ -141,52 +164,48 @@ def test_t04_parameter_trace_implies_the_spectrum_of_the_weighted_kernel(n: int,
 
 @pytest.mark.parametrize(("n", "m"), [(40, 40), (40, 25)])
 def test_t04_data_trace_drops_f_from_the_kernel(n: int, m: int) -> None:
-    phi_q, phi_k, f = randn(n, 12), randn(m, 12), randn(20, 12)
-    u, sigma, vt = torch.linalg.svd(phi_q @ phi_k.T, full_matrices=False)
-    u, sigma, v = u[:, :5], sigma[:5], vt[:5].T
+    q, k, f = randn(n, 12), randn(m, 12), randn(20, 12)
+    bare = Problem(q, k, torch.eye(12).double(), *feature_svd(unit_rows(q), unit_rows(k), 5))
     # codes whose effective weights Fᵀ W are the stationary ones
-    codes = torch.linalg.pinv(f.T) @ torch.cat([phi_k.T @ v, phi_q.T @ u * math.sqrt(m / n)], 1)
+    codes = torch.linalg.pinv(f.T) @ torch.cat(stationary_weights(bare), 1)
     codes_e, codes_r = codes.requires_grad_().split(5, dim=1)
     w_e, w_r = f.T @ codes_e, f.T @ codes_r
-    lam = (math.sqrt(n * m) / sigma).sqrt()
-    moments = [(x @ w).square().mean(0)[None, None] for x, w in ((phi_q, w_e), (phi_k, w_r))]
-    value = ksvd_objective(*moments, lam[None], parameter_trace(w_e[None, None], w_r[None, None]))
-    (grad,) = torch.autograd.grad(value.sum(), codes)
-    residual = kkt_residual(gram(phi_q), gram(phi_k), w_e[None, None], w_r[None, None], lam[None])
-    assert abs(value.item()) < 1e-10 * sigma.sum().item()
-    assert grad.abs().max() < 1e-10 * sigma[0]
-    assert residual.item() < 1e-20
+    lam = (math.sqrt(n * m) / bare.sigma).sqrt()
+    value = objective(bare, w_e, w_r, lam)
+    (grad,) = torch.autograd.grad(value, codes)
+    assert abs(value.item()) < 1e-10 * bare.sigma.sum().item()
+    assert grad.abs().max() < 1e-10 * bare.sigma[0]
+    found = kkt_residual(gram(q), gram(k), w_e[None, None], w_r[None, None], lam[None])
+    assert found.item() < 1e-20
     implied = implied_singular_values(lam[None], n, m)[0]
-    torch.testing.assert_close(implied, sigma, rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(implied, bare.sigma, rtol=1e-10, atol=0.0)
 
 
-def test_kkt_system_is_singular_only_where_lam_matches_a_singular_value() -> None:
+def test_residual_can_vanish_only_where_lam_matches_a_singular_value() -> None:
     p = problem()
-    g_q, g_k = p.phi_q @ p.f.T, p.phi_k @ p.f.T
-    eye = torch.eye(20, dtype=torch.float64)
 
-    def smallest(lam: float) -> float:
-        system = torch.cat(
-            [torch.cat([lam * g_q.T @ g_q, -eye], 1), torch.cat([-eye, lam * g_k.T @ g_k], 1)]
-        )
-        values = torch.linalg.svdvals(system)
-        return (values[-1] / values[0]).item()
+    def smallest(sigma: Tensor) -> float:
+        """Return the least residual of any one direction, an eigenvalue of its quadratic form."""
+        lam = (40 / sigma).sqrt()[None]
 
-    assert smallest(1 / p.sigma[0].item()) < 1e-13
-    assert smallest(1.1 / p.sigma[0].item()) > 1e-6
+        def squared(w: Tensor) -> Tensor:
+            return residual(p, w[:20, None], w[20:, None], lam) * w.square().sum()
+
+        form = torch.autograd.functional.hessian(squared, randn(40))
+        assert isinstance(form, Tensor)
+        return torch.linalg.eigvalsh(form)[0].item() / 2
+
+    assert abs(smallest(p.sigma[0])) < 1e-12
+    assert smallest(p.sigma[0] / 1.1) > 1e-4
 
 
-def test_quadratic_form_and_block_matrix_have_the_spectrum_of_the_kernel() -> None:
-    p = problem()
-    m_q, m_k = (phi.T @ phi for phi in (p.phi_q @ p.f.T, p.phi_k @ p.f.T))
-    # eigenvalues of M_k M_q through the symmetric matrix M_q^½ M_k M_q^½
-    values, vectors = torch.linalg.eigh(m_q)
-    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
-    squared = torch.linalg.eigvalsh(root @ m_k @ root).flip(0)[:5]
-    torch.testing.assert_close(squared.sqrt(), p.sigma, rtol=1e-10, atol=0.0)
+def test_gram_matrices_and_block_matrix_have_the_spectrum_of_the_kernel() -> None:
+    p = problem(40, 25)
+    means = kernel_singular_values(gram(p.q), gram(p.k), p.f[None, None])[0, 0]
+    torch.testing.assert_close(means[:5] * math.sqrt(40 * 25), p.sigma, rtol=1e-10, atol=0.0)
 
-    zero = torch.zeros_like(p.kernel)
-    block = torch.cat([torch.cat([zero, p.kernel], 1), torch.cat([p.kernel.T, zero], 1)])
+    block = torch.zeros(65, 65, dtype=torch.float64)
+    block[:40, 40:], block[40:, :40] = p.matrix, p.matrix.T
     spectrum = torch.linalg.eigvalsh(block)
     torch.testing.assert_close(spectrum.flip(0)[:5], p.sigma, rtol=1e-10, atol=0.0)
     torch.testing.assert_close(spectrum[:5], -p.sigma, rtol=1e-10, atol=0.0)
@@ -197,7 +216,7 @@ def test_kernel_is_rebuilt_only_from_all_orthonormal_triplets() -> None:
 
     def error(p: Problem) -> float:
         rebuilt = p.left * p.sigma @ p.right.T
-        return ((p.kernel - rebuilt).norm() / p.kernel.norm()).item()
+        return ((p.matrix - rebuilt).norm() / p.matrix.norm()).item()
 
     assert error(few) > 0.05
     assert error(all_of_them) < 1e-13
@@ -312,16 +331,21 @@ def test_kkt_residual_is_the_gradient_of_the_objective() -> None:
     w_e, w_r, lam = randn(20, 4).requires_grad_(), randn(20, 4).requires_grad_(), randn(4)
     grads = torch.autograd.grad(objective(p, w_e, w_r, lam), (w_e, w_r))
     expected = sum(g.square().sum() for g in grads) / (w_e.square().sum() + w_r.square().sum())
-    got = kkt_residual(
-        gram(p.phi_q), gram(p.phi_k), w_e[None, None], w_r[None, None], lam[None], p.f[None, None]
-    )
-    torch.testing.assert_close(got.squeeze(), expected, rtol=1e-10, atol=0.0)
+    torch.testing.assert_close(residual(p, w_e, w_r, lam), expected, rtol=1e-10, atol=0.0)
+
+
+def test_kkt_residual_of_weights_that_vanish_together_is_zero() -> None:
+    p, w = problem(), torch.zeros(20, 3, dtype=torch.float64, requires_grad=True)
+    found = residual(p, w, w, randn(3))
+    found.backward()
+    assert found.item() == 0
+    assert not w.grad.any()
+    assert residual(p, w, randn(20, 3), randn(3)) > 0
 
 
 def test_diagnostics_vanish_at_singular_directions_and_not_elsewhere() -> None:
     p = problem()
-    w_e, w_r = stationary_weights(p)
-    e, r = p.phi_q @ p.f.T @ w_e, p.phi_k @ p.f.T @ w_r
+    e, r = scores(p, *stationary_weights(p))
     moments = [t.square().mean(0)[None, None] for t in (e, r)]
     assert balance(*moments).item() < 1e-20
     assert off_diagonality((e.T @ e)[None, None]).item() < 1e-20

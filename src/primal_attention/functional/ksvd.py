@@ -9,8 +9,8 @@ and its stationary points are singular triplets of ``K = Φ_q FᵀF Φ_kᵀ`` wi
 ``J²`` says little. :func:`kkt_residual` is zero if and only if the weights are stationary.
 
 All conditions need only the ``d × d`` Gram matrices ``ΦᵀΦ / n`` of the features, never an
-``n × n`` matrix. With ``trace="data"`` the coupling is ``Tr(W_{e|X}ᵀ W_{r|X})`` and ``F`` drops
-out of the kernel: pass the effective weights and no ``f``.
+``n × n`` matrix. For the *data* trace ``Tr(W_{e|X}ᵀ W_{r|X})`` pass the effective weights ``Fᵀ W``
+to :func:`parameter_trace` and :func:`kkt_residual`, and no ``f``: ``F`` drops out of the kernel.
 """
 
 from typing import Literal
@@ -124,7 +124,8 @@ def kkt_residual(
     left = _apply(gram_q, w_e, f) * lam.square()[:, None] - w_r
     right = _apply(gram_k, w_r, f) * lam.square()[:, None] - w_e
     squared = left.square().sum((-2, -1)) + right.square().sum((-2, -1))
-    return squared / (w_e.square().sum((-2, -1)) + w_r.square().sum((-2, -1)))
+    scale = w_e.square().sum((-2, -1)) + w_r.square().sum((-2, -1))
+    return squared / scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
 
 def _apply(gram: Tensor, w: Tensor, f: Tensor | None) -> Tensor:
