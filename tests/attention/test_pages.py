@@ -22,7 +22,14 @@ def test_a_page_says_what_when_when_not_and_at_what_cost(name):
     assert f'"{name}"' in text
     assert "$$" in text
     assert "https://arxiv.org/abs/" in text
-    for part in ("**Use it**", "**Do not use it**", "\n| time |", "\n| memory |", "\n| random |", "```python"):
+    for part in (
+        "**Use it**",
+        "**Do not use it**",
+        "\n| time |",
+        "\n| memory |",
+        "\n| random |",
+        "```python",
+    ):
         assert part in text, part
 
 

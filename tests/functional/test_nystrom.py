@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_nystrom as naive
+from primal_attention.functional.linear import with_ones
 from primal_attention.functional.nystrom import (
     gaussian_attention,
     gaussian_gram,
@@ -20,7 +21,6 @@ from primal_attention.functional.nystrom import (
     strided_landmarks,
     token_convolution,
     windowed_nystrom,
-    with_ones,
 )
 
 F64 = {"dtype": torch.float64}

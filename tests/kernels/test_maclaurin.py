@@ -59,7 +59,12 @@ def test_every_feature_is_counted(p, options):
 
 @pytest.mark.parametrize(
     ("coefficients", "p", "width", "degree"),
-    [((1.0,), 64, 1, 0), ((1.0, 0.5), 64, 5, 1), ((1.0, 0.5), 5, 5, 1), ((1, 0, 1), 64, 15, 2)],
+    [
+        ((1.0,), 64, 1, 0),
+        ((1.0, 0.5), 64, 5, 1),
+        ((1.0, 0.5), 5, 5, 1),
+        ((1.0, 0.0, 1.0), 64, 15, 2),
+    ],
 )
 def test_a_polynomial_has_no_more_features_than_it_needs(coefficients, p, width, degree):
     phi, x = _build(4, p, coefficients), _rows(3, 4, 1.0)

@@ -14,15 +14,22 @@ from torch import Tensor
 from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.multihead import Core, seen_after
 from primal_attention.functional import causal_sums
+from primal_attention.functional.linear import with_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.kernels import FeatureMap, RandomFeatureMap
 
-__all__ = ["FeatureCore", "KernelCore", "slots"]
+__all__ = ["FeatureCore", "KernelCore", "average", "slots"]
 
 
 def slots(x: Float[Tensor, "b h n d"]) -> Int[Tensor, "b n"]:
     """Return ``0 … n - 1`` for each sequence."""
     return torch.arange(x.shape[2], device=x.device).expand(x.shape[0], -1)
+
+
+def average(sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
+    """Return numerators over the denominator, which is the last column; zero over zero is zero."""
+    total = sums[..., -1:]
+    return sums[..., :-1] / torch.where(total > 0, total, 1.0)
 
 
 class FeatureCore(Core):
@@ -47,9 +54,8 @@ class FeatureCore(Core):
         return self.query_features(x, position)
 
     def divide(self, sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
-        """Return numerators over the denominator, which is the last column; zero over zero is 0."""
-        total = sums[..., -1:]
-        return sums[..., :-1] / torch.where(total > 0, total, 1.0)
+        """Return numerators over the denominator, which is the last column."""
+        return average(sums)
 
     def forward(
         self,
@@ -103,11 +109,8 @@ class FeatureCore(Core):
     ) -> tuple[Tensor, Tensor]:
         """Return key features, and values with a column of ones for the denominator."""
         key = self.key_features(k.to(accumulator(k)), position)
-        value = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1).to(key.dtype)
-        if key_mask is not None:
-            # a zero row here takes the key out of both sums
-            value = torch.where(key_mask[:, None, :, None], value, 0.0)
-        return key, value
+        # a row of zeros for an absent key takes it out of both sums
+        return key, with_ones(v, key_mask).to(key.dtype)
 
 
 class KernelCore(FeatureCore):

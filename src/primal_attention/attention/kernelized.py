@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.features import slots
+from primal_attention.attention.features import average, slots
 from primal_attention.attention.multihead import (
     Core,
     MultiHeadAttention,
@@ -27,10 +27,11 @@ from primal_attention.attention.multihead import (
 )
 from primal_attention.attention.positions import Position, RelativePosition
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.nystrom import with_ones
+from primal_attention.functional.linear import with_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
 from primal_attention.kernels import PositiveFeatures
+from primal_attention.kernels.exact import unit
 
 __all__ = ["KernelizedAttention", "KernelizedCore"]
 
@@ -68,8 +69,7 @@ class KernelizedCore(Core):
 
     def units(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
         """Return rows of length one, or of the root of the temperature, in float32 or better."""
-        x = x.to(accumulator(x))
-        x = x * (x.square().sum(-1, keepdim=True) + 1e-12).rsqrt()
+        x = unit(x)
         if self.temperature is None:
             return x
         heat = softplus(self.temperature.to(x.dtype)).clamp_max(_HOTTEST)
@@ -96,7 +96,7 @@ class KernelizedCore(Core):
         with full_precision(q):
             value = with_ones(v, key_mask)
             sums = self.position.sums(self.maps(q), self.maps(k), value, is_causal=is_causal)
-            return _average(sums).to(v.dtype)
+            return average(sums).to(v.dtype)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
         """Return zero sums and an empty window, or an empty cache for other positions."""
@@ -132,14 +132,13 @@ class KernelizedCore(Core):
             elif key_mask is None:
                 sums, after = self.position.step(query, key, value, WindowState(*state.tensors))
             else:
-                old, keys, values = state.tensors
-                moved = close_gaps([keys, keys, values], [query, key, value], state.seen, key_mask)
-                window, tokens = moved.window, moved.tokens
+                old, *window = state.tensors
+                moved = close_gaps(window, query, [key, value], state.seen, key_mask)
                 sums, after = self.position.step(
-                    tokens[0], tokens[1], tokens[2], WindowState(old, window[1], window[2])
+                    moved.queries, *moved.tokens, WindowState(old, *moved.window)
                 )
                 sums = moved.read(sums)
-            return _average(sums).to(v.dtype), State(tuple(after), seen)
+            return average(sums).to(v.dtype), State(tuple(after), seen)
 
     def _extend(
         self, query: Tensor, key: Tensor, value: Tensor, state: State, key_mask: Tensor | None
@@ -162,11 +161,6 @@ class KernelizedCore(Core):
         lag = at[:, None, :] - at[:, at.shape[1] - t :, None]
         weights = torch.where(lag <= 0, self.position.weight(lag), 0.0).transpose(0, 1)
         return (query @ keys.mT * weights) @ values, after
-
-
-def _average(sums: Float[Tensor, "b h n u"]) -> Float[Tensor, "b h n v"]:
-    total = sums[..., -1:]
-    return sums[..., :-1] / torch.where(total > 0, total, 1.0)
 
 
 class KernelizedAttention(MultiHeadAttention):

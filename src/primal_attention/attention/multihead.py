@@ -228,8 +228,9 @@ def take_tokens(x: Float[Tensor, "b n c"], slots: Int[Tensor, "b k"]) -> Float[T
 class Aligned(NamedTuple):
     """A window and the tokens after it, moved together to the right."""
 
-    window: list[Tensor]
-    tokens: list[Tensor]
+    window: tuple[Tensor, Tensor]
+    queries: Tensor
+    tokens: tuple[Tensor, Tensor]
     slots: Int[Tensor, "b t"]
     """Where each token went."""
 
@@ -240,6 +241,7 @@ class Aligned(NamedTuple):
 
 def close_gaps(
     window: Sequence[Float[Tensor, "b h w _"]],
+    queries: Float[Tensor, "b h t _"],
     tokens: Sequence[Float[Tensor, "b h t _"]],
     seen: Int[Tensor, " b"],
     key_mask: Bool[Tensor, "b t"],
@@ -247,17 +249,19 @@ def close_gaps(
     """Move padding in front of the real tokens of a window and of what follows it.
 
     Afterwards slots are positions again, counted from the last one. The window ends with the
-    ``min(seen, w)`` tokens it has.
+    ``min(seen, w)`` tokens it has. A window and its tokens are pairs of keys and values.
     """
     w = window[0].shape[2]
     was = torch.arange(w, device=key_mask.device) >= w - seen[:, None]
     order = torch.cat([was, key_mask], dim=1).to(torch.uint8).argsort(dim=1, stable=True)
     slots = (order.argsort(1)[:, w:] - w).clamp_min(0)
-    both = []
-    for old, new in zip(window, tokens, strict=True):
-        all_ = torch.cat([old, new], dim=2)
-        both.append(all_.gather(2, order[:, None, :, None].expand_as(all_)))
-    return Aligned([t[:, :, :w] for t in both], [t[:, :, w:] for t in both], slots)
+    # what comes to lie where a token of the window does asks nothing: any query serves
+    asks = (order[:, None, w:, None] - w).clamp_min(0)
+    queries = queries.gather(2, asks.expand_as(queries))
+    keys, values = (torch.cat([old, new], dim=2) for old, new in zip(window, tokens, strict=True))
+    keys, values = (t.gather(2, order[:, None, :, None].expand_as(t)) for t in (keys, values))
+    before, after = (keys[:, :, :w], values[:, :, :w]), (keys[:, :, w:], values[:, :, w:])
+    return Aligned(before, queries, after, slots)
 
 
 def seen_after(

@@ -21,6 +21,7 @@ from primal_attention.attention.positions import RelativePosition
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
+from primal_attention.kernels.exact import unit
 
 __all__ = ["PrimalRelativeAttention"]
 
@@ -115,10 +116,7 @@ class PrimalRelativeAttention(Attention):
 
     def _units(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosine features of queries and keys, in float32 or better."""
-        q, k = (t.to(accumulator(t)) for t in (self.q_proj(x), self.k_proj(x)))
-        q, k = self._split(q), self._split(k)
-        q, k = (t * (t.square().sum(-1, keepdim=True) + 1e-12).rsqrt() for t in (q, k))
-        return q, k
+        return unit(self._split(self.q_proj(x))), unit(self._split(self.k_proj(x)))
 
     def _duals(self, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the dual variables of both sides, zero at padded tokens."""
@@ -180,11 +178,10 @@ class PrimalRelativeAttention(Attention):
         with full_precision(asks):
             if key_mask is None:
                 return position.step(asks, answers, duals, WindowState(*old))
-            sums, keys, values = old
-            moved = close_gaps([keys, keys, values], [asks, answers, duals], seen, key_mask)
-            window, tokens = moved.window, moved.tokens
-            state = WindowState(sums, window[1], window[2])
-            y, state = position.step(tokens[0], tokens[1], tokens[2], state)
+            sums, *window = old
+            moved = close_gaps(window, asks, [answers, duals], seen, key_mask)
+            state = WindowState(sums, *moved.window)
+            y, state = position.step(moved.queries, *moved.tokens, state)
             return moved.read(y), state
 
 

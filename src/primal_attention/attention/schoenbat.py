@@ -22,6 +22,7 @@ from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
 from primal_attention.kernels import MaclaurinFeatures, Series, named_series
+from primal_attention.kernels.exact import unit
 
 __all__ = ["SchoenbatAttention", "SchoenbatCore", "center_l2", "signed_power"]
 
@@ -36,8 +37,7 @@ def center_l2(x: Float[Tensor, "*batch d"], eps: float = 1e-12) -> Float[Tensor,
         tensor([-0.7071,  0.7071])
     """
     x = x.to(accumulator(x))
-    x = x - x.mean(-1, keepdim=True)
-    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
+    return unit(x - x.mean(-1, keepdim=True), eps)
 
 
 def signed_power(

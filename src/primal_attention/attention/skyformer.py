@@ -19,6 +19,7 @@ from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
 from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, seen_after
 from primal_attention.attention.registry import register_attention
+from primal_attention.functional.linear import with_ones
 from primal_attention.functional.nystrom import (
     Inverse,
     kmeans_landmarks,
@@ -29,7 +30,6 @@ from primal_attention.functional.nystrom import (
     segment_means,
     strided_landmarks,
     windowed_nystrom,
-    with_ones,
 )
 from primal_attention.functional.precision import accumulator
 
@@ -199,9 +199,8 @@ class SkyformerCore(GaussianCore):
         if key_mask is None:
             y, after = self._causal(q, k, v_, (sums, keys, values))
             return y.to(v.dtype), State(after, seen)
-        moved = close_gaps([keys, keys, values], [q, k, v_], state.seen, key_mask)
-        window, tokens = moved.window, moved.tokens
-        y, after = self._causal(tokens[0], tokens[1], tokens[2], (sums, window[1], window[2]))
+        moved = close_gaps([keys, values], q, [k, v_], state.seen, key_mask)
+        y, after = self._causal(moved.queries, *moved.tokens, (sums, *moved.window))
         return moved.read(y).to(v.dtype), State(after, seen)
 
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.functional.linear import from_chunks, to_chunks
+from primal_attention.functional.linear import from_chunks, to_chunks, with_ones
 from primal_attention.functional.precision import accumulator
 
 __all__ = ["ExponentialSums", "exponential_attention"]
@@ -65,10 +65,9 @@ def exponential_attention(
         tensor([[0., 1.],
                 [0., 1.]])
     """
-    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1).to(log_k.dtype)
+    v = with_ones(v, key_mask).to(log_k.dtype)
     if key_mask is not None:
-        keep = key_mask[:, None, :, None]
-        log_k, v = torch.where(keep, log_k, _NOTHING), torch.where(keep, v, 0.0)
+        log_k = torch.where(key_mask[:, None, :, None], log_k, _NOTHING)
     if state is None:
         b, h, _, p = log_k.shape
         empty = v.new_zeros(b, h, p, v.shape[-1], dtype=accumulator(v))

@@ -21,6 +21,7 @@ __all__ = [
     "full_sums",
     "linear_attention",
     "to_chunks",
+    "with_ones",
 ]
 
 
@@ -134,3 +135,12 @@ def linear_attention(
         sums = q @ state.to(q.dtype)
     total = sums[..., -1:]
     return CausalSums(sums[..., :-1] / torch.where(total > 0, total, 1.0), state)
+
+
+def with_ones(
+    v: Float[Tensor, "b h m v"], key_mask: Bool[Tensor, "b m"] | None
+) -> Float[Tensor, "b h m u"]:
+    """Return the values and a column of ones, all zero where a key is absent."""
+    v = v.to(accumulator(v))
+    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+    return v if key_mask is None else torch.where(key_mask[:, None, :, None], v, 0.0)

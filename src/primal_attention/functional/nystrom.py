@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from primal_attention.functional.linear import from_chunks, to_chunks
+from primal_attention.functional.linear import from_chunks, to_chunks, with_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.primal import even_indices, first_reaching
 
@@ -50,7 +50,6 @@ __all__ = [
     "strided_landmarks",
     "token_convolution",
     "windowed_nystrom",
-    "with_ones",
 ]
 
 Inverse = Literal["cholesky", "schulz", "published"]
@@ -327,15 +326,6 @@ def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
     if inverse == "published":
         return schulz_inverse(m, 6, published_start=True) @ t
     raise ValueError(f"inverse must be one of {get_args(Inverse)}, got {inverse!r}.")
-
-
-def with_ones(
-    v: Float[Tensor, "b h m v"], key_mask: Bool[Tensor, "b m"] | None
-) -> Float[Tensor, "b h m u"]:
-    """Return the values and a column of ones, all zero where a key is absent."""
-    v = v.to(accumulator(v))
-    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-    return v if key_mask is None else torch.where(key_mask[:, None, :, None], v, 0.0)
 
 
 def row_average(y: Float[Tensor, "b h n u"], ridge: float) -> Float[Tensor, "b h n v"]:

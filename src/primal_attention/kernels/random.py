@@ -141,12 +141,6 @@ class _Gaussian(RandomFeatureMap):
         )
         self._store("directions", draw, device, dtype)
 
-    def _prepare(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``w·x``, ``‖x‖²/2`` and the directions, after normalisation and scale."""
-        x = (unit(x) if self.normalize else wide(x)) * self.scale**0.5
-        w = self.get_buffer("directions").to(x.dtype)
-        return x @ w.transpose(-1, -2), 0.5 * x.square().sum(-1, keepdim=True), w
-
     def extra_repr(self) -> str:
         """Describe the draw."""
         heads = "" if self._num_heads is None else f", num_heads={self._num_heads}"
@@ -317,7 +311,10 @@ class TrigonometricFeatures(_Gaussian):
     def query_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
         """Return cosines, then sines; times ``exp(‖x‖²/2)`` for the exponential kernel."""
         with full_precision(x):
-            project, energy, _ = self._prepare(x)
+            x = (unit(x) if self.normalize else wide(x)) * self.scale**0.5
+            project = x @ self.get_buffer("directions").to(x.dtype).transpose(-1, -2)
             waves = torch.cat([project.cos(), project.sin()], dim=-1)
             waves = waves * self._num_directions**-0.5
-            return waves if self.shape == "gaussian" else waves * energy.exp()
+            if self.shape == "gaussian":
+                return waves
+            return waves * (0.5 * x.square().sum(-1, keepdim=True)).exp()
