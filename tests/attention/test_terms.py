@@ -127,6 +127,24 @@ def test_a_frozen_layer_is_no_excuse_for_another_that_lost_its_gradient():
         ksvd_loss(model)
 
 
+def test_a_term_lost_inside_is_noticed_although_another_module_publishes_it():
+    class Model(PublishesTerms):
+        def __init__(self):
+            super().__init__()
+            self.layer = PrimalAttention(8, 2)
+
+        def forward(self, x):
+            with torch.no_grad():  # as reentrant checkpointing does
+                y, aux = self.layer(x, return_aux=True)
+            self.publish({"layer": aux.loss})
+            return y
+
+    model = Model()
+    model(torch.randn(2, 5, 8))
+    with pytest.raises(RuntimeError, match="layer 'layer' carries no gradient"):
+        ksvd_loss(model)
+
+
 def test_the_loss_trains_the_layer():
     layer = PrimalAttention(8, 2)
     layer(torch.randn(2, 5, 8))

@@ -365,6 +365,7 @@ class PrimalAttention(Attention, PublishesTerms):
         if aware is not None and context is None:
             y = torch.where(aware[:, :, None], y, 0.0)
         if return_aux:
+            self.witness()
             return y, Aux(term)
         if term is not None:
             self.publish({"": term})

@@ -28,11 +28,14 @@ class PublishesTerms(nn.Module):
         if self.training and (torch.compiler.is_compiling() or not _in_backward()):
             self._terms, self._had_gradients = terms, torch.is_grad_enabled()
 
+    def witness(self) -> None:
+        """Note whether gradients are on, for a layer whose term another module will publish."""
+        if self.training and not torch.compiler.is_compiling() and not _in_backward():
+            self._had_gradients = torch.is_grad_enabled()
+
     def _lost_gradients(self) -> bool:
-        """Whether terms were published without a graph although there is something to train."""
-        if self._terms is None or self._had_gradients:
-            return False
-        return any(parameter.requires_grad for parameter in self.parameters())
+        """Whether the last forward left no graph although there is something to train."""
+        return not self._had_gradients and any(p.requires_grad for p in self.parameters())
 
     def __getstate__(self) -> dict[str, Any]:
         # terms belong to one graph: a copy or a pickle must not drag it along
@@ -101,7 +104,7 @@ def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> F
                 )
     for module in model.modules():
         if isinstance(module, PublishesTerms):
-            module._terms = None
+            module._terms, module._had_gradients = None, True
     total, *others = terms.values()
     if others:
         total = torch.stack([total, *others]).sum()
