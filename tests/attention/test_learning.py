@@ -10,17 +10,21 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from primal_attention.attention import create_attention
+from primal_attention.attention import SchoenbatAttention, create_attention
 
 pytestmark = pytest.mark.slow
 
 KEYS, VALUES, SYMBOLS, BACK = 24, 8, 10, 5
+OPTIONS = {"skyformer": {"num_landmarks": 16}}  # eight queries and eight keys: every third token
 
 
 class _Block(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.attention = create_attention(name, 64, 4)
+        if name == "schoenbat-published":
+            self.attention: nn.Module = SchoenbatAttention.published(64, 4)
+        else:
+            self.attention = create_attention(name, 64, 4, **OPTIONS.get(name, {}))
         self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
         self.mlp = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
 
@@ -84,9 +88,29 @@ each_mechanism = pytest.mark.parametrize(
 )
 
 
-@each_mechanism
+@pytest.mark.parametrize(
+    "name",
+    [
+        "softmax",
+        "gaussian",
+        "skyformer",
+        "linear",
+        "favor",
+        "kernelized",
+        "schoenbat",
+        "cosformer",
+        "flow",
+    ],
+)
 def test_content_is_looked_up_among_24_tokens(name):
     assert _accuracy(name, _look_up, KEYS + VALUES + 1, VALUES, 1000) > 0.95
+
+
+def test_the_published_temperature_of_schoenbat_learns_look_up_later():
+    # after 1,000 steps it is at 0.97 here (0.57 in spec 05 §6); the learned one needs fewer than 400
+    task = (_look_up, KEYS + VALUES + 1, VALUES, 400)
+    assert _accuracy("schoenbat", *task) > 0.95
+    assert _accuracy("schoenbat-published", *task) < 0.7
 
 
 @each_mechanism
