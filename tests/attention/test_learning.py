@@ -107,7 +107,7 @@ def test_content_is_looked_up_among_24_tokens(name):
 
 
 def test_the_published_temperature_of_schoenbat_learns_look_up_later():
-    # after 1,000 steps it is at 0.97 here (0.57 in spec 05 §6); the learned one needs fewer than 400
+    # after 1,000 steps it is at 0.97 (0.57 in spec 05 §6); the learned one needs fewer than 400
     task = (_look_up, KEYS + VALUES + 1, VALUES, 400)
     assert _accuracy("schoenbat", *task) > 0.95
     assert _accuracy("schoenbat-published", *task) < 0.7
