@@ -103,12 +103,12 @@ class _Folded(torch.autograd.Function):
 def fold_heads(
     x: Float[Tensor, "b n c"],
     inward: tuple[Tensor, Tensor | None],
-    m: Float[Tensor, "#b h 2*d e"],
+    m: Float[Tensor, "#b h pair e"],
     outward: tuple[Tensor, Tensor | None],
     key_mask: Bool[Tensor, "b n"] | None,
     eps: float,
     has_gram: bool,
-) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b 2*h d d"]]:
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b both d d"]]:
     """Return the output, and the Gram matrices of the unit heads or, unless asked for, zeros.
 
     Args:

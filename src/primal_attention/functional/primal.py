@@ -412,13 +412,13 @@ def attend(
 def attend_folded(
     x: Float[Tensor, "b n c"],
     inward: tuple[Linear, Linear],
-    w: Float[Tensor, "#b 2*h d s"],
+    w: Float[Tensor, "#b both d s"],
     outward: tuple[Linear, Linear],
     *,
     key_mask: Bool[Tensor, "b n"] | None = None,
     eps: float = 1e-6,
     has_energy: bool = True,
-) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b 2*h s"] | None]:
+) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b both s"] | None]:
     """Return what :func:`attend` returns with joined and folded maps, without any score.
 
     The output map goes into the weights, ``W C`` of ``2d × d`` per head, and the energies come from
@@ -459,7 +459,7 @@ def attend_folded(
     return y, (w * (by_head @ w)).sum(2)
 
 
-def _by_head(rows: Shaped[Tensor, "2*h*d *rest"], h: int) -> Shaped[Tensor, "2*h*d *rest"]:
+def _by_head(rows: Shaped[Tensor, "all *rest"], h: int) -> Shaped[Tensor, "all *rest"]:
     """Return rows of all query heads and then all key heads as both of a head, and so on."""
     return rows.unflatten(0, (2, h, -1)).transpose(0, 1).flatten(0, 2)
 
