@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from training_cases import config, data, model
 
 from primal_attention.models import EncoderClassifier
@@ -245,6 +246,30 @@ def test_damaged_checkpoints_are_named(name, damage, tmp_path):
             ]
         )
     with pytest.raises(CheckpointError, match=f"{path.name} is no complete checkpoint"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("part", ["param_groups", "values", "step"])
+@pytest.mark.parametrize("value", [None, {}, "gone"])
+def test_states_that_lack_something_are_named(part, value, tmp_path):
+    run(tmp_path)
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    content = json.loads((path / "state.json").read_text())
+    content.pop(part) if value == "gone" else content.update({part: value})
+    (path / "state.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"{path.name} is no complete checkpoint"):
+        run(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("state", "is no complete checkpoint"), ("best", "the model has other weights")],
+)
+def test_tensors_of_something_else_are_refused(name, message, tmp_path):
+    run(tmp_path)
+    path = latest_checkpoint(tmp_path / "checkpoints")
+    save_file({"other": torch.ones(2)}, path / f"{name}.safetensors")
+    with pytest.raises(CheckpointError, match=message):
         run(tmp_path, resume=True)
 
 

@@ -14,7 +14,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,38 +103,46 @@ class Checkpoint:
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
         """Return the checkpoint in ``path``, or raise :class:`CheckpointError`."""
-        try:
+        with reading(path):
             content = json.loads((path / "state.json").read_text())
             if content["format"] != FORMAT:
                 raise CheckpointError(
                     f"{path} has format {content['format']}, this version reads {FORMAT}; "
                     "use the version that wrote it, or start anew."
                 )
-            model = load_file(path / "model.safetensors")
             tensors = load_file(path / "state.safetensors")
             best = path / "best.safetensors"
-            kept = load_file(best) if best.exists() else None
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{path} is no complete checkpoint ({error}); remove it and resume from an older "
-                "one, or start anew."
-            ) from error
-        state: dict[int, dict[str, Any]] = {}
-        for name, tensor in _below("optimizer", tensors):
-            index, key = name.split(".", 1)
-            state.setdefault(int(index), {})[key] = tensor
-        for group in content["param_groups"]:
-            group.update({k: tuple(v) for k, v in group.items() if k == "betas"})
-        return cls(
-            content["epoch"],
-            content["step"],
-            content["values"],
-            model,
-            {"state": state, "param_groups": content["param_groups"]},
-            [dict(_below(f"random.{i}", tensors)) for i in range(content["processes"])],
-            dict(_below("average", tensors)) or None,
-            kept,
-        )
+            state: dict[int, dict[str, Any]] = {}
+            for name, tensor in _below("optimizer", tensors):
+                index, key = name.split(".", 1)
+                state.setdefault(int(index), {})[key] = tensor
+            for group in content["param_groups"]:
+                group.update({k: tuple(v) for k, v in group.items() if k == "betas"})
+            return cls(
+                int(content["epoch"]),
+                int(content["step"]),
+                content["values"],
+                load_file(path / "model.safetensors"),
+                {"state": state, "param_groups": content["param_groups"]},
+                [dict(_below(f"random.{i}", tensors)) for i in range(content["processes"])],
+                dict(_below("average", tensors)) or None,
+                load_file(best) if best.exists() else None,
+            )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Tell whatever goes wrong with what is in a checkpoint as a :class:`CheckpointError`."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{path} is no complete checkpoint ({words}); remove it and resume from an older "
+            "one, or start anew."
+        ) from error
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -25,7 +25,12 @@ from primal_attention.models import PretrainedModel
 from primal_attention.output import write_atomically
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
-from primal_attention.training.checkpoint import Checkpoint, CheckpointError, latest_checkpoint
+from primal_attention.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    latest_checkpoint,
+    reading,
+)
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import Order, PartSampler, pad_collate, split_labels
 from primal_attention.training.evaluation import Collate, Objective, cross_entropy
@@ -184,13 +189,15 @@ class _Run:
             )
         saved = None if found is None else Checkpoint.load(found)
         if saved is not None and found is not None:
-            self._restore(saved, found)
+            with reading(found):
+                self._restore(saved, found)
         self.logs.start(self.step)
         # last of all: modules that are imported on first use may draw from these generators
         if saved is None:
             seed_everything(self.config.seed + self.order.rank)
-        else:
-            restore_random_state(saved.random[self.order.rank])
+        elif found is not None:
+            with reading(found):
+                restore_random_state(saved.random[self.order.rank])
 
     def train(
         self,
@@ -414,8 +421,10 @@ class _Run:
                 f"it ran on {len(saved.random)} processes and now on {self.order.world_size}"
             )
         shapes = {k: tuple(v.shape) for k, v in self.model.state_dict().items()}
-        if shapes != {k: tuple(v.shape) for k, v in saved.model.items()}:
-            changed.append("the model has other weights")
+        for weights in (saved.model, saved.best):
+            if weights is not None and shapes != {k: tuple(v.shape) for k, v in weights.items()}:
+                changed.append("the model has other weights")
+                break
         if changed:
             raise CheckpointError(
                 f"{path} belongs to another run: {'; '.join(changed)}. Resume with what it was "
