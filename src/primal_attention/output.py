@@ -25,8 +25,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # the one the caller knows
         raise
 
 

@@ -9,6 +9,7 @@ import pytest
 from primal_attention.cli import main as cli
 from primal_attention.cli.main import main
 from primal_attention.cli.mistakes import UserError, told_as_mistake
+from primal_attention.output import write_atomically
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -86,6 +87,18 @@ def test_internal_errors_keep_their_traceback(monkeypatch):
         main(["list"])
 
 
+def test_files_that_cannot_be_written_are_told_by_their_own_name(monkeypatch, fails, tmp_path):
+    (tmp_path / "table.md").mkdir()
+    with pytest.raises(OSError, match="directory") as caught:
+        write_atomically(tmp_path / "table.md", "content")
+    assert not list(tmp_path.glob(".table*"))
+    command(monkeypatch, caught.value)
+    assert fails("list") == f"primal: {tmp_path}/table.md: Is a directory.\n"
+    command(monkeypatch, OSError("of no file"))
+    with pytest.raises(OSError, match="of no file"):
+        main(["list"])
+
+
 def test_interruption_has_its_own_code(monkeypatch, capsys):
     command(monkeypatch, KeyboardInterrupt())
     assert main(["list"]) == 130
@@ -123,6 +136,14 @@ def test_the_process_ends_with_the_code_of_the_command():
     done = run("trian")
     assert done.returncode == 2
     assert done.stderr.startswith("primal: there is no command")
+
+
+def test_bench_tells_an_impossible_folder_before_it_measures(capsys, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert main(["bench", "--n", "8", "--out", str(tmp_path / "file" / "below")]) == 2
+    printed = capsys.readouterr().err
+    assert "Not a directory" in printed
+    assert "tokens" not in printed.splitlines()[-1]
 
 
 def test_bench_runs_a_suite_and_tells_wrong_contestants(capsys, tmp_path):

@@ -35,6 +35,9 @@ def test_mistakes_are_told_before_anything_is_trained(fails, root, tmp_path):
     assert "--tasks listops" in fails("repro", "longrange")
     assert "choose from" in fails("repro", "longrange", "--tasks", "lists")
     assert "seconds must be positive" in fails("repro", "longrange", "--seconds", "0")
+    assert "epoch_steps must be positive" in fails("repro", "longrange", "--epoch-steps", "0")
+    assert "lr must be positive" in fails("repro", "longrange", "--lr", "-1")
+    assert "tasks must not be empty" in fails("repro", "longrange", "--tasks")
 
 
 def test_data_that_cannot_be_read_is_told_before_anything_is_trained(fails, root, tmp_path):

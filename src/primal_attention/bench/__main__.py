@@ -50,6 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(threads)
     options["lengths"] = options.pop("n")
     sweep = checked(parser, lambda: Sweep(**{k: v for k, v in options.items() if v is not None}))
+    checked(parser, lambda: out.mkdir(parents=True, exist_ok=True))
 
     def progress(line: str) -> None:
         print(f"  … {line}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """Find the command, run it, and turn what goes wrong into an exit code.
 
-0: done. 1: our fault, with a traceback. 2: a mistake in the arguments, the settings or a file, told
-in one sentence. 130: interrupted.
+0: done. 1: our fault, with a traceback. 2: a mistake in the arguments, the settings or a file, or a
+file that cannot be read or written, told in one sentence. 130: interrupted.
 """
 
 import os
@@ -49,13 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as mistake:
         print(f"primal: {mistake}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("primal: interrupted", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         # the reader of our output has left, as in `primal list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"primal: {error.filename}: {error.strerror}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("primal: interrupted", file=sys.stderr)
+        return 130
 
 
 def _run(arguments: list[str]) -> int:

@@ -8,6 +8,7 @@ one stopped.
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -64,8 +65,12 @@ class Comparison:
             unknown = [value for value in getattr(self, name) if value not in known]
             if unknown:
                 raise ValueError(f"Unknown {name} {unknown}; choose from {', '.join(known)}.")
-        for name in ("seconds", "batch_size", "num_train", "num_valid", "num_test", "max_length"):
-            if getattr(self, name) <= 0:
+        for name in ("tasks", "variants", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty.")
+        counts = ("batch_size", "epoch_steps", "num_train", "num_valid", "num_test", "max_length")
+        for name in ("seconds", "lr", *counts):
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
 
 
