@@ -22,6 +22,7 @@ __all__ = [
     "gather",
     "invert_norms",
     "leave",
+    "needs_grad",
     "radial_factor",
     "score",
     "score_backward",
@@ -99,6 +100,11 @@ class Room:
         if last is None or self._keeps or last.shape != shape:
             last = self._last[name] = self._like.new_empty(shape, dtype=dtype)
         return last
+
+
+def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a backward pass may follow, for which a function must keep something."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def tiles_of(b: int, n: int, width: int) -> list[Tile]:

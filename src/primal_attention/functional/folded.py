@@ -19,6 +19,7 @@ from primal_attention.functional.chunks import (
     gather,
     invert_norms,
     leave,
+    needs_grad,
     radial_factor,
     tiles_of,
 )
@@ -121,5 +122,5 @@ def fold_heads(
         has_gram: Whether to compute the Gram matrices.
     """
     given = (x, *inward, m, *outward)
-    keeps = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
-    return _Folded.apply(*given, key_mask, eps, has_gram, keeps)  # type: ignore[no-untyped-call]
+    more = key_mask, eps, has_gram, needs_grad(given)
+    return _Folded.apply(*given, *more)  # type: ignore[no-untyped-call]

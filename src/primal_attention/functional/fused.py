@@ -21,6 +21,7 @@ from primal_attention.functional.chunks import (
     gather,
     invert_norms,
     leave,
+    needs_grad,
     score,
     score_backward,
     tiles_of,
@@ -173,11 +174,7 @@ def attend_fused(
 ) -> tuple[Float[Tensor, "b n c_out"], Float[Tensor, "b h s"]]:
     """Return the outward map of the scores of the inward map, and the energy of the scores."""
     given = (x, *inward, w, *outward)
-    return _Attend.apply(*given, key_mask, eps, _needs_grad(given))  # type: ignore[no-untyped-call]
-
-
-def _needs_grad(tensors: Sequence[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return _Attend.apply(*given, key_mask, eps, needs_grad(given))  # type: ignore[no-untyped-call]
 
 
 # weights of sampled tokens
@@ -415,4 +412,4 @@ def layer_fused(
     """
     given = (x, *inward[0], *inward[1], *codes, *outward[0], *outward[1], lam)
     more = basis, index, key_mask, variance, eps
-    return _Layer.apply(*given, *more, _needs_grad(given))  # type: ignore[no-untyped-call]
+    return _Layer.apply(*given, *more, needs_grad(given))  # type: ignore[no-untyped-call]
