@@ -14,7 +14,7 @@ from primal_attention.tasks.timeseries import (
     series_from_arrays,
     stratified_split,
 )
-from primal_attention.tasks.timeseries.data import jittered
+from primal_attention.tasks.timeseries.data import jittered, stratified_sample
 
 FULL = """#A comment
 @problemName Toy
@@ -69,10 +69,18 @@ def test_ts_file_without_labels(tmp_path):
         ("@data\n", "no series"),
         ("@timeStamps true\n@classLabel true a\n@data\n(0,1):a\n", "time stamps"),
         ("@classLabel true a b\n@data\n1,2:a\n1,oops:b\n", "line 4: 'oops' is not a number"),
-        ("@classLabel true a b\n@data\n1,2:a\n1,2:3,4:b\n", "line 4: 2 dimensions, expected 1"),
+        (
+            "@classLabel true a b\n@data\n1,2:a\n1,2:3,4:b\n",
+            "line 4: 2 dimensions of 2 steps, expected 1;",
+        ),
         ("@classLabel true a b\n@data\n1,2:a\n1,2:c\n", "Labels c are not among the classes a, b"),
         ("@classLabel true a\n@data\n:a\n", "line 3: a series without values"),
         ("@classLabel true a\n1,2:a\n@data\n", "after the first series"),
+        ("@equalLength true\n@data\n1,2:3,4:a\n1,2:3:b\n", "line 4: .* of 1 to 2 steps, expected"),
+        ("@equalLength true\n@data\n1,2:a\n1,2,3:b\n", "line 4: 1 dimensions of 3 steps, .* of 2;"),
+        ("@equalLength true\n@seriesLength 3\n@data\n1,2:a\n", "line 4: .* expected 1 of 3;"),
+        ("@classLabel true a\n@data\n1,2:a\n1,-inf:a\n", r"Toy\.ts: Case 1, counted from 0, holds"),
+        ("@classLabel false\n@data\n1,2:3,1e39\n", r"Toy\.ts: Case 0, counted from 0, holds"),
     ],
 )
 def test_a_broken_ts_file_is_named_with_its_line(tmp_path, text, message):
@@ -93,6 +101,22 @@ def save_npz(folder, name="Toy", **also):
     }
     np.savez(folder / f"{name}.npz", **(arrays | also))
     return folder / f"{name}.npz"
+
+
+@pytest.mark.raw
+def test_infinite_values_are_refused_wherever_series_are_made(tmp_path):
+    x = np.zeros((3, 4, 2), np.float32)
+    x[1, 3] = np.inf
+    with pytest.raises(ValueError, match=r"Toy\.npz: Case 1, .* only NaN means missing"):
+        read_npz(save_npz(tmp_path, X_train=x, len_train=np.array([4, 4, 4])))
+    # behind its length a series may hold anything
+    assert len(read_npz(save_npz(tmp_path, X_train=x, len_train=np.array([4, 3, 4])))) == 3
+    with pytest.raises(ValueError, match="Case 0"):
+        series_from_arrays([np.array([[1.0, np.inf]])])
+    # a value that only the statistics of the training part make too large
+    small = Standardizer(np.zeros(1), np.full(1, 1e-9))
+    with pytest.raises(ValueError, match="infinite or too large"):
+        small(series_from_arrays([np.array([[1.0, 3e38]])]))
 
 
 def test_npz_file(tmp_path):
@@ -208,6 +232,18 @@ def test_the_split_is_stratified_disjoint_and_the_same_for_a_seed():
     assert np.bincount(y[first.valid], minlength=4).tolist() == [8, 2, 1, 0]
 
 
+def test_a_sample_has_its_size_and_the_shares_of_the_classes():
+    y = np.repeat([0, 1, 2], [60, 30, 10])
+    for size in (1, 3, 17, 18, 50, 100):
+        chosen = stratified_sample(y, size)
+        assert len(set(chosen.tolist())) == size
+        counts = np.bincount(y[chosen], minlength=3)
+        assert np.abs(counts - size * np.array([0.6, 0.3, 0.1])).max() < 1.5
+    assert np.bincount(y[stratified_sample(y, 3)]).tolist() == [1, 1, 1]
+    assert stratified_sample(y, 200).tolist() == list(range(100))
+    assert np.array_equal(stratified_sample(y, 9, seed=1), stratified_sample(y, 9, seed=1))
+
+
 def test_batches_pad_to_their_longest_series():
     series = series_from_arrays([np.ones((2, 5)), np.ones((2, 3)), np.ones((2, 4))], "aba")
     data = SeriesDataset(series)
@@ -215,6 +251,7 @@ def test_batches_pad_to_their_longest_series():
     assert batch["x"].shape == (2, 4, 2)
     assert batch["key_mask"].sum(1).tolist() == [3, 4]
     assert torch.equal(batch["labels"], torch.tensor([1, 0]))
+    assert collate_series([data[0]])["key_mask"].tolist() == [[True] * 5]
 
 
 def test_jitter_changes_a_series_anew_each_time_and_the_seed_decides_how():

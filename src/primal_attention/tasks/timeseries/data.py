@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from primal_attention.training.data import pad_collate
+
 __all__ = [
     "Series",
     "SeriesDataset",
@@ -33,6 +35,7 @@ __all__ = [
     "read_ts",
     "series_from_arrays",
     "series_root",
+    "stratified_sample",
     "stratified_split",
 ]
 
@@ -72,6 +75,12 @@ class Series:
             raise ValueError(
                 f"Lengths must be from 1 to {self.x.shape[1]}, got {self.length.min()} to "
                 f"{self.length.max()}; leave empty series out."
+            )
+        broken = np.flatnonzero((np.isinf(self.x).any(2) & self.keep).any(1))
+        if len(broken):
+            raise ValueError(
+                f"Case {broken[0]}, counted from 0, holds a value that is infinite or too large; "
+                "only NaN means missing."
             )
         if self.y is None:
             return
@@ -122,7 +131,7 @@ def series_from_arrays(
         >>> series_from_arrays(np.zeros((4, 3, 10))).x.shape
         (4, 10, 3)
     """
-    cases = [np.atleast_2d(np.asarray(case, dtype=np.float32)) for case in X]
+    cases = [np.atleast_2d(as_float32(case)) for case in X]
     if not cases:
         raise ValueError("X holds no series; give at least one.")
     channels = {case.shape[0] for case in cases}
@@ -140,6 +149,12 @@ def series_from_arrays(
     labels = [str(label) for label in y]
     names = tuple(sorted(set(labels)) if classes is None else classes)
     return Series(x, length, _indices(labels, names), names)
+
+
+def as_float32(values: Any) -> NDArray[np.float32]:
+    """Return values in single precision; the too large become infinite, for Series to tell."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values).astype(np.float32)
 
 
 def _observed_length(case: NDArray[np.float32]) -> int:
@@ -163,8 +178,9 @@ def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> Series
     """Return the series of a UEA/UCR ``.ts`` file.
 
     Reads unequal lengths, ``?`` and ``NaN`` as missing, comments anywhere, and files whose header
-    is incomplete or missing: what the header says is checked, what it leaves out is read off the
-    data. Without ``@classLabel`` a last field without a comma is the label.
+    is incomplete or missing. What the header says of dimensions, equal lengths and classes is
+    checked, what it leaves out is read off the data; ``@missing`` is not looked at. Without
+    ``@classLabel`` a last field without a comma is the label.
 
     Args:
         path: The file.
@@ -197,45 +213,63 @@ def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> Series
         labelled = declared[0].lower() == "true"
     else:
         labelled = all(":" in row and "," not in row.rpartition(":")[2] for _, row in rows)
+    equal = header.get("equallength", ["false"])[0].lower() == "true"
+    length, dimensions = _number(header, "serieslength"), _number(header, "dimensions")
     cases, labels = [], []
     for number, row in rows:
         fields = [field.strip() for field in row.split(":")]
         if labelled:
             labels.append(fields.pop())
-        cases.append(_parse_case(fields, f"{path}, line {number}"))
-        expected = int(header.get("dimensions", [str(len(cases[0]))])[0])
-        if len(cases[-1]) != expected:
+        channels = _parse_case(fields, f"{path}, line {number}")
+        if equal and length is None:
+            length = len(channels[0])
+        dimensions = dimensions or len(channels)
+        steps = {len(c) for c in channels}
+        if len(channels) != dimensions or (equal and steps != {length}):
             raise ValueError(
-                f"{path}, line {number}: {len(cases[-1])} dimensions, expected {expected}; the "
-                "line is damaged or the header is wrong."
+                f"{path}, line {number}: {len(channels)} dimensions of {_range(steps)} steps, "
+                f"expected {dimensions}{f' of {length}' if equal else ''}; the line is damaged or "
+                "the header is wrong."
             )
-    if not labelled:
-        return series_from_arrays(cases)
+        cases.append(_pad_channels(channels))
     names = (declared[1:] or None) if classes is None else list(classes)
     try:
-        return series_from_arrays(cases, labels, classes=names)
+        return series_from_arrays(cases, labels if labelled else None, classes=names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _parse_case(fields: list[str], where: str) -> NDArray[np.float32]:
-    """Return one series ``[channels, time]``; shorter channels end in missing values."""
+def _number(header: Mapping[str, list[str]], tag: str) -> int | None:
+    """Return a number of the header; ``None`` if it is not there."""
+    return int(header[tag][0]) if header.get(tag) else None
+
+
+def _parse_case(fields: list[str], where: str) -> list[list[float]]:
+    """Return the values of one series, channel by channel."""
     channels = []
     for field in fields:
         words = [w.strip() for w in field.split(",")] if field else []
         try:
-            values = [np.nan if w in ("?", "") else float(w) for w in words]
+            channels.append([np.nan if w in ("?", "") else float(w) for w in words])
         except ValueError:
             bad = next(w for w in words if not _is_number(w))
             raise ValueError(f"{where}: {bad!r} is not a number; write ? for missing.") from None
-        channels.append(values)
-    longest = max(map(len, channels), default=0)
-    if not longest:
+    if not any(channels):
         raise ValueError(f"{where}: a series without values.")
-    case = np.full((len(channels), longest), np.nan, dtype=np.float32)
+    return channels
+
+
+def _pad_channels(channels: list[list[float]]) -> NDArray[np.float64]:
+    """Return one series ``[channels, time]``; shorter channels end in missing values."""
+    case = np.full((len(channels), max(map(len, channels))), np.nan)
     for row, values in zip(case, channels, strict=True):
         row[: len(values)] = values
     return case
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _is_number(word: str) -> bool:
@@ -263,12 +297,15 @@ def read_npz(path: str | Path, part: Part = "train") -> Series:
     missing = {f"X_{part}", f"y_{part}", "classes"} - found.keys()
     if missing:
         raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")
-    x = found[f"X_{part}"].astype(np.float32)
+    x = as_float32(found[f"X_{part}"])
     if not len(x):
         raise ValueError(f"{path} has no {part} part; this copy of the set is not complete.")
     length = found.get(f"len_{part}", np.full(len(x), x.shape[1])).astype(np.int64)
     names = tuple(str(name) for name in found["classes"])
-    return Series(x, length, found[f"y_{part}"].astype(np.int64), names)
+    try:
+        return Series(x, length, found[f"y_{part}"].astype(np.int64), names)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def series_root(root: str | Path | None = None) -> Path:
@@ -363,7 +400,7 @@ class Standardizer:
                 f"The series have {series.num_channels} channels, but the statistics were fitted "
                 f"on {len(self.mean)}."
             )
-        x = ((series.x - self.mean) / self.std).astype(np.float32)
+        x = as_float32((series.x - self.mean) / self.std)
         keep = series.keep[:, :, None]
         for case, channel in np.argwhere((np.isnan(x) & keep).any(1)):
             line = x[case, : series.length[case], channel]
@@ -398,6 +435,21 @@ def stratified_split(y: NDArray[np.int64], fraction: float = 0.2, *, seed: int =
         count = min(max(1, round(fraction * len(members))), len(members) - 1)
         held[members[:count]] = True
     return Split(np.flatnonzero(~held), np.flatnonzero(held))
+
+
+def stratified_sample(y: NDArray[np.int64], size: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """Return the indices of ``size`` cases, the same share of every class, in their old order.
+
+    Example:
+        >>> stratified_sample(np.array([0, 0, 0, 0, 0, 0, 1, 1, 1]), 3).shape
+        (3,)
+    """
+    rng = np.random.default_rng(seed)
+    place = np.zeros(len(y))
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        place[members] = np.arange(len(members)) / len(members)
+    return np.sort(np.argsort(place, kind="stable")[:size])
 
 
 def jittered(x: Float[Tensor, "time channels"], strength: float) -> Float[Tensor, "time channels"]:
@@ -447,12 +499,7 @@ class SeriesDataset(Dataset[dict[str, Tensor]]):
 
 
 def collate_series(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return a batch padded to its longest series: ``x``, ``key_mask`` and ``labels``."""
-    length = torch.tensor([len(item["x"]) for item in items])
-    batch = {
-        "x": torch.nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True),
-        "key_mask": torch.arange(int(length.max())) < length[:, None],
-    }
-    if "labels" in items[0]:
-        batch["labels"] = torch.stack([item["labels"] for item in items])
+    """Return a batch padded to its longest series, always with a ``key_mask``."""
+    batch = pad_collate(items)
+    batch.setdefault("key_mask", torch.ones(batch["x"].shape[:2], dtype=torch.bool))
     return batch
