@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 import pytest
 
+from primal_attention.tasks.longrange import listops
 from primal_attention.tasks.longrange.listops import (
     LISTOPS_TOKENS,
     ListOpsConfig,
@@ -175,3 +176,10 @@ def test_every_label_of_the_original_test_file_is_right(real_data):
     assert data.lengths.max() == 939
     values = [evaluate(tokens_of(data, i)) for i in range(len(data))]
     assert values == data.labels.tolist()
+
+
+@pytest.mark.raw
+def test_lengths_that_no_expression_has_end_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(listops, "_TRIES", 1000)
+    with pytest.raises(ValueError, match="had 2 to 3 tokens; allow other lengths"):
+        generate_listops(1, config=ListOpsConfig(2, 3))

@@ -38,6 +38,8 @@ LISTOPS_TOKENS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 _OPERATORS = LISTOPS_TOKENS[11:15]
 _IDS = {token: index for index, token in enumerate(LISTOPS_TOKENS)}
 _OPERATOR_PROBABILITY = 0.25
+_TRIES = 1_000_000
+"""Draws before an expression is given up; with the published settings one in twelve is taken."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,14 @@ def generate_listops(
 def _draw(key: str, config: ListOpsConfig, index: int) -> tuple[bytes, int]:
     # of Random, only random() is promised to stay the same in later versions of Python
     uniform = Random(f"listops/{key}/{index}").random
-    while True:
+    for _ in range(_TRIES):
         tokens = _expression(uniform, config)
         if config.min_length <= len(tokens) <= config.max_length:
             return bytes(_IDS[token] for token in tokens), evaluate(tokens)
+    raise ValueError(
+        f"None of {_TRIES:,} expressions had {config.min_length} to {config.max_length} tokens; "
+        "allow other lengths. There is none of two or three."
+    )
 
 
 def _expression(uniform: Callable[[], float], config: ListOpsConfig) -> list[str]:
