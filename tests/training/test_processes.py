@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from training_cases import config, data, model
 
-from primal_attention.training import evaluate, fit
+from primal_attention.training import cross_entropy, evaluate, fit
+from primal_attention.training.checkpoint import Checkpoint, latest_checkpoint
 
 HERE = Path(__file__).parent
 
@@ -36,18 +39,10 @@ def work(out: str, epochs: int = 3) -> None:
         "plain": {},
         "parts": {"accumulate": 2},
         "no-term": {"eta": 0.0},
-        "resumed": {"epochs": epochs},
     }.items():
         net = model()
-        folder = Path(out) / "run" if name == "resumed" else None
-        history = fit(
-            net,
-            train := Counted(),
-            config=config(**{"epochs": epochs, **changes}),
-            valid=data(9),
-            out=folder,
-            resume=folder is not None,
-        )
+        settings = config(epochs=epochs, **changes)
+        history = fit(net, train := Counted(), config=settings, valid=data(9))
         # 22 items a pass, of which each of two processes sees half
         assert train.asked == 11 * epochs
         found = evaluate(net, data(9), batch_size=2)
@@ -59,6 +54,28 @@ def work(out: str, epochs: int = 3) -> None:
                 "loss": found.loss,
             }
             (Path(out) / f"{name}.json").write_text(json.dumps(result))
+    for name in ("whole", "broken"):
+        checkpointed(Path(out) / name)
+
+
+def checkpointed(out: Path, objective=cross_entropy) -> None:
+    """Start or continue a run whose processes draw each for itself."""
+    settings = config(epochs=3, save_steps=2)
+    net = model(dropout=0.2)
+    fit(net, data(), config=settings, valid=data(9), out=out, resume=True, objective=objective)
+
+
+def killed(out: str) -> None:
+    """Start a run whose processes are killed in the fifth step, the second of an epoch."""
+    steps = []
+
+    def die(output, labels):
+        steps.extend([0] * torch.is_grad_enabled())
+        if len(steps) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cross_entropy(output, labels)
+
+    checkpointed(Path(out) / "broken", die)
 
 
 def free_port() -> int:
@@ -67,8 +84,8 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def forked(world_size: int, out: Path) -> None:
-    """Run ``work`` in forked processes, which have nothing to import."""
+def forked(world_size: int, action, out: Path) -> list[int]:
+    """Run forked processes, which have nothing to import; return their exit codes."""
     port, children = free_port(), []
     for rank in range(world_size):
         pid = os.fork()
@@ -82,21 +99,22 @@ def forked(world_size: int, out: Path) -> None:
                 os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
                 os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost"}
                 os.environ |= {"MASTER_PORT": str(port)}
-                work(str(out))
+                action(str(out))
                 torch.distributed.destroy_process_group()
                 code = 0
             finally:
                 os._exit(code)
         children.append(pid)
-    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [
-        0
-    ] * world_size
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     out = tmp_path_factory.mktemp("two")
-    forked(2, out)
+    # who is not killed yet loses the other
+    assert all(forked(2, killed, out))
+    assert latest_checkpoint(out / "broken" / "checkpoints").name == "epoch-0001-step-00000004"
+    assert forked(2, work, out) == [0, 0]
     return out
 
 
@@ -117,26 +135,36 @@ def compare(found: dict, changes: dict) -> None:
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("plain", {}), ("parts", {}), ("no-term", {"eta": 0.0}), ("resumed", {})],
+    [("plain", {}), ("parts", {}), ("no-term", {"eta": 0.0})],
 )
 def test_two_processes_do_what_one_does_with_the_whole_batch(name, changes, two):
     compare(json.loads((two / f"{name}.json").read_text()), changes)
 
 
 def test_two_processes_write_one_checkpoint_with_both_random_states(two):
-    from primal_attention.training.checkpoint import Checkpoint, latest_checkpoint
-
-    saved = Checkpoint.load(latest_checkpoint(two / "run" / "checkpoints"))
+    saved = Checkpoint.load(latest_checkpoint(two / "whole" / "checkpoints"))
     assert len(saved.random) == 2
     assert not saved.random[0]["torch"].equal(saved.random[1]["torch"])
-    assert (two / "run" / "model" / "config.json").exists()
+    assert (two / "whole" / "model" / "config.json").exists()
+
+
+def test_two_killed_processes_resume_to_the_same_weights(two):
+    whole, broken = (load_file(two / n / "model/model.safetensors") for n in ("whole", "broken"))
+    for name, weight in whole.items():
+        assert weight.equal(broken[name]), name
+    states = (
+        Checkpoint.load(latest_checkpoint(two / n / "checkpoints")).random
+        for n in ("whole", "broken")
+    )
+    for a, b in zip(*states, strict=True):
+        assert all(a[name].equal(b[name]) for name in a)
 
 
 def test_a_run_of_two_processes_is_not_resumed_by_one(two):
     from primal_attention.training import CheckpointError
 
     with pytest.raises(CheckpointError, match="ran on 2 processes and now on 1"):
-        fit(model(), data(), config=config(epochs=3), out=two / "run", resume=True)
+        fit(model(), data(), config=config(epochs=3), out=two / "whole", resume=True)
 
 
 @pytest.mark.slow

@@ -217,6 +217,18 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
             lambda out: fit(model(dim=4), Noisy(), config=config(**SETTINGS), out=out, resume=True),
             "the model has other weights",
         ),
+        (
+            lambda out: fit(
+                model(dropout=0.5), Noisy(), config=config(**SETTINGS), out=out, resume=True
+            ),
+            "dropout was 0.2 and is 0.5",
+        ),
+        (
+            lambda out: fit(
+                model(dropout=0.2), Noisy(), config=config(**SETTINGS), out=out, resume=True
+            ),
+            "the validation data had 9 items and have 0",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
@@ -225,12 +237,37 @@ def test_a_checkpoint_of_another_run_is_refused(change, message, tmp_path):
         change(tmp_path)
 
 
+@pytest.mark.parametrize("part", ["training", "validation"])
+def test_other_items_of_the_same_number_are_another_run(part, tmp_path):
+    def go(**parts):
+        train, valid = parts.get("training", data()), parts.get("validation", data(9))
+        return fit(model(), train, config=config(), valid=valid, out=tmp_path, resume=True)
+
+    go()
+    go()
+    whole = data(23).columns
+    moved = Columns(**{name: column[1:] for name, column in whole.items()})
+    if part == "validation":
+        moved = Columns(**{name: column[1:10] for name, column in whole.items()})
+    with pytest.raises(CheckpointError, match=f"the {part} data hold other items"):
+        go(**{part: moved})
+
+
+def test_rounding_of_another_machine_is_no_other_data(tmp_path):
+    fit(model(), data(), config=config(), out=tmp_path)
+    items = data().columns
+    near = Columns(x=[x * (1 + 1e-6) for x in items["x"]], labels=items["labels"])
+    fit(model(), near, config=config(), out=tmp_path, resume=True)
+
+
 def test_what_does_not_change_the_result_may_change_on_resume(tmp_path, uninterrupted):
     run(tmp_path)
     run(tmp_path, resume=True, workers=1, save_steps=None)
 
 
-@pytest.mark.parametrize("name", ["state.json", "state.safetensors", "model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["state.json", "state.safetensors", "model.safetensors", "best.safetensors"]
+)
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "foreign"])
 def test_damaged_checkpoints_are_named(name, damage, tmp_path):
     run(tmp_path)
@@ -278,7 +315,7 @@ def test_other_formats_are_refused(tmp_path):
     path = latest_checkpoint(tmp_path / "checkpoints")
     content = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**content, "format": 0}))
-    with pytest.raises(CheckpointError, match="has format 0, this version reads 1"):
+    with pytest.raises(CheckpointError, match="has format 0, this version reads 2"):
         Checkpoint.load(path)
 
 

@@ -29,7 +29,7 @@ from primal_attention.output import to_json
 
 __all__ = ["Checkpoint", "CheckpointError", "latest_checkpoint"]
 
-FORMAT = 1
+FORMAT = 2
 _NAME = r"epoch-\d{4,}-step-\d{8,}"
 
 
@@ -95,6 +95,7 @@ class Checkpoint:
             "epoch": self.epoch,
             "step": self.step,
             "processes": len(self.random),
+            "best": self.best is not None,
             "param_groups": self.optimizer["param_groups"],
             "values": self.values,
         }
@@ -111,7 +112,6 @@ class Checkpoint:
                     "use the version that wrote it, or start anew."
                 )
             tensors = load_file(path / "state.safetensors")
-            best = path / "best.safetensors"
             state: dict[int, dict[str, Any]] = {}
             for name, tensor in _below("optimizer", tensors):
                 index, key = name.split(".", 1)
@@ -126,7 +126,7 @@ class Checkpoint:
                 {"state": state, "param_groups": content["param_groups"]},
                 [dict(_below(f"random.{i}", tensors)) for i in range(content["processes"])],
                 dict(_below("average", tensors)) or None,
-                load_file(best) if best.exists() else None,
+                load_file(path / "best.safetensors") if content["best"] else None,
             )
 
 

@@ -1,6 +1,7 @@
 """Items, batches and their order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -139,6 +140,50 @@ class PartSampler(torch.utils.data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.start, self.stop):
             yield from (part.indices for part in self.order.parts(step))
+
+
+class Trace(NamedTuple):
+    """By what some data are known again: their number, and a little of some of them."""
+
+    items: int
+    numbers: tuple[float, ...] = ()
+    """Shapes and mean sizes, evenly taken; none if an item is another each time it is read."""
+
+    @classmethod
+    def of(
+        cls, data: Dataset[Any] | None, collate: Callable[[Sequence[Any]], Mapping[str, Any]]
+    ) -> "Trace":
+        """Return the trace of a data set; of none it is empty."""
+        if data is None:
+            return cls(0)
+        count = len(data)  # type: ignore[arg-type]
+        chosen = range(0, count, max(1, -(-count // 16)))
+        first, again = (
+            tuple(number for i in chosen for number in _numbers(collate([data[i]])))
+            for _ in range(2)
+        )
+        return cls(count, first if first == again else ())
+
+    def changes(self, was: "Trace") -> str:
+        """Return what is other than it was, in words; empty if nothing is."""
+        if self.items != was.items:
+            return f"had {was.items} items and have {self.items}"
+        pair = self.numbers, was.numbers
+        if not all(pair):
+            return ""
+        # another machine may standardise with another rounding
+        same = len(pair[0]) == len(pair[1]) and all(
+            math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-6) for a, b in zip(*pair, strict=True)
+        )
+        return "" if same else "hold other items"
+
+
+def _numbers(batch: Mapping[str, Any]) -> Iterator[float]:
+    """Return shape and mean absolute value of every tensor in a batch."""
+    for _, value in sorted(batch.items()):
+        if isinstance(value, Tensor):
+            yield from value.shape
+            yield float(value.to(torch.complex128).abs().nan_to_num().mean().nan_to_num())
 
 
 def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

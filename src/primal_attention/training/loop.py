@@ -7,6 +7,7 @@ training that is done. So a run is the same on one process or on several, in one
 and after a restart.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from primal_attention.training.checkpoint import (
     reading,
 )
 from primal_attention.training.config import TrainingConfig
-from primal_attention.training.data import Order, PartSampler, pad_collate, split_labels
+from primal_attention.training.data import Order, PartSampler, Trace, pad_collate, split_labels
 from primal_attention.training.evaluation import Collate, Objective, cross_entropy
 from primal_attention.training.history import Ending, EpochRecord, History
 from primal_attention.training.logs import Logs
@@ -45,7 +46,10 @@ from primal_attention.training.randomness import (
     seed_everything,
 )
 
-__all__ = ["NonFiniteLossError", "fit"]
+__all__ = ["FREE", "NonFiniteLossError", "fit"]
+
+FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
+"""Settings that change no result, and so may change when a run is resumed."""
 
 
 class NonFiniteLossError(RuntimeError):
@@ -164,6 +168,7 @@ class _Run:
             self.forward = torch.compile(self.forward)
         self.step, self.seconds, self.sums = 0, 0.0, _Sums()
         self.history = History()
+        self.traces: dict[str, Trace] = {}
         self.best: dict[str, Tensor] | None = None
         self.logs = Logs(
             self.out if self.accelerator.is_main_process else None,
@@ -187,6 +192,9 @@ class _Run:
                 f"{self.out} already holds a run ({found.name}); continue it with resume=True, or "
                 "choose another folder."
             )
+        if self.checkpoints is not None:
+            parts = {"training": self.data, "validation": self.valid}
+            self.traces = {name: Trace.of(data, self.collate) for name, data in parts.items()}
         saved = None if found is None else Checkpoint.load(found)
         if saved is not None and found is not None:
             with reading(found):
@@ -372,7 +380,8 @@ class _Run:
             average = self.average
             values = {
                 "config": asdict(self.config),
-                "items": self.order.num_items,
+                "model": _settings(self.model),
+                "data": self.traces,
                 "history": self.history.to_dict(),
                 "seconds": self.seconds,
                 "sums": asdict(self.sums),
@@ -405,17 +414,18 @@ class _Run:
 
     def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
         """Raise if the checkpoint belongs to another model, configuration or data set."""
-        free = {"workers", "save_steps", "tensorboard"}
-        was, now = saved.values["config"], asdict(self.config)
+        values = saved.values
+        pairs = [(values["config"], asdict(self.config)), (values["model"], _settings(self.model))]
         changed = [
             f"{k} was {was.get(k)!r} and is {v!r}"
+            for was, now in pairs
             for k, v in now.items()
-            if k not in free and was.get(k) != v
+            if k not in FREE and was.get(k) != v
         ]
-        if saved.values["items"] != self.order.num_items:
-            changed.append(
-                f"the data had {saved.values['items']} items and have {self.order.num_items}"
-            )
+        for name, trace in self.traces.items():
+            count, numbers = values["data"][name]
+            words = trace.changes(Trace(count, tuple(numbers)))
+            changed += [f"the {name} data {words}"] * bool(words)
         if len(saved.random) != self.order.world_size:
             changed.append(
                 f"it ran on {len(saved.random)} processes and now on {self.order.world_size}"
@@ -452,6 +462,14 @@ def join_processes() -> Any:
             f"{accelerator.distributed_type.value}; launch with torchrun or a plain configuration."
         )
     return accelerator
+
+
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """Return the configuration of a model of the library as JSON keeps it; of others nothing."""
+    if not isinstance(model, PretrainedModel):
+        return {}
+    found: dict[str, Any] = json.loads(json.dumps(asdict(model.config), default=str))
+    return found
 
 
 def _export(model: nn.Module, folder: Path) -> None:
