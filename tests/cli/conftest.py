@@ -78,6 +78,23 @@ def text_run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture(scope="session")
+def pairs_run(tmp_path_factory) -> Path:
+    """A finished run on pairs of texts in the format of Long Range Arena, with one model."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for part in ("train", "test"):
+        rows = []
+        for i in range(12):
+            a, b = ("cat " * (2 + i % 3), ("cat " if i % 2 else "dog ") * 3)
+            rows.append(f"{i % 2}.0\t{i}\t{i + 1}\tb'{a}'\t{b}\n")
+        (folder / f"{part}.tsv").write_text("".join(rows))
+    recipe = write_recipe(
+        folder / "pairs.yaml", "retrieval", folder / "train.tsv", folder / "test.tsv"
+    )
+    assert main(["train", str(recipe), "--out", str(folder / "run")]) == 0
+    return folder / "run"
+
+
 @pytest.fixture
 def fails(capsys):
     """Run a command that must end with code 2 and one sentence; return the sentence."""

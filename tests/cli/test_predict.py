@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from primal_attention.cli.main import main
 from primal_attention.tasks.timeseries import read_ts
@@ -57,6 +58,57 @@ def test_texts_are_read_line_by_line(text_run, tmp_path):
     (tmp_path / "new.txt").write_text("good good\n\nbad bad é\n", encoding="utf-8")
     assert main(["predict", str(text_run / "primal"), "new.txt", "--out", "p.csv"]) == 0
     assert len(Path("p.csv").read_text("utf-8").splitlines()) == 3
+
+
+def test_pairs_are_learned_scored_and_predicted_by_two_towers(pairs_run, fails, tmp_path):
+    model = pairs_run / "primal"
+    config = json.loads((model / "model" / "config.json").read_text())
+    assert config["class"] == "DualTowerClassifier"
+    assert main(["eval", str(model), "--out", "e.json"]) == 0
+    test = pairs_run.parent / "test.tsv"
+    assert main(["eval", str(model), "--data", str(test), "--out", "again.json"]) == 0
+    found, again = (json.loads(Path(f).read_text()) for f in ("e.json", "again.json"))
+    assert found["confusion"] == again["confusion"]
+    assert found["classes"] == ["unrelated", "citing"]
+    assert main(["predict", str(model), str(test), "--out", "a.csv"]) == 0
+    # the same pairs without labels
+    fields = [line.split("\t") for line in test.read_text().splitlines()]
+    (tmp_path / "new.txt").write_text("".join(f"{f[3][2:-1]}\t{f[4]}\n" for f in fields))
+    assert main(["predict", str(model), "new.txt", "--out", "b.csv"]) == 0
+    assert Path("a.csv").read_text() == Path("b.csv").read_text()
+    assert len(Path("a.csv").read_text().splitlines()) == 13
+    (tmp_path / "one.txt").write_text("only one\n")
+    assert "pair 1: expected two texts" in fails("predict", model, tmp_path / "one.txt")
+    assert "expected label" in fails("eval", model, "--data", tmp_path / "new.txt")
+
+
+def test_infinite_values_are_told_with_file_and_case(series_run, series_recipe, fails, tmp_path):
+    model, train = series_run / "primal", series_recipe.parent / "train.ts"
+    file = tmp_path / "inf.ts"
+    file.write_text("@classLabel true down up\n@data\n1,2:3,4:up\n1,inf:3,4:down\n")
+    np.savez(tmp_path / "inf.npz", X=np.array([[[1.0, 1e300]]]))
+    assert "inf.ts: Case 1, counted from 0," in fails("predict", model, file)
+    assert "inf.npz: Case 0, counted from 0," in fails("predict", model, tmp_path / "inf.npz")
+    assert "inf.ts: Case 1" in fails("eval", model, "--data", file)
+    files = ["--data.train", train, "--data.test", file, "--out", tmp_path / "run"]
+    assert "inf.ts: Case 1" in fails("train", series_recipe, *files)
+
+
+def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_path):
+    model, test = series_run / "primal", series_recipe.parent / "test.ts"
+    assert "tset" in fails("eval", model, "--data", test, "--part", "tset")
+    assert "tset" in fails("predict", model, test, "--part", "tset")
+    assert "--part chooses" in fails("eval", model, "--part", "train")
+
+
+def test_settings_are_saved_beside_what_is_written(series_run, series_recipe):
+    model, test = series_run / "primal", series_recipe.parent / "test.ts"
+    assert main(["predict", str(model), str(test), "--out", "p.csv", "--batch-size", "3"]) == 0
+    assert main(["eval", str(model), "--out", "e.json"]) == 0
+    saved = {f: yaml.safe_load(Path(f"{f}.config.yaml").read_text()) for f in ("p.csv", "e.json")}
+    assert saved["p.csv"]["batch_size"] == 3
+    assert saved["p.csv"]["file"] == str(test)
+    assert saved["e.json"]["model"] == str(model)
 
 
 def test_files_that_cannot_be_read_are_told(series_run, text_run, fails, tmp_path):

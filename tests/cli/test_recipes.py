@@ -30,7 +30,7 @@ def test_recipes_of_the_library_are_valid_commented_and_read_back(name):
     assert 10 < len(recipe_summary(path)) < 110
 
 
-@pytest.mark.parametrize("task", ["listops", "text", "image", "pathfinder"])
+@pytest.mark.parametrize("task", LRA)
 def test_recipes_of_the_long_range_arena_are_the_published_settings(task):
     recipe = build(Recipe, read_recipe(recipe_paths()[f"lra-{task}"]))
     inputs = {"vocab_size": LRA[task].vocab_size}

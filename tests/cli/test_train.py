@@ -117,7 +117,8 @@ def test_overwrite_starts_anew(series_run, tmp_path):
         (["japanese-vowels", "--model.attention-options.rank", "0"], "rank"),
         (["japanese-vowels", "--compare", "sofmax"], "Did you mean 'softmax'?"),
         (["japanese-vowels", "--data.name", "JapaneseVowel"], "PRIMAL_DATA"),
-        (["japanese-vowels", "--data.task", "text"], "PRIMAL_DATA"),
+        (["japanese-vowels", "--data.task", "text"], "has no sets to name"),
+        (["lra-text"], "PRIMAL_DATA"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.parsing import parse
-from primal_attention.cli.recipes import build, read_recipe
+from primal_attention.cli.recipes import build, read_recipe, to_yaml
 
 __all__ = ["main"]
 
@@ -21,7 +21,7 @@ class Evaluate:
     """Folder of a trained model, such as outputs/japanese-vowels/primal."""
     data: Path | None = None
     """Labelled file to score instead."""
-    part: str = "test"
+    part: Literal["train", "test"] = "test"
     """Which part of an .npz file that holds several."""
     out: Path | None = None
     """Also write the numbers to this .json file."""
@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int:
         raise UserError("--batch-size and --threads must be at least 1.")
     if options.out is not None and options.out.suffix != ".json":
         raise UserError(f"--out must end in .json, got {options.out.name!r}.")
+    if options.data is None and options.part != "test":
+        raise UserError("--part chooses a part of the file in --data, which is not given.")
     import torch
 
     from primal_attention.cli.experiment import confusion, standard_error
@@ -82,5 +84,6 @@ def main(argv: list[str]) -> int:
         }
         with told_as_mistake(""):
             write_atomically(options.out, to_json(numbers))
+            write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
         print(f"Saved {options.out}")
     return 0

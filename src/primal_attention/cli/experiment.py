@@ -27,7 +27,7 @@ from primal_attention.cli.mistakes import told_as_mistake
 from primal_attention.cli.problems import Problem
 from primal_attention.cli.recipes import to_yaml
 from primal_attention.cli.settings import Recipe
-from primal_attention.models import EncoderClassifier
+from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import hardware, to_csv, to_json, write_atomically
 from primal_attention.training import History, TrainingConfig, cross_entropy, evaluate, fit
 
@@ -83,9 +83,9 @@ def train_model(run: Run, name: str) -> Result:
     reader, config = problem.reader, recipe.training
     settings = recipe.model.named(name).config(len(reader.classes), reader.inputs)
 
-    def build() -> EncoderClassifier:
+    def build() -> EncoderClassifier | DualTowerClassifier:
         torch.manual_seed(config.seed)
-        return EncoderClassifier(settings)
+        return reader.model(settings)
 
     with told_as_mistake(name):
         model, folder = build(), run.out / name

@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.parsing import parse
+from primal_attention.cli.recipes import to_yaml
 
 __all__ = ["main"]
 
@@ -27,7 +28,7 @@ class Predict:
     """What to read."""
     out: Path = Path("predictions.csv")
     """What to write: .csv, or .jsonl for one JSON object a line."""
-    part: str = "test"
+    part: Literal["train", "test"] = "test"
     """Which part of an .npz file that holds several."""
     batch_size: int = 64
     """Sequences to run at once."""
@@ -46,20 +47,23 @@ def main(argv: list[str]) -> int:
         raise UserError("--batch-size and --threads must be at least 1.")
     import torch
 
-    from primal_attention.cli.trained import load_trained, probabilities
+    from primal_attention.cli.trained import load_trained
     from primal_attention.output import to_csv, write_atomically
+    from primal_attention.training import evaluate
 
     torch.set_num_threads(options.threads)
     model, reader = load_trained(options.model)
     data = reader.read(options.file, labelled=False, part=options.part)
-    found = probabilities(model, data, reader, options.batch_size)
-    rows = _rows(found.tolist(), reader.classes)
+    found = evaluate(model, data, batch_size=options.batch_size, collate=reader.collate).logits
+    assert found is not None
+    rows = _rows(found.softmax(-1).tolist(), reader.classes)
     if options.out.suffix == ".csv":
         text = to_csv(rows)
     else:
         text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     with told_as_mistake(""):
         write_atomically(options.out, text)
+        write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
     print(f"Wrote {len(rows)} predictions to {options.out}")
     return 0
 

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.recipes import build
 from primal_attention.cli.settings import DataSettings
+from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.longrange.listops import (
     ListOpsConfig,
@@ -29,17 +31,26 @@ from primal_attention.tasks.longrange.listops import (
     read_listops,
 )
 from primal_attention.tasks.longrange.pathfinder import generate_pathfinder
-from primal_attention.tasks.longrange.readers import encode_bytes, read_cifar10, read_imdb
-from primal_attention.tasks.longrange.sequences import TokenSequences
+from primal_attention.tasks.longrange.readers import (
+    encode_bytes,
+    read_aan,
+    read_cifar10,
+    read_imdb,
+)
+from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.tasks.longrange.settings import LRA
 from primal_attention.tasks.timeseries.data import (
+    Part,
     Series,
     SeriesDataset,
+    Split,
     Standardizer,
+    as_float32,
     collate_series,
     load_series,
     read_npz,
     read_ts,
+    stratified_sample,
     stratified_split,
 )
 from primal_attention.training import pad_collate
@@ -61,8 +72,11 @@ _CLASSES = {
         *("dog", "frog", "horse", "ship", "truck"),
     ),
     "pathfinder": ("apart", "joined"),
+    "retrieval": ("unrelated", "citing"),
 }
 _VOCABULARY = {name: LRA[name].vocab_size for name in _CLASSES}
+
+Tokens = TokenSequences | PairSequences
 
 
 @dataclass(frozen=True)
@@ -88,17 +102,24 @@ class Reader:
         return {"vocab_size": _VOCABULARY[self.task]}
 
     @property
+    def model(self) -> type[EncoderClassifier] | type[DualTowerClassifier]:
+        """What the task is learned with: one tower, or two for pairs."""
+        is_pair = self.task in LRA and LRA[self.task].is_pair
+        return DualTowerClassifier if is_pair else EncoderClassifier
+
+    @property
     def collate(self) -> Collate:
         """How items become a batch."""
         return collate_series if self.task == "timeseries" else pad_collate
 
-    def read(self, path: Path, *, labelled: bool, part: str = "test") -> Dataset[Any]:
+    def read(self, path: Path, *, labelled: bool, part: Part = "test") -> Dataset[Any]:
         """Return the sequences of a file, ready for the model.
 
         Args:
             path: Time series: ``.ts`` or ``.npz``. Text: ``.txt`` with one text a line, or
                 ``.jsonl`` (``.xz``) with ``text`` and ``label``. ListOps: ``.tsv`` (``.gz``) or one
-                expression a line. Pictures: ``.npz``.
+                expression a line. Pairs: ``.tsv``, or two texts separated by a tab a line.
+                Pictures: ``.npz``.
             labelled: Whether labels are needed; otherwise those in the file are left alone.
             part: Which part of an ``.npz`` file with several.
         """
@@ -109,7 +130,7 @@ class Reader:
                 return self.prepare(self._read_series(path, labelled, part))
             return self.cut(_read_tokens(self.task, path, labelled))
 
-    def _read_series(self, path: Path, labelled: bool, part: str) -> Series:
+    def _read_series(self, path: Path, labelled: bool, part: Part) -> Series:
         series = read_series(path, part, self.classes if labelled else None)
         if labelled and series.y is None:
             raise UserError(f"{path} has no labels; primal predict needs none.")
@@ -129,15 +150,16 @@ class Reader:
         standardize = Standardizer(np.asarray(self.mean), np.asarray(self.std))
         return SeriesDataset(_shorten(standardize(series), self.length))
 
-    def cut(self, data: TokenSequences) -> TokenSequences:
+    def cut(self, data: Tokens) -> Tokens:
         """Return token sequences cut to length; ids and labels must be those of the task."""
-        if not len(data) or not data.lengths.min():
-            raise ValueError("it holds no sequences, or empty ones.")
-        if int(data.tokens.max()) >= _VOCABULARY[self.task] or data.tokens.min() < 0:
-            raise ValueError(
-                f"ids must be below {_VOCABULARY[self.task]} for {self.task}, got "
-                f"{data.tokens.min()} to {data.tokens.max()}."
-            )
+        for side in (data.first, data.second) if isinstance(data, PairSequences) else (data,):
+            if not len(side) or not side.lengths.min():
+                raise ValueError("it holds no sequences, or empty ones.")
+            if int(side.tokens.max()) >= _VOCABULARY[self.task] or side.tokens.min() < 0:
+                raise ValueError(
+                    f"ids must be below {_VOCABULARY[self.task]} for {self.task}, got "
+                    f"{side.tokens.min()} to {side.tokens.max()}."
+                )
         if not 0 <= data.labels.min() <= data.labels.max() < len(self.classes):
             raise ValueError(
                 f"labels must be from 0 to {len(self.classes) - 1}, got {data.labels.min()} to "
@@ -198,9 +220,10 @@ def _series_problem(settings: DataSettings) -> Problem:
         test = load_series(settings.name, "test", root=root)
     if official.y is None or test.y is None:
         raise UserError("the files to train on and to score need labels.")
-    official, test = _some_of(official, settings.train_size), _some_of(test, settings.test_size)
-    split = stratified_split(_labels(official), settings.valid, seed=settings.seed)
-    train = official.take(split.train)
+    chosen = _chosen(official.y, settings.train_size)
+    split = _split(official.y[chosen], settings)
+    train, valid = official.take(chosen[split.train]), official.take(chosen[split.valid])
+    test = test.take(_chosen(test.y, settings.test_size))
     fitted = Standardizer.fit(train)
     reader = Reader(
         "timeseries",
@@ -209,7 +232,6 @@ def _series_problem(settings: DataSettings) -> Problem:
         tuple(fitted.mean.tolist()),
         tuple(fitted.std.tolist()),
     )
-    valid = official.take(split.valid)
     return Problem(reader.prepare(train), reader.prepare(valid), reader.prepare(test), reader)
 
 
@@ -225,7 +247,7 @@ def _series_root(name: str) -> Path | None:
     return None
 
 
-def read_series(path: Path, part: str, classes: Sequence[str] | None) -> Series:
+def read_series(path: Path, part: Part, classes: Sequence[str] | None) -> Series:
     """Return the series of a ``.ts`` file, or of an ``.npz`` file with parts or with ``X``.
 
     Args:
@@ -233,15 +255,22 @@ def read_series(path: Path, part: str, classes: Sequence[str] | None) -> Series:
         part: Which part of an ``.npz`` file with several.
         classes: Names of the classes in their order; by default those of the file.
     """
-    if path.suffix == ".ts":
-        return read_ts(path, classes=classes)
+    with told_as_mistake(str(path), *_BROKEN):
+        return (
+            read_ts(path, classes=classes)
+            if path.suffix == ".ts"
+            else _read_npz(path, part, classes)
+        )
+
+
+def _read_npz(path: Path, part: Part, classes: Sequence[str] | None) -> Series:
     if path.suffix != ".npz":
         raise ValueError(f"a file of time series ends in .ts or .npz, got {path.name!r}.")
     with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         names = set(file.files)
         if "X" not in names:
-            return read_npz(path, "train" if part == "train" else "test")
-        x = file["X"].astype(np.float32)
+            return read_npz(path, part)
+        x = as_float32(file["X"])
         lengths = file["length"] if "length" in names else np.full(len(x), x.shape[1])
         labels = file["y"] if "y" in names else None
     if labels is None:
@@ -255,15 +284,20 @@ def read_series(path: Path, part: str, classes: Sequence[str] | None) -> Series:
     return Series(x, lengths.astype(np.int64), y, known)
 
 
-def _some_of(series: Series, size: int | None) -> Series:
-    """Return at most ``size`` series, the same share of every class."""
-    if size is None or size >= len(series):
-        return series
-    return series.take(stratified_split(_labels(series), size / len(series)).valid)
+def _chosen(labels: NDArray[np.int64], size: int | None) -> NDArray[np.int64]:
+    """Return the indices of ``size`` cases, the same share of every class; of all if fewer."""
+    return stratified_sample(labels, len(labels) if size is None else size)
 
 
-def _labels(series: Series) -> Any:
-    return np.zeros(len(series), np.int64) if series.y is None else series.y
+def _split(labels: NDArray[np.int64], settings: DataSettings) -> Split:
+    """Return the cases to train on, and those that choose the epoch."""
+    split = stratified_split(labels, settings.valid, seed=settings.seed)
+    if not len(split.valid):
+        raise UserError(
+            "the validation part would be empty: no class has two training cases, one to learn "
+            "from and one to choose the epoch."
+        )
+    return split
 
 
 def _shorten(series: Series, length: int | None) -> Series:
@@ -273,42 +307,30 @@ def _shorten(series: Series, length: int | None) -> Series:
 
 
 def _token_problem(settings: DataSettings) -> Problem:
-    task = settings.task
-    reader = Reader(task, _CLASSES[task], settings.length)
-    if settings.train is not None and settings.test is not None:
-        official = _read_tokens(task, settings.train, True)
-        test = _read_tokens(task, settings.test, True)
-    else:
-        official, test = _known_tokens(settings)
-    official, test = reader.cut(official), reader.cut(test)
-    official = _sample(official, settings.train_size)
-    test = _sample(test, settings.test_size)
-    split = stratified_split(official.labels, settings.valid, seed=settings.seed)
+    reader = Reader(settings.task, _CLASSES[settings.task], settings.length)
+    official = reader.cut(_tokens_of(settings, "train", settings.train, settings.train_size))
+    test = reader.cut(_tokens_of(settings, "test", settings.test, settings.test_size))
+    official = official.select(_chosen(official.labels, settings.train_size))
+    split = _split(official.labels, settings)
+    test = test.select(_chosen(test.labels, settings.test_size))
     return Problem(official.select(split.train), official.select(split.valid), test, reader)
 
 
-def _sample(data: TokenSequences, size: int | None) -> TokenSequences:
-    """Return at most ``size`` sequences, the same share of every class."""
-    if size is None or size >= len(data):
-        return data
-    return data.select(stratified_split(data.labels, size / len(data)).valid)
-
-
-def _known_tokens(settings: DataSettings) -> tuple[TokenSequences, TokenSequences]:
-    sizes = {"train": settings.train_size or 10_000, "test": settings.test_size or 1_000}
-    # a handful is drawn before another process has started
-    workers = (os.cpu_count() or 1) if max(sizes.values()) > 5_000 else 1
-    if settings.task == "listops":
+def _tokens_of(settings: DataSettings, part: Part, path: Path | None, size: int | None) -> Tokens:
+    """Return one part: of a file of one's own, drawn, or of the known set."""
+    if path is not None:
+        with told_as_mistake(str(path), *_BROKEN):
+            return _read_tokens(settings.task, path, True)
+    if settings.task in ("listops", "pathfinder"):
+        count = size or {"train": 10_000, "test": 1_000}[part]
+        # a handful is drawn before another process has started
+        workers = (os.cpu_count() or 1) if count > 5_000 else 1
+        if settings.task == "pathfinder":
+            return generate_pathfinder(count, split=part, seed=settings.seed, workers=workers)
         longest = settings.length or 2000
         config = ListOpsConfig(min_length=min(500, max(longest // 4, 1)), max_length=longest)
-        return tuple_of(
-            generate_listops(n, split=part, seed=settings.seed, config=config, workers=workers)
-            for part, n in sizes.items()
-        )
-    if settings.task == "pathfinder":
-        return tuple_of(
-            generate_pathfinder(n, split=part, seed=settings.seed, workers=workers)
-            for part, n in sizes.items()
+        return generate_listops(
+            count, split=part, seed=settings.seed, config=config, workers=workers
         )
     if "PRIMAL_DATA" not in os.environ:
         raise UserError(
@@ -317,22 +339,16 @@ def _known_tokens(settings: DataSettings) -> tuple[TokenSequences, TokenSequence
         )
     root = Path(os.environ["PRIMAL_DATA"])
     if settings.task == "text":
-        return tuple_of(read_imdb(root / "text" / "imdb" / f"{p}.jsonl.xz") for p in sizes)
-    folder, limits = root / "vision" / "cifar-10", (settings.train_size, settings.test_size)
-    return tuple_of(
-        read_cifar10(folder / f"{p}_jpeg.npz", limit=limit)
-        for p, limit in zip(sizes, limits, strict=True)
-    )
+        return read_imdb(root / "text" / "imdb" / f"{part}.jsonl.xz")
+    if settings.task == "retrieval":
+        return read_aan(root / "text" / "aan" / f"new_aan_pairs.{part}.tsv")
+    return read_cifar10(root / "vision" / "cifar-10" / f"{part}_jpeg.npz", limit=size)
 
 
-def tuple_of(parts: Any) -> tuple[TokenSequences, TokenSequences]:
-    """Return the training and the test part."""
-    train, test = parts
-    return train, test
-
-
-def _read_tokens(task: str, path: Path, labelled: bool) -> TokenSequences:
+def _read_tokens(task: str, path: Path, labelled: bool) -> Tokens:
     suffixes = path.suffixes
+    if task == "retrieval":
+        return read_aan(path) if labelled or ".tsv" in suffixes else _read_pairs(path)
     if task == "text" and ".jsonl" in suffixes:
         return read_imdb(path)
     if task == "listops" and ".tsv" in suffixes:
@@ -349,6 +365,18 @@ def _read_tokens(task: str, path: Path, labelled: bool) -> TokenSequences:
         return TokenSequences.pack([encode(line) for line in lines], [0] * len(lines))
     rows = [encode_bytes(line) for line in lines]
     return TokenSequences.pack(rows, [0] * len(lines), np.uint16)
+
+
+def _read_pairs(path: Path) -> PairSequences:
+    rows = [line.split("\t") for line in path.read_text("utf-8").splitlines() if line.strip()]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2:
+            raise ValueError(f"pair {number}: expected two texts and a tab, got {len(row)} fields.")
+    first, second = (
+        TokenSequences.pack([encode_bytes(row[i]) for row in rows], [0] * len(rows), np.uint16)
+        for i in range(2)
+    )
+    return PairSequences(first, second)
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

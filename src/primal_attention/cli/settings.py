@@ -13,7 +13,7 @@ from primal_attention.training import TrainingConfig
 
 __all__ = ["DataSettings", "ModelSettings", "Recipe", "TrainOptions"]
 
-Task = Literal["timeseries", "text", "listops", "image", "pathfinder"]
+Task = Literal["timeseries", "text", "listops", "retrieval", "image", "pathfinder"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class DataSettings:
     """What to learn from: a known set, drawn examples, or files of one's own."""
 
     task: Task = "timeseries"
-    """Kind of data: timeseries, text (bytes), listops, image or pathfinder."""
+    """Kind of data: timeseries, text (bytes), listops, retrieval (pairs), image or pathfinder."""
     name: str | None = None
     """Time series: exact name of a UEA set."""
     train: Path | None = None
@@ -50,6 +50,8 @@ class DataSettings:
             raise ValueError("train and test are given together: files to learn from and to score.")
         if self.name is not None and self.train is not None:
             raise ValueError("give a name or the files train and test, not both.")
+        if self.name is not None and self.task != "timeseries":
+            raise ValueError(f"name is for time series; the task {self.task} has no sets to name.")
 
 
 @dataclass(frozen=True, kw_only=True)

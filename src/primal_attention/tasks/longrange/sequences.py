@@ -117,6 +117,19 @@ class PairSequences(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def labels(self) -> np.ndarray:
+        """One class a pair."""
+        return self.first.labels
+
+    def select(self, indices: Sequence[int] | np.ndarray) -> "PairSequences":
+        """Return the pairs at ``indices``, in that order."""
+        return PairSequences(self.first.select(indices), self.second.select(indices))
+
+    def truncate(self, length: int) -> "PairSequences":
+        """Return the first ``length`` tokens of every text."""
+        return PairSequences(self.first.truncate(length), self.second.truncate(length))
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return ``x`` and ``other``, the ids of the two texts, and ``labels``."""
         item = self.first[index]
