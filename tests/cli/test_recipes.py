@@ -68,6 +68,18 @@ def test_the_model_of_a_recipe_is_the_encoder_of_the_library():
         ({"data": {}, "model": {"attention": "primel"}}, "Did you mean 'primal'"),
         ({"data": {}, "compare": ["sofmax"]}, "Did you mean 'softmax'"),
         ({"data": {}, "compare": "softmax"}, "compare must be a list of a word"),
+        (
+            {"data": {}, "model": {"attention_options": {"rnk": 3}}},
+            "model.attention_options: the attention primal has no option 'rnk'. Did you mean",
+        ),
+        (
+            {"data": {}, "model": {"attention_options": {"rank": "x"}}},
+            "model.attention_options.rank of the attention primal must be a whole number or null",
+        ),
+        (
+            {"data": {}, "model": {"primal_layers": "last:1", "other_options": {"rank": 3}}},
+            "model.other_options: the attention softmax has no option 'rank'",
+        ),
         ({"data": {"train": "x.ts"}}, "train and test are given together"),
         ({"data": {"valid": 1.5}}, "valid must be a share between 0 and 1"),
     ],
@@ -79,14 +91,32 @@ def test_wrong_settings_name_themselves(tree, message):
 
 
 def test_values_arrive_as_the_dataclass_wants_them():
-    tree = {"epochs": 3, "lr": "1e-3", "clip": None, "optimizer": "radam"}
+    tree = {"epochs": 3, "lr": 1, "clip": None, "optimizer": "radam"}
     assert build(TrainingConfig, tree) == TrainingConfig(
-        epochs=3, lr=1e-3, clip=None, optimizer="radam"
+        epochs=3, lr=1.0, clip=None, optimizer="radam"
     )
     data = build(DataSettings, {"train": "a.ts", "test": "b.ts"})
     assert data.train == Path("a.ts")
     model = build(ModelSettings, {"primal_layers": [0, 1], "num_layers": 3})
     assert model.primal_layers == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "-1E+2", "2.e3", ".5e1", "1.0e-05"])
+def test_numbers_with_an_exponent_are_numbers(tmp_path, text):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"model: {{options: {{eps: {text}}}}}\nword: '{text}'\nname: x{text}\n")
+    expected = {"model": {"options": {"eps": float(text)}}, "word": text, "name": f"x{text}"}
+    assert read_recipe(path) == expected
+    data = DataSettings(name=text)
+    path.write_text(to_yaml(data))
+    assert build(DataSettings, read_recipe(path)) == data
+
+
+def test_paths_are_written_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = to_yaml(DataSettings(train=Path("a.ts"), test=Path("/b.ts")))
+    found = build(DataSettings, yaml.safe_load(text))
+    assert (found.train, found.test) == (tmp_path / "a.ts", Path("/b.ts"))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +141,14 @@ def test_recipes_are_found_by_name_by_file_and_by_run(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("data: {}\n")
     assert find_recipe(str(file)) == file
+    with pytest.raises(UserError, match="holds no run"):
+        find_recipe(str(tmp_path))
+    (tmp_path / "primal").mkdir()
+    for name in ("config.yaml", "reader.json"):
+        (tmp_path / "primal" / name).write_text("")
     assert find_recipe(str(tmp_path)) == file
+    with pytest.raises(UserError, match=f"one model; its run is {tmp_path}"):
+        find_recipe(str(tmp_path / "primal"))
     for name, message in (
         ("japanese-vowel", "Did you mean 'japanese-vowels'"),
         (str(tmp_path / "none.yaml"), "there is no file"),

@@ -4,9 +4,10 @@ A recipe is found by its name, or given as a file. A key that no dataclass has i
 is a value of another type: what a recipe says is what runs.
 """
 
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,7 +19,10 @@ from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mista
 __all__ = [
     "as_written",
     "build",
+    "check_value",
     "find_recipe",
+    "flat",
+    "is_run",
     "read_recipe",
     "recipe_comment",
     "recipe_paths",
@@ -68,8 +72,17 @@ def find_recipe(name: str) -> Path:
     if name in known:
         return known[name]
     path = Path(name)
-    if path.is_dir() and (path / "config.yaml").is_file():
+    folder = path if path.is_dir() else path.parent
+    if (path.is_dir() or path.name == "config.yaml") and (folder / "reader.json").is_file():
+        raise UserError(
+            f"{folder} is the folder of one model; its run is {folder.absolute().parent}."
+        )
+    if path.is_dir() and is_run(path):
         return path / "config.yaml"
+    if path.is_dir() and (path / "config.yaml").is_file():
+        raise UserError(
+            f"{name} holds no run; a recipe is given as a file: {path / 'config.yaml'}."
+        )
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
             return path
@@ -78,6 +91,15 @@ def find_recipe(name: str) -> Path:
         f"there is no recipe {name!r}.{did_you_mean(name, known)} Recipes: {', '.join(known)}; "
         "or give a YAML file."
     )
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds a run: settings, and models that know how to read their data.
+
+    A ``config.yaml`` alone may be anybody's.
+    """
+    models = (path.parent for path in folder.glob("*/reader.json"))
+    return (folder / "config.yaml").is_file() and any((m / "config.yaml").is_file() for m in models)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -107,6 +129,19 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what :class:`_Strict` reads."""
+
+
+for _kind in (_Strict, _Dumper):
+    # YAML 1.1 wants a point and a sign
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"),
+        list("-+.0123456789"),
+    )
+
+
 def build(kind: type[T], tree: Any, where: str = "") -> T:
     """Return a dataclass from nested dictionaries, strictly.
 
@@ -134,7 +169,7 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
         if required and name not in tree:
             raise UserError(f"the setting {prefix}{name} is missing.")
     hints = get_type_hints(kind)
-    values = {key: _convert(value, hints[key], prefix + key) for key, value in tree.items()}
+    values = {key: check_value(value, hints[key], prefix + key) for key, value in tree.items()}
     with told_as_mistake(where):
         return kind(**values)
 
@@ -151,7 +186,7 @@ def as_written(kind: type[T], tree: Any, where: str = "") -> T:
         if is_dataclass(hint):
             value = as_written(typing.cast(Any, hint), tree.get(name, {}), name)
         elif name in tree:
-            value = _convert(tree[name], hint, name)
+            value = check_value(tree[name], hint, name)
         else:
             value = field.default if field.default_factory is MISSING else field.default_factory()
         object.__setattr__(found, name, value)
@@ -168,7 +203,7 @@ def _settable(kind: Any) -> list[Field[Any]]:
     return [f for f in fields(kind) if f.init and "from_data" not in f.metadata]
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
+def check_value(value: Any, hint: Any, where: str) -> Any:
     """Return a value as its annotation wants it."""
     found = _fit(value, hint, where)
     if found is _NOTHING:
@@ -189,7 +224,7 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return next((v for v in candidates if v is not _NOTHING), _NOTHING)
     if origin is Literal:
         return value if value in inner else _NOTHING
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         if not isinstance(value, list | tuple):
             return _NOTHING
         parts = [_fit(v, inner[0], where) for v in value]
@@ -207,11 +242,7 @@ def _fit_plain(value: Any, hint: Any) -> Any:
     if hint is type(None):
         return None if value is None else _NOTHING
     if hint is float and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-3, without a point, as a word
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return _NOTHING
+        return float(value) if isinstance(value, int | float) else _NOTHING
     if hint is Path and isinstance(value, str):
         return Path(value)
     if isinstance(value, bool) and hint is not bool:
@@ -228,7 +259,7 @@ def _spell(hint: Any) -> str:
         return " or ".join(_spell(h) for h in inner)
     if origin is Literal:
         return f"one of {', '.join(map(str, inner))}"
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return f"a list of {_spell(inner[0])}"
     words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
     words |= {type(None): "null", Path: "a path"}
@@ -243,7 +274,19 @@ def to_yaml(settings: Any) -> str:
         >>> build(TrainingConfig, yaml.safe_load(to_yaml(TrainingConfig()))) == TrainingConfig()
         True
     """
-    return yaml.safe_dump(_plain(settings), sort_keys=False, allow_unicode=True)
+    return yaml.dump(_plain(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flat(settings: Any) -> dict[str, Any]:
+    """Return the settings in the parts of a recipe by their full names.
+
+    Example:
+        >>> from primal_attention.cli.settings import DataSettings, Recipe
+        >>> flat(Recipe(DataSettings(seed=3)))["data.seed"]
+        3
+    """
+    parts = {k: v for k, v in _plain(settings).items() if isinstance(v, dict)}
+    return {f"{part}.{key}": v for part, values in parts.items() for key, v in values.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -253,4 +296,5 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    return str(value) if isinstance(value, Path) else value
+    # a saved recipe is read from other folders too
+    return str(value.absolute()) if isinstance(value, Path) else value

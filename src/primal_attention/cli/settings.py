@@ -1,5 +1,6 @@
 """What a recipe holds: the data, the model and the training, each a frozen dataclass."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any, Literal
 
 import tyro
 
-from primal_attention.cli.recipes import FROM_DATA
+from primal_attention.cli.mistakes import UserError, did_you_mean
+from primal_attention.cli.recipes import FROM_DATA, check_value
 from primal_attention.models import EncoderConfig
 from primal_attention.training import TrainingConfig
 
@@ -62,6 +64,14 @@ class ModelSettings(EncoderConfig):
     num_features: tyro.conf.Suppress[int | None] = field(default=None, metadata=FROM_DATA)
     vocab_size: tyro.conf.Suppress[int | None] = field(default=1, metadata=FROM_DATA)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        used = set(self.layer_attentions)
+        for kind in ("attention", "other"):
+            name = self.attention if kind == "attention" else self.other_attention
+            if name in used:
+                _check_options(name, getattr(self, f"{kind}_options"), f"model.{kind}_options")
+
     def named(self, attention: str) -> "ModelSettings":
         """Return the same model with another attention, at the defaults of its options."""
         if attention == self.attention:
@@ -73,6 +83,22 @@ class ModelSettings(EncoderConfig):
         values = {f.name: getattr(self, f.name) for f in fields(EncoderConfig)}
         sizes: dict[str, Any] = {"num_features": None, "vocab_size": None, **inputs}
         return EncoderConfig(**{**values, "num_classes": num_classes, **sizes})
+
+
+def _check_options(attention: str, options: Mapping[str, Any], where: str) -> None:
+    """Raise for options that an attention does not have, and values of another type."""
+    from primal_attention.attention import attention_entry
+
+    given = {"dim", "num_heads", "generator", "device", "dtype"}
+    parameters = inspect.signature(attention_entry(attention).factory).parameters
+    known = {name: p.annotation for name, p in parameters.items() if name not in given}
+    for key, value in options.items():
+        if key not in known:
+            raise UserError(
+                f"{where}: the attention {attention} has no option {key!r}."
+                f"{did_you_mean(str(key), known)} Its options: {', '.join(known)}."
+            )
+        check_value(value, known[key], f"{where}.{key} of the attention {attention}")
 
 
 @dataclass(frozen=True)
