@@ -88,10 +88,99 @@ def test_a_folder_with_a_run_is_neither_replaced_nor_continued_unasked(
     assert "already holds a run (primal)" in told
     assert "--resume" in told
     assert "exclude each other" in fails("train", series_recipe, "--resume", "--overwrite")
-    told = fails("train", series_recipe, "--out", series_run, "--resume", "--training.lr", "0.5")
-    assert "belongs to another run: lr was 0.01 and is 0.5" in told
     (tmp_path / "file").write_text("")
     assert "is a file" in fails("train", series_recipe, "--out", tmp_path / "file")
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "was"),
+    [
+        ("training.lr", "0.5", "0.01"),
+        ("data.valid", "0.3", "0.2"),
+        ("data.seed", "5", "0"),
+        ("model.dropout", "0.5", "0.1"),
+    ],
+)
+def test_other_settings_are_not_resumed_and_leave_the_run_alone(
+    series_run, series_recipe, fails, name, value, was
+):
+    before = contents(series_run)
+    told = fails("train", series_recipe, "--out", series_run, "--resume", f"--{name}", value)
+    assert f"primal belongs to another run: {name} was {was} and is {value}." in told
+    assert contents(series_run) == before
+
+
+def test_a_checkpoint_that_is_refused_leaves_the_run_alone(series_run, fails, tmp_path):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    (run / "primal" / "config.yaml").unlink()
+    before = contents(run)
+    told = fails("train", run, "--resume", "--compare", "--data.valid", "0.3")
+    assert told.startswith("primal: training primal: ")
+    assert "the training data had 20 items and have 16" in told
+    assert contents(run) == before
+    next(run.glob("primal/checkpoints/*/best.safetensors")).unlink()
+    before = contents(run)
+    assert "is no complete checkpoint" in fails("train", run, "--resume", "--compare")
+    assert contents(run) == before
+
+
+def test_what_changes_no_result_may_change_on_resume(series_run, tmp_path):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    arguments = ["--resume", "--compare", "--training.save-steps", "1"]
+    assert main(["train", str(run), *arguments]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"]["save_steps"] == 1
+
+
+def test_overwrite_removes_nothing_before_all_is_accepted(series_run, fails, tmp_path):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    before = contents(run)
+    for mistake in (
+        ["--data.test", "none.ts"],
+        ["--model.num-heads", "5"],
+        ["--model.positions", "learned", "--model.max-length", "3"],
+    ):
+        fails("train", run, "--overwrite", *mistake)
+        assert contents(run) == before
+
+
+def test_a_file_is_a_run_only_in_the_folder_of_one(series_run, series_recipe, fails, tmp_path):
+    own = tmp_path / "config.yaml"
+    shutil.copy(series_recipe, own)
+    assert main(["train", "config.yaml", "--training.epochs", "1"]) == 0
+    assert own.read_bytes() == series_recipe.read_bytes()
+    assert (tmp_path / "outputs" / "config" / "primal" / "model").is_dir()
+    assert "holds no run" in fails("train", tmp_path)
+    assert "config.yaml is not of a run" in fails("train", series_recipe, "--out", tmp_path)
+    before = contents(series_run)
+    for path in (series_run / "primal", series_run / "primal" / "config.yaml"):
+        told = fails("train", path, "--resume")
+        assert f"is the folder of one model; its run is {series_run}." in told
+    assert contents(series_run) == before
+
+
+def test_saved_settings_hold_in_other_folders(series_recipe, tmp_path, monkeypatch):
+    for part in ("train", "test"):
+        shutil.copy(series_recipe.parent / f"{part}.ts", tmp_path)
+    arguments = ["--data.train", "train.ts", "--data.test", "test.ts", "--training.epochs", "1"]
+    assert main(["train", str(series_recipe), *arguments]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["eval", "../outputs/slopes/primal"]) == 0
+    assert main(["train", "../outputs/slopes", "--resume"]) == 0
+
+
+def test_sequences_beyond_learned_positions_are_told_before_training(
+    series_recipe, fails, capsys, tmp_path
+):
+    arguments = ["train", series_recipe, "--model.positions", "learned", "--model.max-length"]
+    told = fails(*arguments, "7")
+    assert "train part of the data: the longest sequence has 8 tokens" in told
+    assert "max_length=7" in told
+    assert not (tmp_path / "outputs").exists()
 
 
 def test_overwrite_starts_anew(series_run, tmp_path):
@@ -114,7 +203,14 @@ def test_overwrite_starts_anew(series_run, tmp_path):
         (["japanese-vowels", "--training.epochs", "x"], "training.epochs"),
         (["japanese-vowels", "--model.attention", "primel"], "Did you mean 'primal'?"),
         (["japanese-vowels", "--model.num-heads", "5"], "num_heads"),
-        (["japanese-vowels", "--model.attention-options.rank", "0"], "rank"),
+        (
+            ["japanese-vowels", "--model.attention-options.rank", "0"],
+            "primal: the model primal: rank",
+        ),
+        (
+            ["japanese-vowels", "--model.attention", "softmax"],
+            "the attention softmax has no option 'rank'. Its options: bias",
+        ),
         (["japanese-vowels", "--compare", "sofmax"], "Did you mean 'softmax'?"),
         (["japanese-vowels", "--data.name", "JapaneseVowel"], "PRIMAL_DATA"),
         (["japanese-vowels", "--data.task", "text"], "has no sets to name"),

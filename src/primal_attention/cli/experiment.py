@@ -23,6 +23,7 @@ from primal_attention.analysis import (
     to_png,
 )
 from primal_attention.attention import ksvd_loss
+from primal_attention.cli.lengths import check_length
 from primal_attention.cli.mistakes import told_as_mistake
 from primal_attention.cli.problems import Problem
 from primal_attention.cli.recipes import to_yaml
@@ -30,6 +31,7 @@ from primal_attention.cli.settings import Recipe
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import hardware, to_csv, to_json, write_atomically
 from primal_attention.training import History, TrainingConfig, cross_entropy, evaluate, fit
+from primal_attention.training.checkpoint import latest_checkpoint
 
 __all__ = ["Result", "Run", "confusion", "standard_error", "train_model", "write_report"]
 
@@ -54,6 +56,27 @@ class Run:
     """Whether this process is the one of several that writes the files."""
     comment: Sequence[str] = ()
     """What the recipe says about itself, line by line."""
+
+    def save(self, name: str) -> None:
+        """Write the settings and how a model reads its data: what makes a folder a run's."""
+        self.problem.reader.save(self.out / name)
+        write_atomically(self.out / name / "config.yaml", self.settings)
+        write_atomically(self.out / "config.yaml", self.settings)
+
+    def build(self, name: str) -> EncoderClassifier | DualTowerClassifier:
+        """Return the untrained model with one attention, the same each time."""
+        reader = self.problem.reader
+        torch.manual_seed(self.recipe.training.seed)
+        settings = self.recipe.model.named(name).config(len(reader.classes), reader.inputs)
+        return reader.model(settings)
+
+    def check(self) -> None:
+        """Raise for models that cannot be built, or cannot read the data."""
+        for name in self.recipe.names:
+            with told_as_mistake(f"the model {name}"):
+                longest = self.build(name).config.max_length
+            for part in ("train", "valid", "test"):
+                check_length(getattr(self.problem, part), longest, f"the {part} part of the data")
 
     @property
     def settings(self) -> str:
@@ -81,20 +104,13 @@ def train_model(run: Run, name: str) -> Result:
     """Train the recipe's model with one attention; save it, and score the test part once."""
     recipe, problem = run.recipe, run.problem
     reader, config = problem.reader, recipe.training
-    settings = recipe.model.named(name).config(len(reader.classes), reader.inputs)
-
-    def build() -> EncoderClassifier | DualTowerClassifier:
-        torch.manual_seed(config.seed)
-        return reader.model(settings)
-
-    with told_as_mistake(name):
-        model, folder = build(), run.out / name
+    model, folder = run.build(name), run.out / name
     sample = _sample(problem.test, reader.collate)
     watched = _sample(problem.valid, reader.collate)
     control = layer_spectra(model, **sample)
-    if run.writes:
-        reader.save(folder)
-        write_atomically(folder / "config.yaml", run.settings)
+    is_new = latest_checkpoint(folder / "checkpoints") is None
+    if run.writes and is_new:
+        run.save(name)
     history = fit(
         model,
         problem.train,
@@ -105,6 +121,8 @@ def train_model(run: Run, name: str) -> Result:
         resume=run.resume,
         evaluate=lambda m: spectrum_summary(layer_spectra(m, **watched)),
     )
+    if run.writes and not is_new:
+        run.save(name)  # not before the run has been accepted as the same
     found = evaluate(model, problem.test, collate=reader.collate)
     matrix = confusion(found.logits, found.labels, len(reader.classes))
     spectra = layer_spectra(model, **sample)
@@ -115,7 +133,7 @@ def train_model(run: Run, name: str) -> Result:
         "test loss": found.loss,
         "chosen epoch": history.best_epoch,
         "seconds": history.records[-1].seconds,
-        "peak memory (MB)": _peak_memory(build, problem, config),
+        "peak memory (MB)": _peak_memory(lambda: run.build(name), problem, config),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
     before, after = spectrum_summary(control), spectrum_summary(spectra)

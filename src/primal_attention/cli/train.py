@@ -1,7 +1,7 @@
 """``primal train``: the models of a recipe, a table, spectra and a report."""
 
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,14 @@ from primal_attention.cli.recipes import (
     as_written,
     build,
     find_recipe,
+    flat,
+    is_run,
     read_recipe,
     recipe_comment,
     recipe_paths,
     recipe_summary,
     to_yaml,
 )
-from primal_attention.output import write_atomically
 
 if TYPE_CHECKING:
     from primal_attention.cli.settings import TrainOptions
@@ -38,9 +39,9 @@ def main(argv: list[str]) -> int:
     from primal_attention.cli.settings import Recipe, TrainOptions
 
     # the settings saved beside a run are a recipe too, and belong to its folder
-    is_run = path.name == "config.yaml"
-    name = path.resolve().parent.name if is_run else path.stem
-    out = path.parent if is_run else Path("outputs") / name
+    in_run = path.name == "config.yaml" and is_run(path.parent)
+    name = path.resolve().parent.name if in_run else path.stem
+    out = path.parent if in_run else Path("outputs") / name
     if {"-h", "--help"} & set(argv[1:]):
         default = as_written(TrainOptions, {**tree, "out": out})
     else:
@@ -77,7 +78,7 @@ def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
     torch.set_num_threads(recipe.threads)
     processes = join_processes()
     if processes.is_main_process:
-        _make_room(options)
+        _check_room(options)
         print(to_yaml(recipe), flush=True)
     processes.wait_for_everyone()
     run = Run(
@@ -89,14 +90,16 @@ def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
         writes=processes.is_main_process,
         comment=comment,
     )
-    if run.writes:
-        with told_as_mistake(""):
-            write_atomically(out / "config.yaml", run.settings)
+    run.check()
+    if run.writes and options.overwrite:
+        for attention in _trained(options):
+            shutil.rmtree(out / attention)
+    processes.wait_for_everyone()
     results = []
     for attention in recipe.names:
         if run.writes:
             print(f"Training {attention} …", flush=True)
-        with told_as_mistake(attention, CheckpointError, NonFiniteLossError):
+        with told_as_mistake(f"training {attention}", CheckpointError, NonFiniteLossError):
             results.append(train_model(run, attention))
     if not run.writes:
         return
@@ -106,24 +109,56 @@ def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
     print(f"Saved report.html, result.csv and the models in {out}")
 
 
-def _make_room(options: "TrainOptions") -> None:
+def _trained(options: "TrainOptions") -> list[str]:
+    """Return the models of a recipe whose training has begun."""
+    return [name for name in options.names if (options.out / name / "checkpoints").is_dir()]
+
+
+def _check_room(options: "TrainOptions") -> None:
     """See that the folder is free for a new run, or holds the one to continue."""
-    out, names = options.out, options.names
+    out, there = options.out, _trained(options)
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other.")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out names a folder.")
-    there = [name for name in names if (out / name / "checkpoints").is_dir()]
-    if options.overwrite:
-        for name in there:
-            shutil.rmtree(out / name)
-    elif there and not options.resume:
+    if (out / "config.yaml").exists() and not is_run(out):
+        raise UserError(
+            f"{out / 'config.yaml'} is not of a run, and would be replaced; choose another --out."
+        )
+    if there and not options.resume and not options.overwrite:
         raise UserError(
             f"{out} already holds a run ({', '.join(there)}); add --resume to continue it, "
             "--overwrite to start anew, or --out for another folder."
         )
     if options.resume and not there and (out / "config.yaml").exists():
         print(f"Nothing to continue in {out}; starting.")
+    for name in there if options.resume else ():
+        _check_same(options, name)
+
+
+def _check_same(options: "TrainOptions", name: str) -> None:
+    """Raise if a model was trained with other settings, except those that change no result."""
+    from primal_attention.cli.settings import Recipe
+    from primal_attention.training.loop import FREE
+
+    path = options.out / name / "config.yaml"
+    if not path.is_file():
+        return  # the checkpoint knows the settings too, by fewer names
+    with told_as_mistake(str(path), ValueError, TypeError, UserError):
+        saved = build(Recipe, read_recipe(path))
+    was, now = (
+        flat(replace(recipe, model=recipe.model.named(name))) for recipe in (saved, options.recipe)
+    )
+    changed = [
+        f"{key} was {was[key]!r} and is {value!r}"
+        for key, value in now.items()
+        if was[key] != value and key.split(".")[1] not in FREE
+    ]
+    if changed:
+        raise UserError(
+            f"{options.out / name} belongs to another run: {'; '.join(changed)}. Resume with what "
+            "it was started with, or choose another folder."
+        )
 
 
 def _print_table(title: str, rows: list[list[str]]) -> None:
