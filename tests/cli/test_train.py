@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -181,6 +182,12 @@ def test_sequences_beyond_learned_positions_are_told_before_training(
     assert "train part of the data: the longest sequence has 8 tokens" in told
     assert "max_length=7" in told
     assert not (tmp_path / "outputs").exists()
+    assert main([str(word) for word in (*arguments, "8", "--training.epochs", "1")]) == 0
+    long = np.zeros((2, 9, 2))
+    np.savez(tmp_path / "long.npz", X=long, y=np.array(["up", "down"]))
+    model = tmp_path / "outputs" / "slopes" / "primal"
+    for command in (["predict", model, "long.npz"], ["eval", model, "--data", "long.npz"]):
+        assert "long.npz: the longest sequence has 9 tokens" in fails(*command)
 
 
 def test_overwrite_starts_anew(series_run, tmp_path):

@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
     import torch
 
     from primal_attention.cli.experiment import confusion, standard_error
+    from primal_attention.cli.lengths import check_length
     from primal_attention.cli.problems import load_problem
     from primal_attention.cli.settings import Recipe
     from primal_attention.cli.trained import load_trained
@@ -58,6 +59,7 @@ def main(argv: list[str]) -> int:
     else:
         data = reader.read(options.data, labelled=True, part=options.part)
         source = str(options.data)
+    check_length(data, model.config.max_length, source)
     found = evaluate(model, data, batch_size=options.batch_size, collate=reader.collate)
     matrix = confusion(found.logits, found.labels, len(reader.classes))
     count = int(matrix.sum())
