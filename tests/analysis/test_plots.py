@@ -19,6 +19,11 @@ def test_curves_of_one_model_share_a_colour_and_the_chosen_epoch_is_marked():
     assert training.get_color() == validation.get_color() == mark.get_color()
     assert list(training.get_xdata()) == [1, 2]
     assert accuracy.lines[0].get_color() != accuracy.lines[1].get_color()
+    # the models are named once, above the panels
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["primal", "softmax"]
+    figure.draw_without_rendering()
+    below = figure.legends[0].get_window_extent().y0
+    assert all(a.get_legend() is None and a.get_tightbbox().y1 <= below for a in figure.axes)
     plt.close(figure)
 
 
@@ -42,4 +47,16 @@ def test_confusion_has_a_panel_a_model_and_numbers_where_they_fit(classes):
     figure = plot_confusion({"a": matrix, "b": matrix}, [f"class {i}" for i in range(classes)])
     assert [a.get_title() for a in figure.axes] == ["a", "b"]
     assert len(figure.axes[0].texts) == (classes if classes <= 12 else 0)
+    plt.close(figure)
+
+
+@pytest.mark.parametrize("models", [1, 3, 4])
+def test_confusion_stands_two_in_a_row(models):
+    matrices = {f"model {i}": torch.eye(9, dtype=torch.long) for i in range(models)}
+    figure = plot_confusion(matrices, [f"class {i}" for i in range(9)])
+    assert figure.get_figwidth() <= 12
+    shown = [a for a in figure.axes if a.axison]
+    assert [a.get_title() for a in shown] == list(matrices)
+    columns = {a.get_subplotspec().colspan.start for a in shown}
+    assert len(columns) == min(models, 2)
     plt.close(figure)

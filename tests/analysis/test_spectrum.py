@@ -86,6 +86,7 @@ def test_picture_has_one_panel_a_layer_and_dotted_controls():
     assert [a.get_title() for a in figure.axes] == ["layer 1", "layer 2"]
     styles = [line.get_linestyle() for line in figure.axes[0].lines]
     assert styles == ["-", ":", "-", ":"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["primal", "softmax"]
     plt.close(figure)
     with pytest.raises(ValueError, match="no spectrum to draw"):
         plot_spectra({"primal": []})

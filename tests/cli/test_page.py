@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from primal_attention.cli.main import main
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -22,17 +24,29 @@ def browse(page: Path, profile: Path, *flags: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
 
 
+@pytest.fixture(scope="module")
+def four_models(series_recipe, tmp_path_factory):
+    """A run with four models, of one epoch and one layer each."""
+    out = tmp_path_factory.mktemp("four") / "run"
+    quick = ["--training.epochs", "1", "--model.num-layers", "1", "--out", str(out)]
+    others = ["--compare", "primal-dual", "softmax", "kernelized-log"]
+    assert main(["train", str(series_recipe), *quick, *others]) == 0
+    return out
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-def test_a_browser_shows_the_whole_report(series_run, tmp_path):
+@pytest.mark.parametrize("run", ["series_run", "four_models"])
+def test_a_browser_shows_the_whole_report(run, request, tmp_path):
     # a copy that writes what the browser made of the pictures into its own document
     probe = (
         "<script>addEventListener('load', () => {"
         "const pictures = [...document.images].map(i => i.complete && i.naturalWidth);"
         "document.body.dataset.pictures = pictures.join(' ');"
-        "const wide = document.documentElement.scrollWidth > innerWidth;"
+        "const parts = [document.documentElement, ...document.querySelectorAll('.scroll')];"
+        "const wide = parts.some(part => part.scrollWidth > part.clientWidth);"
         "document.body.dataset.wide = wide; });</script></head>"
     )
-    text = (series_run / "report.html").read_text("utf-8")
+    text = (request.getfixturevalue(run) / "report.html").read_text("utf-8")
     assert "<script" not in text
     page = tmp_path / "report.html"
     page.write_text(text.replace("</head>", probe, 1), "utf-8")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Int
 from torch import Tensor
 
-from primal_attention.analysis.spectrum import COLORS
+from primal_attention.analysis.spectrum import model_colors, name_models, spaced
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ def plot_curves(
     """Draw one panel a quantity, with one line a name, over the epochs.
 
     Lines whose names share the part before the first comma share a colour, so that the training
-    and the validation loss of one model belong together.
+    and the validation loss of one model belong together; the colours are named above the panels.
 
     Args:
         curves: Panel, line, numbers; a ``nan`` leaves a gap.
@@ -42,12 +42,15 @@ def plot_curves(
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    models = list(dict.fromkeys(_model(name) for lines in curves.values() for name in lines))
-    color = {name: COLORS[i % len(COLORS)] for i, name in enumerate(models)}
+    color = model_colors(dict.fromkeys(_model(name) for lines in curves.values() for name in lines))
     columns = 2 if len(curves) == 4 else min(len(curves), 3)
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(12 if columns > 1 else 6, 3.4 * rows), squeeze=False
+        rows,
+        columns,
+        figsize=(12 if columns > 1 else 6, 3.4 * rows + 0.4),
+        squeeze=False,
+        layout=spaced(),
     )
     for axis in axes.flat[len(curves) :]:
         axis.set_axis_off()
@@ -56,7 +59,7 @@ def plot_curves(
             epochs = range(start, start + len(values))
             style = "--" if name in dashed else "-"
             marker = "o" if len(values) == 1 else None
-            axis.plot(epochs, values, style, marker=marker, color=color[_model(name)], label=name)
+            axis.plot(epochs, values, style, marker=marker, color=color[_model(name)])
         for name, epoch in (chosen or {}).items():
             if any(_model(line) == name for line in lines):
                 axis.axvline(epoch, color=color[name], lw=1, ls=":", alpha=0.8)
@@ -65,8 +68,7 @@ def plot_curves(
             axis.set_yscale("log")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=9)
-    figure.tight_layout()
+    name_models(figure, color)
     return figure
 
 
@@ -77,7 +79,7 @@ def _model(line: str) -> str:
 def plot_confusion(
     counts: Mapping[str, Int[Tensor, "classes classes"]], labels: Sequence[str]
 ) -> "Figure":
-    """Draw which class (row) was taken for which (column), one panel a model.
+    """Draw which class (row) was taken for which (column), one panel a model, two in a row.
 
     Shades are shares of the row; numbers are cases, written where they fit.
 
@@ -87,9 +89,15 @@ def plot_confusion(
     """
     from matplotlib import pyplot as plt
 
-    size = min(max(0.36 * len(labels) + 1.6, 3.4), 8.0)
-    figure, axes = plt.subplots(1, len(counts), figsize=(size * len(counts), size), squeeze=False)
-    for axis, (name, matrix) in zip(axes[0], counts.items(), strict=True):
+    columns = min(len(counts), 2)
+    rows = -(-len(counts) // columns)
+    size = min(max(0.36 * len(labels) + 1.6, 3.4), 6.0)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout=spaced()
+    )
+    for axis in axes.flat[len(counts) :]:
+        axis.set_axis_off()
+    for axis, (name, matrix) in zip(axes.flat, counts.items(), strict=False):
         share = matrix / matrix.sum(1, keepdim=True).clamp_min(1)
         axis.imshow(share.numpy(), cmap="Oranges", vmin=0, vmax=1)
         if len(labels) <= 12:
@@ -104,5 +112,4 @@ def plot_confusion(
         axis.set_xticks(ticks, names, rotation=turned, fontsize=8)
         axis.set_yticks(ticks, names, fontsize=8)
         axis.set(title=name, xlabel="predicted", ylabel="true")
-    figure.tight_layout()
     return figure

@@ -38,8 +38,8 @@ h2{font-size:1.3rem;letter-spacing:-.01em;margin:2.6rem 0 .6rem}
 figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;display:block}
 .scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;min-width:24rem;
   font-variant-numeric:tabular-nums}
-th,td{padding:.42rem .95rem;border-bottom:1px solid var(--line);text-align:right;
-  white-space:nowrap}
+th,td{padding:.42rem .6rem;border-bottom:1px solid var(--line);text-align:right;
+  vertical-align:top}
 th:first-child,td:first-child{text-align:left;padding-left:.3rem}
 th{border-bottom:2px solid var(--ink);font-weight:600}tbody tr:hover{background:var(--wash)}
 pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;

@@ -6,7 +6,7 @@ columns of real tokens alone. Untrained layers already concentrate their spectru
 the trained ones (``control``) before reading anything into a picture.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from primal_attention.functional import effective_rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
 __all__ = ["LayerSpectrum", "layer_spectra", "plot_spectra", "spectrum_summary"]
 
@@ -173,27 +174,53 @@ def plot_spectra(
     if not columns:
         raise ValueError("There is no spectrum to draw; give at least one layer of one model.")
     width = 6 if columns == 1 else max(12, 3 * columns)
-    figure, axes = plt.subplots(1, columns, figsize=(width, 3.8), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(
+        1, columns, figsize=(width, 4), sharey=True, squeeze=False, layout=spaced()
+    )
+    color = model_colors(spectra)
     for i, axis in enumerate(axes[0]):
         longest = 6
-        for (name, layers), color in zip(spectra.items(), COLORS * len(spectra), strict=False):
+        for name, layers in spectra.items():
             for group, style in ((layers, "-"), (control.get(name, ()), ":")):
                 if i >= len(group):
                     continue
                 mean, spread = _cumulative(group[i].singular_values, first)
                 k = range(1, len(mean) + 1)
                 longest = max(longest, _settled(mean))
-                label = f"{name}, {'trained' if style == '-' else 'untrained'}"
-                axis.plot(k, mean, style, color=color, label=label)
+                axis.plot(k, mean, style, color=color[name])
                 if style == "-":
                     low, high = mean - spread, (mean + spread).clamp_max(1)
-                    axis.fill_between(k, low, high, color=color, alpha=0.12, lw=0)
+                    axis.fill_between(k, low, high, color=color[name], alpha=0.12, lw=0)
         axis.set(title=f"layer {i + 1}", xlabel="singular values k", xlim=(1, longest))
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("share of Σσ in the first k")
-    axes[0][-1].legend(frameon=False, loc="lower right", fontsize=9)
-    figure.tight_layout()
+    name_models(figure, color)
     return figure
+
+
+def model_colors(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for every model, by its name."""
+    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+
+
+def spaced() -> "LayoutEngine":
+    """Return a layout in which neighbouring panels do not touch."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+
+
+def name_models(figure: "Figure", colors: Mapping[str, str]) -> None:
+    """Write the names of the models above all panels, where they cover nothing."""
+    from matplotlib.lines import Line2D
+
+    figure.legend(
+        [Line2D([], [], color=color) for color in colors.values()],
+        list(colors),
+        loc="outside upper center",
+        ncols=min(len(colors), 6),
+        frameon=False,
+    )
 
 
 def _settled(share: Float[Tensor, " k"]) -> int:
