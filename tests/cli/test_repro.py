@@ -3,6 +3,7 @@
 import csv
 
 import pytest
+import yaml
 
 from primal_attention.cli.main import main
 
@@ -64,7 +65,7 @@ def test_the_study_gets_what_was_asked_for(root, tmp_path, monkeypatch):
 
     asked = []
     for name in ("reproduce_uea", "ablate_uea"):
-        monkeypatch.setattr(repro, name, lambda *a, **k: asked.append((a, k)))
+        monkeypatch.setattr(repro, name, lambda *a, **k: asked.append((a, k)) or ["row"])
     shared = ["--sets", "BasicMotions", "--root", str(root), "--out", str(tmp_path / "o")]
     assert main(["repro", "uea", *shared, "--models", "primal", "--seeds", "0", "4"]) == 0
     assert main(["repro", "uea", *shared, "--ablation", "--max-seconds", "9"]) == 0
@@ -75,6 +76,25 @@ def test_the_study_gets_what_was_asked_for(root, tmp_path, monkeypatch):
     ]
 
 
+def test_settings_are_saved_and_nothing_is_told_that_is_not_so(root, tmp_path, fails, capsys):
+    study = ["repro", "uea", "--sets", "BasicMotions", "--root", str(root), "--out", "o"]
+    assert main([*study, "--models", "primal", "--max-seconds", "-1"]) == 0
+    printed = capsys.readouterr().out
+    assert "there is no table" in printed
+    assert "Saved" not in printed
+    assert {p.name for p in (tmp_path / "o").iterdir()} == {"uea.config.yaml"}
+    saved = yaml.safe_load((tmp_path / "o" / "uea.config.yaml").read_text())
+    assert saved["sets"]["BasicMotions"]["dim"] == 128
+    assert saved["models"]["primal"]["eta"] == 0.1
+    assert saved["fingerprints"] == {"BasicMotions": {"primal": "e8b0186332d0"}}
+    assert main([*study, "--ablation", "--max-seconds", "-1"]) == 0
+    saved = yaml.safe_load((tmp_path / "o" / "uea_ablation.config.yaml").read_text())
+    assert saved["sets"]["BasicMotions"]["epochs"] == 1
+    assert len(saved["models"]) == 11
+    assert "at least one seed" in fails(*study, "--seeds")
+    assert "rows of its own" in fails(*study, "--ablation", "--models", "primal")
+
+
 def test_models_are_compared_at_equal_time(tmp_path):
     arguments = ["--tasks", "listops", "--variants", "dual", "--seconds", "0.2"]
     arguments += ["--num-train", "8", "--num-valid", "4", "--num-test", "4", "--epoch-steps", "2"]
@@ -83,3 +103,5 @@ def test_models_are_compared_at_equal_time(tmp_path):
     text = (tmp_path / "accuracy.csv").read_text()
     rows = list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
     assert [row["variant"] for row in rows] == ["dual"]
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert (saved["tasks"], saved["seconds"]) == (["listops"], 0.2)

@@ -1,12 +1,15 @@
 """``primal repro``: the published tables, computed here."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
 from primal_attention.cli.parsing import parse
+from primal_attention.cli.recipes import to_yaml
+from primal_attention.output import write_atomically
 
 __all__ = ["main"]
 
@@ -62,42 +65,70 @@ def _uea(argv: list[str]) -> int:
 
     from primal_attention.tasks.timeseries import list_series, load_series
     from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
-    from primal_attention.tasks.timeseries.settings import MODELS, SETS
+    from primal_attention.tasks.timeseries.settings import ABLATION_SETS, MODELS, SETS
 
     _known("set", options.sets, SETS)
     _known("model", options.models, MODELS)
+    if not options.seeds:
+        raise UserError("--seeds must name at least one seed.")
+    if options.ablation and options.models:
+        raise UserError("--models chooses columns of the table; the ablation has rows of its own.")
+    names = options.sets or (ABLATION_SETS if options.ablation else SETS)
     with told_as_mistake(""):
         there = list_series(options.root)
-    missing = [name for name in options.sets or SETS if name not in there]
+    missing = [name for name in names if name not in there]
     if missing:
         raise UserError(
             f"the folder of the sets lacks {', '.join(missing)}; name those to run with --sets."
         )
+    study = "uea_ablation" if options.ablation else "uea"
     with told_as_mistake(""):
-        for name in options.sets or SETS:
+        for name in names:
             for part in ("train", "test"):
                 load_series(name, part, root=options.root)
+        print(to_yaml(options), flush=True)
+        write_atomically(options.out / f"{study}.config.yaml", _uea_settings(options, names))
     torch.set_num_threads(1)  # batches this small only wait for a second thread
-    sets = options.sets or None
+    shared: Any = {
+        "seeds": options.seeds,
+        "root": options.root,
+        "out": options.out,
+        "max_seconds": options.max_seconds,
+    }
     if options.ablation:
-        ablate_uea(
-            sets,
-            seeds=options.seeds,
-            root=options.root,
-            out=options.out,
-            max_seconds=options.max_seconds,
-        )
+        rows = ablate_uea(names, **shared)
     else:
-        reproduce_uea(
-            sets,
-            options.models or None,
-            seeds=options.seeds,
-            root=options.root,
-            out=options.out,
-            max_seconds=options.max_seconds,
-        )
-    print(f"Saved the tables in {options.out}")
+        rows = reproduce_uea(names, options.models or None, **shared)
+    if rows:
+        print(f"Saved {study}.csv, .md and .config.yaml in {options.out}")
+    else:
+        print("Nothing was trained yet, so there is no table.")
     return 0
+
+
+def _uea_settings(options: Uea, names: Sequence[str]) -> str:
+    """Return all that decides the rows, and the short names by which they refer to it."""
+    from primal_attention.tasks.timeseries.settings import (
+        ABLATION,
+        ABLATION_SETTINGS,
+        MODELS,
+        SETTINGS,
+        fingerprint,
+    )
+
+    by_set = dict.fromkeys(names, ABLATION_SETTINGS) if options.ablation else SETTINGS
+    choices = ABLATION if options.ablation else MODELS
+    models = {m: choices[m] for m in options.models or choices}
+    content = {
+        "options": options,
+        "sets": {name: by_set[name] for name in names},
+        "models": models,
+        "fingerprints": {
+            name: {m: fingerprint(choice, by_set[name]) for m, choice in models.items()}
+            for name in names
+        },
+    }
+    return to_yaml(content)
 
 
 def _longrange(argv: list[str]) -> int:
@@ -135,12 +166,14 @@ def _longrange(argv: list[str]) -> int:
     comparison = Comparison(**{f.name: getattr(options, f.name) for f in fields(Comparison)})
     with told_as_mistake(""):
         check_longrange(options.out, comparison, data=root)
+        print(to_yaml(options), flush=True)
+        write_atomically(options.out / "config.yaml", to_yaml(options))
     records = reproduce_longrange(
         options.out, comparison, data=root, progress=lambda line: print(f"  … {line}", flush=True)
     )
     columns = ["task", "variant", "seed", "steps", "valid_accuracy", "test_accuracy"]
     print(markdown_table(columns, [[record[key] for key in columns] for record in records]))
-    print(f"Saved accuracy.csv, curves.csv and curves.png in {options.out}")
+    print(f"Saved accuracy.csv, curves.csv, curves.png and config.yaml in {options.out}")
     return 0
 
 

@@ -32,6 +32,7 @@ from primal_attention.tasks.timeseries.model import SeriesClassifier, SeriesConf
 from primal_attention.tasks.timeseries.settings import (
     ABLATION,
     ABLATION_SETS,
+    ABLATION_SETTINGS,
     MODELS,
     SETS,
     SETTINGS,
@@ -306,7 +307,7 @@ def ablate_uea(
         max_seconds: Start no further run after this time; call again to continue.
         report: Told one line per finished run.
     """
-    settings = replace(settings or Settings(), epochs=1)  # scored once, at the end
+    settings = ABLATION_SETTINGS if settings is None else replace(settings, epochs=1)
     names = _known("set", ABLATION_SETS if sets is None else sets, SETS)
     work = [
         _Work(name, variant, choice, seed, settings)

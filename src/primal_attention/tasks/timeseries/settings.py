@@ -14,6 +14,7 @@ from primal_attention.tasks.timeseries.model import Stem
 __all__ = [
     "ABLATION",
     "ABLATION_SETS",
+    "ABLATION_SETTINGS",
     "MODELS",
     "PUBLISHED",
     "SETS",
@@ -141,6 +142,9 @@ ABLATION = {
 
 ABLATION_SETS = ("BasicMotions", "UWaveGestureLibrary", "JapaneseVowels")
 """Cheap sets, on which the variants are compared."""
+
+ABLATION_SETTINGS = Settings(epochs=1)
+"""Those of the classifier, scored once, at the end."""
 
 
 def fingerprint(choice: ModelChoice, settings: Settings) -> str:
