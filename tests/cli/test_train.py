@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,11 @@ import yaml
 from safetensors.torch import load_file
 
 from primal_attention.cli.main import main
-from primal_attention.cli.recipes import build
+from primal_attention.cli.problems import load_problem
+from primal_attention.cli.recipes import build, read_recipe
 from primal_attention.cli.settings import Recipe
+from primal_attention.tasks.timeseries import read_ts
+from primal_attention.training.data import Order
 
 
 def free_port() -> int:
@@ -236,6 +240,20 @@ def test_wrong_data_files_are_told(series_recipe, fails, tmp_path):
     assert "none.ts" in fails("train", series_recipe, "--data.test", tmp_path / "none.ts")
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.mp3")
     assert "ends in .ts or .npz" in told
+
+
+def test_broken_items_are_told_by_their_place_in_the_file(series_recipe, fails):
+    told = fails("train", series_recipe, "--training.lr", "1e30", "--data.train-size", "16")
+    step = int(told.partition("Step ")[2].split()[0])
+    items = told.partition("the items ")[2].partition(" of")[0]
+    recipe = build(Recipe, read_recipe(series_recipe))
+    settings = replace(recipe.data, train_size=16)
+    rows = load_problem(settings).rows
+    order = Order(len(rows), recipe.training.batch_size, recipe.training.seed)
+    assert json.loads(items) == [rows[i] for i in order.batch(step - 1)]
+    assert rows != list(range(len(rows)))
+    lengths = load_problem(settings).train.series.length
+    assert lengths.tolist() == read_ts(settings.train).length[rows].tolist()
 
 
 def test_every_setting_is_shown_with_its_meaning(capsys):

@@ -30,7 +30,14 @@ from primal_attention.cli.recipes import to_yaml
 from primal_attention.cli.settings import Recipe
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import hardware, to_csv, to_json, write_atomically
-from primal_attention.training import History, TrainingConfig, cross_entropy, evaluate, fit
+from primal_attention.training import (
+    History,
+    NonFiniteLossError,
+    TrainingConfig,
+    cross_entropy,
+    evaluate,
+    fit,
+)
 from primal_attention.training.checkpoint import latest_checkpoint
 
 __all__ = ["Result", "Run", "confusion", "standard_error", "train_model", "write_report"]
@@ -111,16 +118,20 @@ def train_model(run: Run, name: str) -> Result:
     is_new = latest_checkpoint(folder / "checkpoints") is None
     if run.writes and is_new:
         run.save(name)
-    history = fit(
-        model,
-        problem.train,
-        config=config,
-        valid=problem.valid,
-        collate=reader.collate,
-        out=folder,
-        resume=run.resume,
-        evaluate=lambda m: spectrum_summary(layer_spectra(m, **watched)),
-    )
+    try:
+        history = fit(
+            model,
+            problem.train,
+            config=config,
+            valid=problem.valid,
+            collate=reader.collate,
+            out=folder,
+            resume=run.resume,
+            evaluate=lambda m: spectrum_summary(layer_spectra(m, **watched)),
+        )
+    except NonFiniteLossError as error:
+        rows = [problem.rows[i] for i in error.indices]
+        raise NonFiniteLossError(error.what, rows, error.checkpoint) from error
     if run.writes and not is_new:
         run.save(name)  # not before the run has been accepted as the same
     found = evaluate(model, problem.test, collate=reader.collate)

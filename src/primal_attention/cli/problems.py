@@ -197,6 +197,8 @@ class Problem:
     valid: Dataset[Any]
     test: Dataset[Any]
     reader: Reader
+    rows: Sequence[int]
+    """Where the items of the training part stood in its file, or as they were drawn."""
 
 
 def load_problem(settings: DataSettings) -> Problem:
@@ -232,7 +234,13 @@ def _series_problem(settings: DataSettings) -> Problem:
         tuple(fitted.mean.tolist()),
         tuple(fitted.std.tolist()),
     )
-    return Problem(reader.prepare(train), reader.prepare(valid), reader.prepare(test), reader)
+    return Problem(
+        reader.prepare(train),
+        reader.prepare(valid),
+        reader.prepare(test),
+        reader,
+        chosen[split.train].tolist(),
+    )
 
 
 def _series_root(name: str) -> Path | None:
@@ -310,10 +318,11 @@ def _token_problem(settings: DataSettings) -> Problem:
     reader = Reader(settings.task, _CLASSES[settings.task], settings.length)
     official = reader.cut(_tokens_of(settings, "train", settings.train, settings.train_size))
     test = reader.cut(_tokens_of(settings, "test", settings.test, settings.test_size))
-    official = official.select(_chosen(official.labels, settings.train_size))
-    split = _split(official.labels, settings)
+    chosen = _chosen(official.labels, settings.train_size)
+    split = _split(official.labels[chosen], settings)
+    train, valid = official.select(chosen[split.train]), official.select(chosen[split.valid])
     test = test.select(_chosen(test.labels, settings.test_size))
-    return Problem(official.select(split.train), official.select(split.valid), test, reader)
+    return Problem(train, valid, test, reader, chosen[split.train].tolist())
 
 
 def _tokens_of(settings: DataSettings, part: Part, path: Path | None, size: int | None) -> Tokens:

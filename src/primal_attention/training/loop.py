@@ -55,8 +55,13 @@ FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
 class NonFiniteLossError(RuntimeError):
     """The loss or its gradient became infinite or NaN; the weights are those before that step."""
 
-    def __init__(self, message: str, indices: list[int], checkpoint: Path | None) -> None:
-        super().__init__(message)
+    def __init__(self, what: str, indices: list[int], checkpoint: Path | None) -> None:
+        super().__init__(
+            f"{what} Its batch holds the items {indices} of the training data. Last good "
+            f"checkpoint: {checkpoint or 'none'}. Look for broken items, lower lr or eta."
+        )
+        self.what = what
+        """What is not finite."""
         self.indices = indices
         """Items of the data set that were in the batch."""
         self.checkpoint = checkpoint
@@ -289,8 +294,7 @@ class _Run:
         good = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
         raise NonFiniteLossError(
             f"Step {self.step + 1} is not finite: loss {loss}, KSVD term {ksvd}, norm of the "
-            f"gradient {norm}. Its batch holds the items {indices} of the training data. Last good "
-            f"checkpoint: {good or 'none'}. Look for broken items, lower lr or eta.",
+            f"gradient {norm}.",
             indices,
             good,
         )
