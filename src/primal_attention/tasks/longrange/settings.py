@@ -2,8 +2,9 @@
 
 Width 64, two pre-norm layers of two heads, perceptron 128, learned positions, a head with a hidden
 layer of 128, dropout 0.1; AdamW without weight decay, rising linearly to 1e-4 and falling linearly
-after (Chen et al. 2023, from the Nyströmformer code base). One difference is kept: the mean before
-the head runs over real tokens, the published one over padding too.
+after (Chen et al. 2023, from the Nyströmformer code base). Differences:
+the mean before the head runs over real tokens, the published one over padding too; AdamW has the
+epsilon of torch, not 1e-6; single precision, not half.
 """
 
 from dataclasses import dataclass
