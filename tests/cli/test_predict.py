@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from primal_attention.cli.main import main
 from primal_attention.tasks.timeseries import read_ts
@@ -92,6 +93,21 @@ def test_infinite_values_are_told_with_file_and_case(series_run, series_recipe, 
     assert "inf.ts: Case 1" in fails("eval", model, "--data", file)
     files = ["--data.train", train, "--data.test", file, "--out", tmp_path / "run"]
     assert "inf.ts: Case 1" in fails("train", series_recipe, *files)
+    # finite, but beyond what a model can square
+    file.write_text(file.read_text().replace("inf", "1e25"))
+    assert "inf.ts: Case 1, counted from 0, holds a value more" in fails("predict", model, file)
+    assert "inf.ts: Case 1" in fails("train", series_recipe, *files)
+
+
+def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails, tmp_path):
+    model = shutil.copytree(series_run / "primal", tmp_path / "model")
+    path = model / "model" / "model.safetensors"
+    weights = load_file(path)
+    weights["head.bias"].fill_(float("nan"))
+    save_file(weights, path)
+    test = series_recipe.parent / "test.ts"
+    for command in (["predict", model, test], ["eval", model, "--data", test]):
+        assert "no finite answer to sequence 0" in fails(*command)
 
 
 def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_path):

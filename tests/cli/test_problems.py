@@ -1,5 +1,7 @@
 """Data of a recipe: parts of the sizes asked for, and mistakes told in words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,16 @@ def test_pairs_of_the_benchmark_are_found_in_the_data_folder(tmp_path, monkeypat
     found = load_problem(DataSettings(task="retrieval", length=3, test_size=4))
     assert [len(part) for part in (found.train, found.valid, found.test)] == [8, 2, 4]
     assert {len(found.train[0][side]) for side in ("x", "other")} == {3}
+
+
+def test_a_broken_case_keeps_the_number_it_has_in_its_file(tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 5, 2))
+    labels = np.array(["a", "b"] * 10)
+    np.savez(tmp_path / "good.npz", X=x, y=labels)
+    files = DataSettings(train=tmp_path / "bad.npz", test=tmp_path / "good.npz", valid=0.5)
+    held_out = set(range(20)) - set(load_problem(replace(files, train=files.test)).rows)
+    number = max(held_out)
+    x[number] = 1e30
+    np.savez(tmp_path / "bad.npz", X=x, y=labels)
+    with pytest.raises(UserError, match=rf"bad\.npz: Case {number}, counted from 0"):
+        load_problem(files)

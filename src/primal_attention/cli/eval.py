@@ -46,9 +46,8 @@ def main(argv: list[str]) -> int:
     from primal_attention.cli.lengths import check_length
     from primal_attention.cli.problems import load_problem
     from primal_attention.cli.settings import Recipe
-    from primal_attention.cli.trained import load_trained
+    from primal_attention.cli.trained import answers, load_trained
     from primal_attention.output import markdown_table, to_json, write_atomically
-    from primal_attention.training import evaluate
 
     torch.set_num_threads(options.threads)
     model, reader = load_trained(options.model)
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
         data = reader.read(options.data, labelled=True, part=options.part)
         source = str(options.data)
     check_length(data, model.config.max_length, source)
-    found = evaluate(model, data, batch_size=options.batch_size, collate=reader.collate)
+    found = answers(model, data, reader, options.batch_size)
     matrix = confusion(found.logits, found.labels, len(reader.classes))
     count = int(matrix.sum())
     error = standard_error(found.accuracy, count)

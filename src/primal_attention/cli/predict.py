@@ -48,17 +48,15 @@ def main(argv: list[str]) -> int:
     import torch
 
     from primal_attention.cli.lengths import check_length
-    from primal_attention.cli.trained import load_trained
+    from primal_attention.cli.trained import answers, load_trained
     from primal_attention.output import to_csv, write_atomically
-    from primal_attention.training import evaluate
 
     torch.set_num_threads(options.threads)
     model, reader = load_trained(options.model)
     data = reader.read(options.file, labelled=False, part=options.part)
     check_length(data, model.config.max_length, str(options.file))
-    found = evaluate(model, data, batch_size=options.batch_size, collate=reader.collate).logits
-    assert found is not None
-    rows = _rows(found.softmax(-1).tolist(), reader.classes)
+    logits = answers(model, data, reader, options.batch_size).logits
+    rows = [] if logits is None else _rows(logits.softmax(-1).tolist(), reader.classes)
     if options.out.suffix == ".csv":
         text = to_csv(rows)
     else:

@@ -64,6 +64,9 @@ _BROKEN: tuple[type[Exception], ...] = (
 )
 """What readers raise on a file that is missing, damaged or of another kind."""
 
+_FARTHEST = 1e15
+"""Largest standardised value; the squares of much larger ones overflow in a model."""
+
 _CLASSES = {
     "text": ("negative", "positive"),
     "listops": tuple("0123456789"),
@@ -143,12 +146,19 @@ class Reader:
             )
         return series
 
-    def prepare(self, series: Series) -> Dataset[Any]:
+    def prepare(self, series: Series) -> SeriesDataset:
         """Return series standardised as the training part was, and cut to length."""
         if not len(series):
             raise ValueError("it holds no series.")
         standardize = Standardizer(np.asarray(self.mean), np.asarray(self.std))
-        return SeriesDataset(_shorten(standardize(series), self.length))
+        series = _shorten(standardize(series), self.length)
+        far = np.flatnonzero(np.abs(series.x).max((1, 2)) > _FARTHEST)
+        if len(far):
+            raise ValueError(
+                f"Case {far[0]}, counted from 0, holds a value more than {_FARTHEST:g} standard "
+                "deviations from the mean of the training part."
+            )
+        return SeriesDataset(series)
 
     def cut(self, data: Tokens) -> Tokens:
         """Return token sequences cut to length; ids and labels must be those of the task."""
@@ -224,9 +234,8 @@ def _series_problem(settings: DataSettings) -> Problem:
         raise UserError("the files to train on and to score need labels.")
     chosen = _chosen(official.y, settings.train_size)
     split = _split(official.y[chosen], settings)
-    train, valid = official.take(chosen[split.train]), official.take(chosen[split.valid])
-    test = test.take(_chosen(test.y, settings.test_size))
-    fitted = Standardizer.fit(train)
+    train, valid = chosen[split.train], chosen[split.valid]
+    fitted = Standardizer.fit(official.take(train))
     reader = Reader(
         "timeseries",
         official.classes,
@@ -234,12 +243,16 @@ def _series_problem(settings: DataSettings) -> Problem:
         tuple(fitted.mean.tolist()),
         tuple(fitted.std.tolist()),
     )
+    whole = reader.prepare(official).series  # all of a file: a broken case keeps its number
+    with told_as_mistake(str(settings.test or "the test part"), *_BROKEN):
+        held = reader.prepare(test).series
+    held = held.take(_chosen(test.y, settings.test_size))
     return Problem(
-        reader.prepare(train),
-        reader.prepare(valid),
-        reader.prepare(test),
+        SeriesDataset(whole.take(train)),
+        SeriesDataset(whole.take(valid)),
+        SeriesDataset(held),
         reader,
-        chosen[split.train].tolist(),
+        train.tolist(),
     )
 
 
@@ -316,8 +329,8 @@ def _shorten(series: Series, length: int | None) -> Series:
 
 def _token_problem(settings: DataSettings) -> Problem:
     reader = Reader(settings.task, _CLASSES[settings.task], settings.length)
-    official = reader.cut(_tokens_of(settings, "train", settings.train, settings.train_size))
-    test = reader.cut(_tokens_of(settings, "test", settings.test, settings.test_size))
+    official = _tokens_of(settings, reader, "train", settings.train, settings.train_size)
+    test = _tokens_of(settings, reader, "test", settings.test, settings.test_size)
     chosen = _chosen(official.labels, settings.train_size)
     split = _split(official.labels[chosen], settings)
     train, valid = official.select(chosen[split.train]), official.select(chosen[split.valid])
@@ -325,11 +338,17 @@ def _token_problem(settings: DataSettings) -> Problem:
     return Problem(train, valid, test, reader, chosen[split.train].tolist())
 
 
-def _tokens_of(settings: DataSettings, part: Part, path: Path | None, size: int | None) -> Tokens:
+def _tokens_of(
+    settings: DataSettings, reader: Reader, part: Part, path: Path | None, size: int | None
+) -> Tokens:
     """Return one part: of a file of one's own, drawn, or of the known set."""
-    if path is not None:
-        with told_as_mistake(str(path), *_BROKEN):
-            return _read_tokens(settings.task, path, True)
+    if path is None:
+        return reader.cut(_known_tokens(settings, part, size))
+    with told_as_mistake(str(path), *_BROKEN):
+        return reader.cut(_read_tokens(settings.task, path, True))
+
+
+def _known_tokens(settings: DataSettings, part: Part, size: int | None) -> Tokens:
     if settings.task in ("listops", "pathfinder"):
         count = size or {"train": 10_000, "test": 1_000}[part]
         # a handful is drawn before another process has started

@@ -1,12 +1,17 @@
 """A trained model in its folder: loaded with what it must know of its data."""
 
 from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset
 
 from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.problems import Reader
 from primal_attention.models import DualTowerClassifier, EncoderClassifier, ModelFileError
+from primal_attention.training import Evaluation, evaluate
 
-__all__ = ["load_trained"]
+__all__ = ["answers", "load_trained"]
 
 
 def load_trained(folder: Path) -> tuple[EncoderClassifier | DualTowerClassifier, Reader]:
@@ -28,3 +33,15 @@ def load_trained(folder: Path) -> tuple[EncoderClassifier | DualTowerClassifier,
             f"{inputs}."
         )
     return model, reader
+
+
+def answers(model: nn.Module, data: Dataset[Any], reader: Reader, batch_size: int) -> Evaluation:
+    """Return what a model says to every sequence, and how good that is; it must be numbers."""
+    found = evaluate(model, data, batch_size=batch_size, collate=reader.collate)
+    silent = [] if found.logits is None else (~found.logits.isfinite().all(1)).nonzero().tolist()
+    if silent:
+        raise UserError(
+            f"the model has no finite answer to sequence {silent[0][0]}, counted from 0; its "
+            "weights are damaged, or the sequence is far from those of its training."
+        )
+    return found
