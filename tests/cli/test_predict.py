@@ -117,10 +117,12 @@ def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_
     assert "--part chooses" in fails("eval", model, "--part", "train")
 
 
-def test_settings_are_saved_beside_what_is_written(series_run, series_recipe):
+def test_settings_are_printed_and_saved_beside_what_is_written(series_run, series_recipe, capsys):
     model, test = series_run / "primal", series_recipe.parent / "test.ts"
     assert main(["predict", str(model), str(test), "--out", "p.csv", "--batch-size", "3"]) == 0
+    assert "batch_size: 3\n" in capsys.readouterr().out
     assert main(["eval", str(model), "--out", "e.json"]) == 0
+    assert "batch_size: 64\n" in capsys.readouterr().out
     saved = {f: yaml.safe_load(Path(f"{f}.config.yaml").read_text()) for f in ("p.csv", "e.json")}
     assert saved["p.csv"]["batch_size"] == 3
     assert saved["p.csv"]["file"] == str(test)

@@ -42,7 +42,7 @@ def plot_curves(
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    color = model_colors(dict.fromkeys(_model(name) for lines in curves.values() for name in lines))
+    color = model_colors(_model(name) for lines in curves.values() for name in lines)
     columns = 2 if len(curves) == 4 else min(len(curves), 3)
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(

@@ -199,8 +199,8 @@ def plot_spectra(
 
 
 def model_colors(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for every model, by its name."""
-    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+    """Return a colour for every model, in the order in which their names come."""
+    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(dict.fromkeys(names))}
 
 
 def spaced() -> "LayoutEngine":

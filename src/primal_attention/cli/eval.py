@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
     from primal_attention.cli.trained import answers, load_trained
     from primal_attention.output import markdown_table, to_json, write_atomically
 
+    print(to_yaml(options), flush=True)
     torch.set_num_threads(options.threads)
     model, reader = load_trained(options.model)
     if options.data is None:

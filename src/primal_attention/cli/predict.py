@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
     from primal_attention.cli.trained import answers, load_trained
     from primal_attention.output import to_csv, write_atomically
 
+    print(to_yaml(options), flush=True)
     torch.set_num_threads(options.threads)
     model, reader = load_trained(options.model)
     data = reader.read(options.file, labelled=False, part=options.part)

@@ -9,7 +9,7 @@ import pytest
 from primal_attention.tasks.longrange.compare import (
     Comparison,
     load_splits,
-    plot_curves,
+    plot_accuracy,
     reproduce_longrange,
 )
 
@@ -75,4 +75,4 @@ def test_curves_of_several_seeds_make_one_picture():
         for s in (0, 1)
         for t in np.arange(3)
     ]
-    assert plot_curves(rows)[:4] == b"\x89PNG"
+    assert plot_accuracy(rows)[:4] == b"\x89PNG"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from primal_attention.tasks.longrange.sequences import TokenSequences
 
-__all__ = ["Comparison", "check_longrange", "load_splits", "plot_curves", "reproduce_longrange"]
+__all__ = ["Comparison", "check_longrange", "load_splits", "plot_accuracy", "reproduce_longrange"]
 
 _TASKS = ("listops", "text", "image")
 _VARIANTS = ("softmax", "primal", "primal+", "dual")
@@ -124,7 +124,7 @@ def reproduce_longrange(
         facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
         write_atomically(out / "accuracy.csv", to_csv(records, facts))
         write_atomically(out / "curves.csv", to_csv(curves, facts))
-        write_atomically(out / "curves.png", plot_curves(curves))
+        write_atomically(out / "curves.png", plot_accuracy(curves))
     return records
 
 
@@ -274,7 +274,7 @@ def _read(folder: Path, comparison: Comparison) -> dict[str, Any] | None:
     return found
 
 
-def plot_curves(curves: Sequence[dict[str, Any]]) -> bytes:
+def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
     """Return a PNG: accuracy on the validation data against processor time, one panel a task."""
     try:
         import matplotlib
@@ -286,25 +286,22 @@ def plot_curves(curves: Sequence[dict[str, Any]]) -> bytes:
     import matplotlib.pyplot as plt
 
     from primal_attention.analysis.report import to_png
+    from primal_attention.analysis.spectrum import model_colors, name_models, spaced
 
     tasks = list(dict.fromkeys(row["task"] for row in curves))
-    figure, axes = plt.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 3.8), squeeze=False)
+    color = model_colors(_LABELS[row["variant"]] for row in curves)
+    figure, axes = plt.subplots(
+        1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False, layout=spaced()
+    )
     for axis, task in zip(axes[0], tasks, strict=True):
-        for color, variant in zip(matplotlib.color_sequences["tab10"], _VARIANTS, strict=False):
-            runs = [r for r in curves if (r["task"], r["variant"]) == (task, variant)]
-            for seed in dict.fromkeys(r["seed"] for r in runs):
-                rows = [r for r in runs if r["seed"] == seed]
-                axis.plot(
-                    [r["cpu_seconds"] for r in rows],
-                    [100 * r["valid_accuracy"] for r in rows],
-                    color=color,
-                    marker=".",
-                    label=_LABELS[variant] if seed == runs[0]["seed"] else None,
-                )
-        axis.set_title(_TITLES[task])
-        axis.set_xlabel("processor seconds of training")
+        for variant, seed in dict.fromkeys((r["variant"], r["seed"]) for r in curves):
+            key = (task, variant, seed)
+            rows = [r for r in curves if (r["task"], r["variant"], r["seed"]) == key]
+            seconds = [r["cpu_seconds"] for r in rows]
+            accuracy = [100 * r["valid_accuracy"] for r in rows]
+            axis.plot(seconds, accuracy, color=color[_LABELS[variant]], marker=".")
+        axis.set(title=_TITLES[task], xlabel="processor seconds of training")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("validation accuracy, %")
-    axes[0, 0].legend(frameon=False, fontsize=9)
-    figure.tight_layout()
+    name_models(figure, color)
     return to_png(figure)
