@@ -27,8 +27,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # the one the caller knows
+        if isinstance(error, OSError) and error.errno is not None:
+            # by the name that the caller knows
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
