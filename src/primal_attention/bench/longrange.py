@@ -108,14 +108,8 @@ def build(name: str, task: str) -> "SequenceModel":
     from primal_attention.attention import SoftmaxAttention
     from primal_attention.tasks.longrange import build_model
 
-    if name in ("primal+", "primal+sdpa"):
-        model = build_model(task, "primal+")
-    elif name in (MEASURE, "softmax"):
-        model = build_model(task, "softmax")
-    elif name in ("primal", "primal-dual"):
-        model = build_model(task, "dual" if name == "primal-dual" else "primal")
-    else:
-        model = build_model(task, "primal", attention=name, attention_options={})
+    variants = {"primal+sdpa": "primal+", MEASURE: "softmax", "primal-dual": "dual"}
+    model = build_model(task, variants.get(name, name))
     if name in (MEASURE, "primal+"):
         for block in model.blocks:
             if isinstance(block.attention, SoftmaxAttention):

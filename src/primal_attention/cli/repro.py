@@ -140,7 +140,7 @@ def _longrange(argv: list[str]) -> int:
 
     @dataclass(frozen=True)
     class LongRange(Comparison):
-        """Train every model on every task for the same time; write accuracies and curves."""
+        """Train every model on every task at the same cost; write accuracies and curves."""
 
         out: Path = Path("outputs/longrange")
         """Folder of the results; what is there already is not done again."""

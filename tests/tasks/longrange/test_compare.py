@@ -33,6 +33,7 @@ def test_runs_are_made_once_and_told_in_full(tmp_path):
     curve = json.loads(result.read_text())["curve"]
     assert curve[-1]["step"] == records[0]["steps"]
     assert curve[-1]["cpu_seconds"] >= 0.3
+    assert records[0]["seconds"] >= 0.3
     before = result.stat().st_mtime_ns
     assert reproduce_longrange(tmp_path, comparison) == records
     assert result.stat().st_mtime_ns == before
@@ -43,6 +44,13 @@ def test_runs_are_made_once_and_told_in_full(tmp_path):
     other = Comparison(tasks=("listops",), variants=("softmax",), **{**QUICK, "lr": 0.1})
     with pytest.raises(ValueError, match="made with other settings"):
         reproduce_longrange(tmp_path, other)
+
+
+def test_any_attention_can_be_trained_for_a_number_of_steps(tmp_path):
+    comparison = Comparison(("listops",), ("skyformer", "gaussian"), steps=6, **QUICK)
+    records = reproduce_longrange(tmp_path, comparison)
+    assert [(r["variant"], r["steps"]) for r in records] == [("skyformer", 6), ("gaussian", 6)]
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_validation_sequences_are_not_trained_on(tmp_path):
@@ -62,9 +70,18 @@ def test_validation_sequences_are_not_trained_on(tmp_path):
         load_splits("text", Comparison(**{**QUICK, "num_valid": 20}), tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"tasks": ("images",)}, {"variants": ("x",)}, {"seconds": 0}])
-def test_impossible_comparisons_are_refused(options):
-    with pytest.raises(ValueError, match=r"Unknown|must be positive"):
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tasks": ("images",)}, "Unknown tasks"),
+        ({"variants": ("x",)}, "no attention named 'x'"),
+        ({"seconds": 0}, "must be positive"),
+        ({"steps": 0}, "must be positive"),
+        ({"steps": 150}, "multiple of epoch_steps"),
+    ],
+)
+def test_impossible_comparisons_are_refused(options, told):
+    with pytest.raises(ValueError, match=told):
         Comparison(**options)
 
 

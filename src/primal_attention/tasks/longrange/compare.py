@@ -1,7 +1,7 @@
-"""Accuracy on long sequences at equal processor time; the study behind ``primal repro longrange``.
+"""Accuracy on long sequences at equal cost; the study behind ``primal repro longrange``.
 
 The paper's two-layer models of width 64 on ListOps, Text and Image, made small enough for one core:
-every model trains for the same number of processor seconds, whatever number of steps that allows.
+every model trains for the same number of processor seconds, or of steps.
 The rate rises and falls within that time. Curves show the validation data; the test data is looked
 at once, with the weights of the best validation epoch. A second start continues where the first
 one stopped.
@@ -23,12 +23,7 @@ __all__ = ["Comparison", "check_longrange", "load_splits", "plot_accuracy", "rep
 _TASKS = ("listops", "text", "image")
 _VARIANTS = ("softmax", "primal", "primal+", "dual")
 _TITLES = {"listops": "ListOps", "text": "Text (IMDb bytes)", "image": "Image (CIFAR-10 grey)"}
-_LABELS = {
-    "softmax": "Transformer",
-    "primal": "PrimalFormer",
-    "primal+": "Primal.+",
-    "dual": "dual",
-}
+_LABELS = {"softmax": "Transformer", "primal": "PrimalFormer", "primal+": "Primal.+"}
 
 
 @dataclass(frozen=True)
@@ -38,9 +33,11 @@ class Comparison:
     tasks: tuple[str, ...] = _TASKS
     """Tasks: listops, text, image."""
     variants: tuple[str, ...] = _VARIANTS
-    """Models: softmax, primal, primal+, dual."""
+    """Models: primal, primal+, dual, or the name of any other attention."""
     seconds: float = 300.0
     """Processor seconds of training for each model on each task."""
+    steps: int | None = None
+    """Steps of training, whatever time they take, instead of seconds."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of parameters and of the order of the data."""
     batch_size: int = 8
@@ -61,17 +58,25 @@ class Comparison:
     """Tokens of the shortest and the longest expression."""
 
     def __post_init__(self) -> None:
-        for name, known in (("tasks", _TASKS), ("variants", _VARIANTS)):
-            unknown = [value for value in getattr(self, name) if value not in known]
-            if unknown:
-                raise ValueError(f"Unknown {name} {unknown}; choose from {', '.join(known)}.")
+        unknown = [task for task in self.tasks if task not in _TASKS]
+        if unknown:
+            raise ValueError(f"Unknown tasks {unknown}; choose from {', '.join(_TASKS)}.")
+        for variant in set(self.variants) - set(_VARIANTS):
+            from primal_attention.attention import attention_entry
+
+            attention_entry(variant)
         for name in ("tasks", "variants", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty.")
         counts = ("batch_size", "epoch_steps", "num_train", "num_valid", "num_test", "max_length")
-        for name in ("seconds", "lr", *counts):
+        asked = ("steps",) if self.steps is not None else ()
+        for name in ("seconds", "lr", *counts, *asked):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        if self.steps is not None and self.steps % self.epoch_steps:
+            raise ValueError(
+                f"steps must be a multiple of epoch_steps, got {self.steps} and {self.epoch_steps}."
+            )
 
 
 class Splits(NamedTuple):
@@ -89,7 +94,7 @@ def reproduce_longrange(
     data: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Train every model on every task for the same time; return one record a run.
+    """Train every model on every task at the same cost; return one record a run.
 
     Writes ``accuracy.csv`` (one row a run), ``curves.csv`` (one row an evaluation) and
     ``curves.png`` in ``out``, each time a run ends.
@@ -207,17 +212,17 @@ def _run(
 
     torch.manual_seed(seed)
     lengths = [int(part.lengths.max()) for part in splits]
-    model = build_model(task, variant, max_length=max(lengths))  # type: ignore[arg-type]
+    model = build_model(task, variant, max_length=max(lengths))
     config = training_config(
         task,
-        variant,  # type: ignore[arg-type]
-        epochs=1_000_000,
+        variant,
+        epochs=comparison.steps // comparison.epoch_steps if comparison.steps else 1_000_000,
         epoch_steps=comparison.epoch_steps,
         batch_size=comparison.batch_size,
         lr=comparison.lr,
         warmup=0.1,
         clip=1.0,
-        max_seconds=comparison.seconds,
+        max_seconds=None if comparison.steps else comparison.seconds,
         seed=seed,
     )
     history = fit(
@@ -227,7 +232,7 @@ def _run(
     key = {"task": task, "variant": variant, "seed": seed}
     record = {
         **key,
-        "seconds": comparison.seconds,
+        "seconds": round(history.records[-1].seconds, 1),
         "steps": history.records[-1].step,
         "parameters": sum(p.numel() for p in model.parameters()),
         "best_step": history.best.step,
@@ -289,7 +294,7 @@ def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
     from primal_attention.analysis.spectrum import model_colors, name_models, spaced
 
     tasks = list(dict.fromkeys(row["task"] for row in curves))
-    color = model_colors(_LABELS[row["variant"]] for row in curves)
+    color = model_colors(_LABELS.get(row["variant"], row["variant"]) for row in curves)
     figure, axes = plt.subplots(
         1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False, layout=spaced()
     )
@@ -299,7 +304,7 @@ def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
             rows = [r for r in curves if (r["task"], r["variant"], r["seed"]) == key]
             seconds = [r["cpu_seconds"] for r in rows]
             accuracy = [100 * r["valid_accuracy"] for r in rows]
-            axis.plot(seconds, accuracy, color=color[_LABELS[variant]], marker=".")
+            axis.plot(seconds, accuracy, color=color[_LABELS.get(variant, variant)], marker=".")
         axis.set(title=_TITLES[task], xlabel="processor seconds of training")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("validation accuracy, %")

@@ -8,15 +8,13 @@ epsilon of torch, not 1e-6; single precision, not half.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from primal_attention.attention import attention_entry
 from primal_attention.models import DualTowerClassifier, EncoderClassifier, EncoderConfig
 from primal_attention.training import TrainingConfig
 
-__all__ = ["LRA", "LongRangeTask", "Variant", "build_model", "model_config", "training_config"]
-
-Variant = Literal["softmax", "primal", "primal+", "dual"]
-"""Transformer, PrimalFormer, Primal.+ (softmax first, primal last), and dual-tied PrimalFormer."""
+__all__ = ["LRA", "LongRangeTask", "build_model", "model_config", "training_config"]
 
 
 @dataclass(frozen=True)
@@ -63,22 +61,26 @@ LRA = {
 """The tasks by name, in the order of the paper's tables."""
 
 
-_ATTENTION = {"softmax": "softmax", "dual": "primal-dual"}
+_ATTENTION = {"primal+": "primal", "dual": "primal-dual"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     # the published free table; our smooth basis has fewer parameters
     "primal": {"codes": "table"},
     "primal+": {"codes": "table"},
-    "softmax": {},
     "dual": {},
 }
 
 
-def model_config(task: str, variant: Variant, **changes: Any) -> EncoderConfig:
+def model_config(task: str, variant: str, **changes: Any) -> EncoderConfig:
     """Return the paper's model for a task; ``changes`` are fields of :class:`EncoderConfig`.
+
+    A variant is ``"primal"`` (PrimalFormer), ``"primal+"`` (softmax first, primal last), ``"dual"``
+    (dual-tied PrimalFormer), or the name of any other attention, which takes its own defaults.
 
     Example:
         >>> model_config("text", "primal+").layer_attentions
         ('softmax', 'primal')
+        >>> model_config("text", "skyformer").attention
+        'skyformer'
     """
     found = _task(task)
     rank = _rank_and_eta(found, variant)[0]
@@ -93,16 +95,14 @@ def model_config(task: str, variant: Variant, **changes: Any) -> EncoderConfig:
         "positions": "learned",
         "max_length": found.length,
         "dropout": 0.1,
-        "attention": _ATTENTION.get(variant, "primal"),
-        "attention_options": _OPTIONS[variant] | ({} if variant == "softmax" else {"rank": rank}),
+        "attention": _ATTENTION.get(variant, variant),
+        "attention_options": _OPTIONS[variant] | {"rank": rank} if variant in _OPTIONS else {},
         "primal_layers": "last:1" if variant == "primal+" else "all",
     }
     return EncoderConfig(**{**options, **changes})
 
 
-def build_model(
-    task: str, variant: Variant, **changes: Any
-) -> EncoderClassifier | DualTowerClassifier:
+def build_model(task: str, variant: str, **changes: Any) -> EncoderClassifier | DualTowerClassifier:
     """Return the paper's model with new parameters: one tower, or two for pairs.
 
     Example:
@@ -113,7 +113,7 @@ def build_model(
     return kind(model_config(task, variant, **changes))
 
 
-def training_config(task: str, variant: Variant, **changes: Any) -> TrainingConfig:
+def training_config(task: str, variant: str, **changes: Any) -> TrainingConfig:
     """Return the paper's schedule for a task; ``changes`` are fields of :class:`TrainingConfig`.
 
     Example:
@@ -144,8 +144,7 @@ def _task(name: str) -> LongRangeTask:
     return LRA[name]
 
 
-def _rank_and_eta(task: LongRangeTask, variant: Variant) -> tuple[int, float]:
-    """Return the published choice; the dual-tied layer, which is ours, takes PrimalFormer's."""
-    if variant not in ("softmax", "primal", "primal+", "dual"):
-        raise ValueError(f"variant must be one of softmax, primal, primal+, dual, got {variant!r}.")
+def _rank_and_eta(task: LongRangeTask, variant: str) -> tuple[int, float]:
+    """Return the published choice; layers that are not in the paper take PrimalFormer's."""
+    attention_entry(_ATTENTION.get(variant, variant))
     return task.primal_plus if variant == "primal+" else task.primal
