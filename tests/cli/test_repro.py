@@ -84,13 +84,15 @@ def test_settings_are_saved_and_nothing_is_told_that_is_not_so(root, tmp_path, f
     assert "Saved" not in printed
     assert {p.name for p in (tmp_path / "o").iterdir()} == {"uea.config.yaml"}
     saved = yaml.safe_load((tmp_path / "o" / "uea.config.yaml").read_text())
-    assert saved["sets"]["BasicMotions"]["dim"] == 128
-    assert saved["models"]["primal"]["eta"] == 0.1
-    assert saved["fingerprints"] == {"BasicMotions": {"primal": "e8b0186332d0"}}
+    selected = saved["validation_selected"]["BasicMotions"]
+    assert selected["settings"]["dim"] == 128
+    assert selected["models"]["primal"]["eta"] == 0.1
+    assert selected["fingerprints"] == {"primal": "e8b0186332d0"}
+    assert saved["best_test_epoch"]["BasicMotions"]["settings"]["recipe"] == "published"
     assert main([*study, "--ablation", "--max-seconds", "-1"]) == 0
     saved = yaml.safe_load((tmp_path / "o" / "uea_ablation.config.yaml").read_text())
-    assert saved["sets"]["BasicMotions"]["epochs"] == 1
-    assert len(saved["models"]) == 11
+    assert saved["ablation"]["BasicMotions"]["settings"]["epochs"] == 1
+    assert len(saved["ablation"]["BasicMotions"]["models"]) == 11
     assert "at least one seed" in fails(*study, "--seeds")
     assert "rows of its own" in fails(*study, "--ablation", "--models", "primal")
 

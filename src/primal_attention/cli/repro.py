@@ -1,7 +1,7 @@
 """``primal repro``: the published tables, computed here."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def _uea(argv: list[str]) -> int:
     else:
         rows = reproduce_uea(names, options.models or None, **shared)
     if rows:
-        print(f"Saved {study}.csv, .md and .config.yaml in {options.out}")
+        print(f"Saved the tables, their rows and settings as {study}.* in {options.out}")
     else:
         print("Nothing was trained yet, so there is no table.")
     return 0
@@ -112,21 +112,29 @@ def _uea_settings(options: Uea, names: Sequence[str]) -> str:
         ABLATION,
         ABLATION_SETTINGS,
         MODELS,
+        PUBLISHED_SETTINGS,
         SETTINGS,
+        ModelChoice,
+        Settings,
         fingerprint,
+        published_choice,
     )
 
-    by_set = dict.fromkeys(names, ABLATION_SETTINGS) if options.ablation else SETTINGS
-    choices = ABLATION if options.ablation else MODELS
-    models = {m: choices[m] for m in options.models or choices}
-    content = {
-        "options": options,
-        "sets": {name: by_set[name] for name in names},
-        "models": models,
-        "fingerprints": {
-            name: {m: fingerprint(choice, by_set[name]) for m, choice in models.items()}
-            for name in names
-        },
+    def describe(settings: Settings, choices: Mapping[str, ModelChoice]) -> dict[str, Any]:
+        marks = {m: fingerprint(choice, settings) for m, choice in choices.items()}
+        return {"settings": settings, "models": choices, "fingerprints": marks}
+
+    content: dict[str, Any] = {"options": options}
+    if options.ablation:
+        content["ablation"] = {name: describe(ABLATION_SETTINGS, ABLATION) for name in names}
+        return to_yaml(content)
+    models = options.models or tuple(MODELS)
+    content["validation_selected"] = {
+        name: describe(SETTINGS[name], {m: MODELS[m] for m in models}) for name in names
+    }
+    content["best_test_epoch"] = {
+        name: describe(PUBLISHED_SETTINGS[name], {m: published_choice(m, name) for m in models})
+        for name in names
     }
     return to_yaml(content)
 

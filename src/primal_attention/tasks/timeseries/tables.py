@@ -1,7 +1,7 @@
 """Table 1 and its ablation as CSV, one line a run, and as markdown, published figures beside."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,39 @@ __all__ = ["write_ablation", "write_tables"]
 
 
 def write_tables(
-    rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings], out: Path
+    selected: Sequence[Mapping[str, Any]],
+    best: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Settings],
+    best_settings: Mapping[str, Settings],
+    out: Path,
 ) -> None:
-    """Write ``uea.csv``, one line a run, and ``uea.md``, all protocols."""
-    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
-    models = [m for m in MODELS if any(r["model"] == m for r in rows)]
-    write_atomically(out / "uea.csv", to_csv([dict(r) for r in rows], _machine()))
-    passes = {r["set"]: (r["passes"], r["patch"]) for r in rows}
-    runs = ", ".join(f"{n} {e:.0f} ({p})" for n, (e, p) in passes.items())
-    used: dict[Settings, list[str]] = {}
-    for name in sets:
-        used.setdefault(settings[name], []).append(name)
-    shared = max(used, key=lambda s: len(used[s]))
-    others = "".join(f" {', '.join(used[s])}: {_describe(s)}" for s in used if s != shared)
-    parts = [
-        f"Test accuracy in %, mean ± standard deviation over seeds. All models have "
-        f"{_describe(shared)}{others} One thread of a CPU. Scored {shared.epochs} times in a run. "
-        f"Passes over the training part, and time steps per token in brackets: {runs}.",
-        "**Validation-selected** (the epoch chosen without the test part):",
-        _table(_grid(rows, "selected_test", sets, models), sets, models),
-        "**Best test epoch** (the protocol of the paper; optimistic, for comparison only):",
-        _table(_grid(rows, "best_test", sets, models), sets, models),
-        "**Best test epoch of the best run** (the published figures are of one run, with the best "
-        "of nine pairs of rank and η; here only the seed is chosen):",
-        _table(_best(_grid(rows, "best_test", sets, models)), sets, models, show=_percent),
-        "**Last epoch** (nothing chosen; what the classifier does):",
-        _table(_grid(rows, "last_test", sets, models), sets, models),
-    ]
+    """Write one line a run, ``uea.csv`` and ``uea_published.csv``, and the tables, ``uea.md``.
+
+    Args:
+        selected: Runs whose epoch was chosen by held-out training data.
+        best: Runs by the published protocol.
+        settings: Settings of the former, set by set.
+        best_settings: Settings of the latter.
+        out: Where to write.
+    """
+    parts = ["Test accuracy in %, mean ± standard deviation over seeds. One thread of a CPU."]
+    if selected:
+        write_atomically(out / "uea.csv", to_csv([dict(r) for r in selected], _machine()))
+        parts += [
+            "**Validation-selected** (the epoch chosen without the test part). "
+            + _caption(selected, settings),
+            _table(selected, "selected_test"),
+            "**Last epoch** of the same runs (nothing chosen; what the classifier does).",
+            _table(selected, "last_test"),
+        ]
+    if best:
+        write_atomically(out / "uea_published.csv", to_csv([dict(r) for r in best], _machine()))
+        parts += [
+            "**Best test epoch** (the protocol of the paper; optimistic, for comparison only). "
+            "PrimalFormer and Primal.+ have the published η of each set. "
+            + _caption(best, best_settings),
+            _table(best, "best_test"),
+        ]
     write_atomically(out / "uea.md", "\n\n".join(parts) + "\n")
 
 
@@ -89,22 +95,15 @@ def _grid(
     }
 
 
-def _best(grid: Mapping[tuple[str, str], list[float]]) -> dict[tuple[str, str], list[float]]:
-    return {key: [max(values)] for key, values in grid.items()}
-
-
-def _table(
-    grid: Mapping[tuple[str, str], list[float]],
-    sets: Sequence[str],
-    models: Sequence[str],
-    show: Callable[[Sequence[float]], str] = _spread,
-) -> str:
+def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
     """Return one protocol as markdown, the published figures beside, averages at the foot."""
+    sets, models = _present(rows)
+    grid = _grid(rows, field_, sets, models)
     titles = [MODELS[m].title for m in models]
     published = ["Trans. (paper)", "Primal. (paper)", "Primal.+ (paper)"]
     lines = []
     for name in sets:
-        cells = [show(grid[name, m]) if (name, m) in grid else "—" for m in models]
+        cells = [_spread(grid[name, m]) if (name, m) in grid else "—" for m in models]
         theirs = [f"{v:.1f}" for v in PUBLISHED[name]] if name in PUBLISHED else ["—"] * 3
         lines.append([name, *cells, *theirs])
     for label, members in (
@@ -124,12 +123,38 @@ def _table(
     return markdown_table(["set", *titles, *published], lines)
 
 
+def _present(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the sets and the models that have rows, in the order of the table."""
+    sets = [n for n in SETS if any(r["set"] == n for r in rows)]
+    return sets, [m for m in MODELS if any(r["model"] == m for r in rows)]
+
+
+def _caption(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]) -> str:
+    """Return the settings of most sets, those of the others, and how long all were trained."""
+    sets, _ = _present(rows)
+    used: dict[Settings, list[str]] = {}
+    for name in sets:
+        used.setdefault(settings[name], []).append(name)
+    shared = max(used, key=lambda s: len(used[s]))
+    others = "".join(f" {', '.join(used[s])}: {_describe(s)}" for s in used if s != shared)
+    passes = {r["set"]: (r["passes"], r["patch"]) for r in rows}
+    runs = ", ".join(f"{n} {e:.0f} ({p})" for n, (e, p) in passes.items())
+    return (
+        f"All models have {_describe(shared)}{others} Scored {shared.epochs} times in a run. "
+        f"Passes over the training part, and time steps per token in brackets: {runs}."
+    )
+
+
 def _describe(settings: Settings) -> str:
     s = settings
+    rate = f"AdamW with peak {s.lr:g}" if s.recipe == "ours" else f"RAdam at a constant {s.lr:g}"
+    length = f"{s.min_passes} passes"
+    if s.steps > 1:
+        length = f"{s.steps} steps (at least {length})"
     return (
         f"width {s.dim}, {s.num_heads} heads, {s.num_layers} blocks, at most "
-        f"{s.max_tokens} tokens, {s.segments} segments in the head, AdamW with peak {s.lr:g} and "
-        f"batches of {s.batch_size} for {s.steps} steps (at least {s.min_passes} passes)."
+        f"{s.max_tokens} tokens, {s.segments} segments in the head, {rate} and "
+        f"batches of {s.batch_size} for {length}."
     )
 
 
