@@ -167,13 +167,26 @@ def test_a_run_of_two_processes_is_not_resumed_by_one(two):
         fit(model(), data(), config=config(epochs=3), out=two / "whole", resume=True)
 
 
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={port}"],
+    # the name is of devices, but without any it starts processes of the CPU just as well
+    "accelerate": [
+        *("-m", "accelerate.commands.launch", "--multi_gpu"),
+        *("--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+        "--main_process_port={port}",
+    ],
+}
+
+
 @pytest.mark.slow
-def test_torchrun_needs_no_change_of_code(tmp_path):
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launchers_need_no_change_of_code(name, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         f"import test_processes; test_processes.work({str(tmp_path)!r})\n"
     )
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    launcher = [part.format(port=free_port()) for part in LAUNCHERS[name]]
     subprocess.run([sys.executable, *launcher, str(script)], check=True, timeout=600)
+    assert len(Checkpoint.load(latest_checkpoint(tmp_path / "whole" / "checkpoints")).random) == 2
     compare(json.loads((tmp_path / "plain.json").read_text()), {})
