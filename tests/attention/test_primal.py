@@ -324,6 +324,39 @@ def test_cross_scores_depend_on_the_context_alone():
     assert_close(layer(x, context), alone)
 
 
+@pytest.mark.parametrize("weights", ["data", "dual"])
+@pytest.mark.parametrize("length", [0, 1, 7, 200])
+def test_a_remembered_context_answers_as_the_context_itself(weights, length):
+    layer, x, context = (
+        _layer(rank=3, weights=weights).eval(),
+        _randn(3, 5, 8),
+        _randn(3, length, 8),
+    )
+    keep = torch.rand(3, length) < 0.7
+    context[~keep] = float("nan")
+    memory = layer.remember(context, key_mask=keep)
+    assert_close(layer.recall(x, memory), layer(x, context, key_mask=keep))
+    assert_close(memory.seen, keep.sum(1))
+    assert memory.numel == 3 * (2 * 8 * 3 + 1)
+    chosen = torch.tensor([2, 2])
+    assert_close(
+        layer.recall(x[chosen], memory.reorder(chosen)),
+        layer(x[chosen], context[chosen], key_mask=keep[chosen]),
+    )
+
+
+def test_a_context_is_not_remembered_where_it_has_no_meaning():
+    with pytest.raises(ValueError, match="cannot attend to a context"):
+        _layer(rank=3, weights="static").remember(_randn(1, 4, 8))
+    layer = _layer(rank=3)
+    with pytest.raises(ValueError, match="same batch size"):
+        layer.recall(_randn(2, 1, 8), layer.remember(_randn(1, 4, 8)))
+    with pytest.raises(ValueError, match="not of a context"):
+        layer.recall(_randn(1, 1, 8), layer.init_state(1))
+    with pytest.raises(ValueError, match="of a context, which recall"):
+        layer.step(_randn(1, 1, 8), layer.remember(_randn(1, 4, 8)))
+
+
 # adapters and hooks
 
 

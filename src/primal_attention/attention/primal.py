@@ -775,10 +775,51 @@ class PrimalAttention(Attention, PublishesTerms):
         self._check(x, key_mask=key_mask, is_causal=True, state=state)
         self._check_rotary(rotary, None)
         self._check_mixing(is_causal=True)
+        if len(state.tensors) != 2:
+            raise ValueError("This state is of a context, which recall reads; use init_state.")
         x, _ = _clean(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
         return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after.own()
+
+    def remember(
+        self, context: Float[Tensor, "b m c"], *, key_mask: Bool[Tensor, "b m"] | None = None
+    ) -> State:
+        """Return what a context amounts to, ``2 c s`` numbers per sequence whatever its length.
+
+        Args:
+            context: Tokens that answer, as for ``forward``.
+            key_mask: ``True`` where a token of the context is real.
+
+        Example:
+            >>> layer = PrimalAttention(16, 2, rank=4).eval()
+            >>> context, x = torch.randn(1, 900, 16), torch.randn(1, 1, 16)
+            >>> memory = layer.remember(context)
+            >>> torch.allclose(layer.recall(x, memory), layer(x, context), atol=1e-5)
+            True
+        """
+        self._check(context, context, key_mask)
+        context, _ = _clean(context, None, key_mask)
+        # only dual weights read the heads
+        heads = self._heads(context) if self.weights == "dual" else context[:, None]
+        counts = _counts(context, key_mask)[:, -1:].sum(1)  # also without tokens
+        return State((self._tie(context, heads, key_mask).joint,), counts).own()
+
+    def recall(self, x: Float[Tensor, "b n c"], memory: State) -> Float[Tensor, "b n c"]:
+        """Attend from ``x`` to a context that :meth:`remember` has seen: ``O(n c s)``.
+
+        The result is that of ``forward`` with the context itself, which would read it once more for
+        every token decoded. Nothing is published for ``ksvd_loss``: train with ``forward``.
+
+        Args:
+            x: Tokens that ask.
+            memory: From :meth:`remember`; ``memory.reorder`` serves beam search.
+        """
+        self._check(x, state=memory)
+        if len(memory.tensors) != 1:
+            raise ValueError("This state is of decoded tokens, not of a context; use step.")
+        scores = self._project(self._heads(x), Tied(memory.tensors[0]), None)
+        return self.dropout(self._emit(scores.scores, None))
 
 
 def _clean(
