@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import Core, MultiHeadAttention, seen_after
+from primal_attention.attention.base import Capabilities
+from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.nystrom import gaussian_attention
 from primal_attention.functional.precision import accumulator
@@ -25,7 +25,7 @@ _UNIT_SCALE = 0.5
 """Initial root mean square of queries and keys with ``qk_norm``; at one most pairs are far apart"""
 
 
-class GaussianCore(Core):
+class GaussianCore(CachingCore):
     """``κ(q̃, k̃) v`` at the cost of fused softmax; its decoding state grows with every token."""
 
     capabilities = Capabilities()
@@ -74,31 +74,9 @@ class GaussianCore(Core):
             normalize=self.normalize,
         )
 
-    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return an empty cache of keys, values and which of them are real."""
-        keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
-        return State((k, v, keep), keep.sum(1))
-
-    def step(
-        self,
-        q: Float[Tensor, "b h t d"],
-        k: Float[Tensor, "b h t d"],
-        v: Float[Tensor, "b h t v"],
-        state: State,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
-        old_k, old_v, old_keep = state.tensors
-        b, _, t, _ = q.shape
-        new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
-        keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
-        keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
-        pairs = keep[:, None, :].expand(-1, t, -1).tril(old_keep.shape[1])
-        y = gaussian_attention(
-            self.points(q), self.points(keys), values, pair_mask=pairs, normalize=self.normalize
-        )
-        return y, State((keys, values, keep), seen_after(state, k, key_mask))
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        points = self.points(q), self.points(k)
+        return gaussian_attention(*points, v, pair_mask=keep[:, 0], normalize=self.normalize)
 
 
 class GaussianAttention(MultiHeadAttention):

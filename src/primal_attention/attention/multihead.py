@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base import Attention, Capabilities, State
 from primal_attention.attention.rotary import Rotary
 
-__all__ = ["Core", "MultiHeadAttention", "PlainAttention"]
+__all__ = ["CachingCore", "Core", "MultiHeadAttention", "PlainAttention"]
 
 
 class Core(nn.Module):
@@ -67,6 +67,40 @@ class Core(nn.Module):
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
         """Continue a causal forward by ``t`` tokens."""
+        raise NotImplementedError  # abstract
+
+
+class CachingCore(Core):
+    """A mechanism that weighs every pair of tokens: its decoding state grows with every token."""
+
+    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
+        """Return an empty cache of keys, values and which of them are real."""
+        keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
+        return State((k, v, keep), keep.sum(1))
+
+    def step(
+        self,
+        q: Float[Tensor, "b h t d"],
+        k: Float[Tensor, "b h t d"],
+        v: Float[Tensor, "b h t v"],
+        state: State,
+        *,
+        key_mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b h t v"], State]:
+        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
+        old_k, old_v, old_keep = state.tensors
+        b, _, t, _ = q.shape
+        new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
+        keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
+        keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        pairs = keep[:, None, None, :].expand(-1, -1, t, -1).tril(old_keep.shape[1])
+        after = State((keys, values, keep), seen_after(state, k, key_mask))
+        return self._masked(q, keys, values, pairs), after
+
+    def _masked(
+        self, q: Tensor, k: Tensor, v: Tensor, keep: Bool[Tensor, "b 1 #n m"]
+    ) -> Float[Tensor, "b h n v"]:
+        """Return what each query collects from the keys that it may see."""
         raise NotImplementedError  # abstract
 
 

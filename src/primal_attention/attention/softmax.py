@@ -7,13 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import (
-    Core,
-    MultiHeadAttention,
-    PlainAttention,
-    seen_after,
-)
+from primal_attention.attention.base import Capabilities
+from primal_attention.attention.multihead import CachingCore, MultiHeadAttention, PlainAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
 
@@ -25,7 +20,7 @@ __all__ = [
 ]
 
 
-class SoftmaxCore(Core):
+class SoftmaxCore(CachingCore):
     """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; its decoding state grows with every token."""
 
     capabilities = Capabilities()
@@ -47,30 +42,6 @@ class SoftmaxCore(Core):
         if is_causal:
             keep = keep.expand(-1, -1, q.shape[2], -1).tril()
         return self._masked(q, k, v, keep)
-
-    def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return an empty cache of keys, values and which of them are real."""
-        keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
-        return State((k, v, keep), keep.sum(1))
-
-    def step(
-        self,
-        q: Float[Tensor, "b h t d"],
-        k: Float[Tensor, "b h t d"],
-        v: Float[Tensor, "b h t v"],
-        state: State,
-        *,
-        key_mask: Bool[Tensor, "b t"] | None = None,
-    ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
-        old_k, old_v, old_keep = state.tensors
-        b, _, t, _ = q.shape
-        new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
-        keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
-        keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
-        pairs = keep[:, None, None, :].expand(-1, -1, t, -1).tril(old_keep.shape[1])
-        after = State((keys, values, keep), seen_after(state, k, key_mask))
-        return self._masked(q, keys, values, pairs), after
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
         y = scaled_dot_product_attention(q, k, v, attn_mask=keep)
