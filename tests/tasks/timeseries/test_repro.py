@@ -19,6 +19,7 @@ from primal_attention.tasks.timeseries.settings import (
     fingerprint,
     published_choice,
 )
+from primal_attention.tasks.timeseries.tables import write_tables
 
 TINY = Settings(dim=8, num_heads=2, num_layers=1, max_tokens=8, steps=4, min_passes=1, epochs=2)
 PARTS = {"sets": ["BasicMotions"], "seeds": [0, 1], "settings": TINY}
@@ -67,6 +68,21 @@ def test_a_stopped_study_continues_to_the_same_table(root, tmp_path):
     assert "± " in table
     for name in ("uea", "uea_published"):
         assert len((tmp_path / "a" / f"{name}.csv").read_text().splitlines()) == 6
+
+
+def test_the_tables_tell_who_reaches_the_published_figure(tmp_path):
+    def rows(**scores):
+        shared = {"set": "Handwriting", "passes": 1.0, "patch": 4}
+        return [
+            {**shared, "model": model, "seed": seed, "best_test": score}
+            for model, found in scores.items()
+            for seed, score in enumerate(found)
+        ]
+
+    best = rows(softmax=(0.2864, 0.2864), ours=(0.287, 0.2868), dual=(0.5, 0.0))
+    write_tables([], best, SETTINGS, PUBLISHED_SETTINGS, tmp_path)
+    last = (tmp_path / "uea.md").read_text().splitlines()[-1]
+    assert last == "Means at or above the published Primal.+: Handwriting (28.7): ours."
 
 
 def test_no_time_left_starts_nothing(root, tmp_path):

@@ -50,8 +50,9 @@ def write_tables(
             "PrimalFormer and Primal.+ have the published η of each set. "
             + _caption(best, best_settings),
             _table(best, "best_test"),
+            _verdict(best),
         ]
-    write_atomically(out / "uea.md", "\n\n".join(parts) + "\n")
+    write_atomically(out / "uea.md", "\n\n".join(part for part in parts if part) + "\n")
 
 
 def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
@@ -121,6 +122,24 @@ def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
             theirs = [f"{statistics.fmean(PUBLISHED[n][i] for n in members):.1f}" for i in range(3)]
         lines.append([f"{label} ({len(members)})", *means, *theirs])
     return markdown_table(["set", *titles, *published], lines)
+
+
+def _verdict(best: Sequence[Mapping[str, Any]]) -> str:
+    """Return which columns reach the published Primal.+, set by set."""
+    sets, models = _present(best)
+    grid = _grid(best, "best_test", sets, models)
+    found = []
+    for name in sets:
+        if name in PUBLISHED:
+            goal = PUBLISHED[name][2]
+            reach = [
+                MODELS[m].title
+                for m in models
+                # compared as shown, to a tenth
+                if (name, m) in grid and float(_percent(grid[name, m])) >= goal
+            ]
+            found.append(f"{name} ({goal}): {', '.join(reach) or 'none'}")
+    return f"Means at or above the published Primal.+: {'; '.join(found)}." if found else ""
 
 
 def _present(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
