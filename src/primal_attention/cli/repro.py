@@ -111,6 +111,8 @@ def _uea_settings(options: Uea, names: Sequence[str]) -> str:
     from primal_attention.tasks.timeseries.settings import (
         ABLATION,
         ABLATION_SETTINGS,
+        GRID,
+        GRID_SETS,
         MODELS,
         PUBLISHED_SETTINGS,
         SETTINGS,
@@ -136,6 +138,10 @@ def _uea_settings(options: Uea, names: Sequence[str]) -> str:
         name: describe(PUBLISHED_SETTINGS[name], {m: published_choice(m, name) for m in models})
         for name in names
     }
+    if "primal-plus" in models:
+        content["best_pair"] = {
+            name: describe(PUBLISHED_SETTINGS[name], GRID) for name in names if name in GRID_SETS
+        }
     return to_yaml(content)
 
 

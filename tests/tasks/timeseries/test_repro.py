@@ -11,6 +11,7 @@ from primal_attention.tasks.timeseries import repro
 from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
 from primal_attention.tasks.timeseries.settings import (
     ABLATION,
+    GRID,
     MODELS,
     PUBLISHED_SETTINGS,
     SETS,
@@ -80,9 +81,20 @@ def test_the_tables_tell_who_reaches_the_published_figure(tmp_path):
         ]
 
     best = rows(softmax=(0.2864, 0.2864), ours=(0.287, 0.2868), dual=(0.5, 0.0))
-    write_tables([], best, SETTINGS, PUBLISHED_SETTINGS, tmp_path)
-    last = (tmp_path / "uea.md").read_text().splitlines()[-1]
-    assert last == "Means at or above the published Primal.+: Handwriting (28.7): ours."
+    grid = rows(**{pair: (0.2 + i / 100, 0.3 - i / 100) for i, pair in enumerate(GRID)})
+    del grid[-1]  # a seed without all pairs is not shown
+    write_tables([], best, grid, SETTINGS, PUBLISHED_SETTINGS, tmp_path)
+    lines = (tmp_path / "uea.md").read_text().splitlines()
+    assert "Means at or above the published Primal.+: Handwriting (28.7): ours." in lines
+    assert lines[-1].split()[1:6] == ["Handwriting", "|", "28.0", "(1", "seed)"]
+
+
+def test_the_published_choice_of_pairs_is_repeated(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(repro, "GRID_SETS", ("BasicMotions",))
+    options = PARTS | {"models": ["primal-plus"], "seeds": [0], "root": root, "out": tmp_path}
+    settings = replace(TINY, dim=20)  # heads as wide as the largest rank
+    rows = reproduce_uea(**(options | {"settings": settings}), report=quiet)
+    assert [row["model"] for row in rows] == ["primal-plus", "primal-plus", *GRID]
 
 
 def test_no_time_left_starts_nothing(root, tmp_path):
