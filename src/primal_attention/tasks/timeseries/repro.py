@@ -303,42 +303,33 @@ def reproduce_uea(
         theirs = dict.fromkeys(SETS, replace(settings, recipe="published"))
     # every set once before any set again: a table that is stopped early is wide, not deep
     cells = [(name, model, seed) for seed in seeds for name in names for model in chosen]
+    pairs = [
+        (name, pair, seed)
+        for seed in seeds
+        for name in names
+        if name in GRID_SETS and "primal-plus" in chosen
+        for pair in GRID
+    ]
     ends = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    also = root, ends, report
     selected = _study(
         out / "uea.jsonl",
-        [_Work(name, model, MODELS[model], seed, ours[name]) for name, model, seed in cells],
+        [_Work(n, m, MODELS[m], seed, ours[n]) for n, m, seed in cells],
         run_combination,
-        root,
-        ends,
-        report,
+        *also,
     )
     best = _study(
         out / "uea_published.jsonl",
-        [
-            _Work(name, model, published_choice(model, name), seed, theirs[name])
-            for name, model, seed in cells
-        ],
+        [_Work(n, m, published_choice(m, n), seed, theirs[n]) for n, m, seed in cells],
         run_published,
-        root,
-        ends,
-        report,
+        *also,
     )
-    grid = []
-    if "primal-plus" in chosen:
-        grid = _study(
-            out / "uea_grid.jsonl",
-            [
-                _Work(name, pair, choice, seed, theirs[name])
-                for seed in seeds
-                for name in names
-                if name in GRID_SETS
-                for pair, choice in GRID.items()
-            ],
-            run_published,
-            root,
-            ends,
-            report,
-        )
+    grid = _study(
+        out / "uea_grid.jsonl",
+        [_Work(n, pair, GRID[pair], seed, theirs[n]) for n, pair, seed in pairs],
+        run_published,
+        *also,
+    )
     if selected or best or grid:
         write_tables(selected, best, grid, ours, theirs, out)
     return selected + best + grid
