@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 _STUDIES = {
     "uea": "Table 1: accuracy on the UEA time series, by two protocols, and an ablation",
-    "longrange": "Long Range Arena: accuracy at equal processor time, with curves",
+    "longrange": "Long Range Arena: accuracy at equal processor time or steps, with curves",
 }
 
 
