@@ -1,10 +1,9 @@
 """Accuracy on long sequences at equal cost; the study behind ``primal repro longrange``.
 
 The paper's two-layer models of width 64 on ListOps, Text and Image, made small enough for one core:
-every model trains for the same number of processor seconds, or of steps.
-The rate rises and falls within that time. Curves show the validation data; the test data is looked
-at once, with the weights of the best validation epoch. A second start continues where the first
-one stopped.
+every model trains for the same number of processor seconds, or of steps. The rate rises and falls
+within that time. Curves show the validation data; the test data is looked at once, with the weights
+of the best validation epoch. A second start continues where the first one stopped.
 """
 
 import functools
