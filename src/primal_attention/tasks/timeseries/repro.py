@@ -5,7 +5,7 @@ figure to believe: a run with a fifth of the training part held out chooses an e
 the whole training part is scored at that epoch. ``Best test epoch`` is the published protocol, with
 the published optimiser, rate, passes and η: the best of fifty test scores of one run. It
 picks the epoch by the answer, and is here for comparison only. The published Primal.+ is, besides,
-the best of nine pairs of rank and η, set by set; a third table repeats that choice.
+the best of nine pairs of rank and η, set by set; a third table makes such a choice too.
 
 Each finished combination is one line in ``uea.jsonl``, ``uea_published.jsonl`` or
 ``uea_grid.jsonl``; a stopped study continues where it was.
