@@ -1,6 +1,6 @@
 """The table of approximation errors: what it must show, and that it is written."""
 
-from primal_attention.bench.approximation import METHODS, feature_errors, main
+from primal_attention.bench.approximation import METHODS, Plan, feature_errors, main
 
 
 def _error(rows, tau, method):
@@ -16,7 +16,7 @@ def test_exact_low_degrees_win_where_temperature_is_low_and_positive_features_wh
 
 
 def test_the_command_prints_a_table_and_saves_it(tmp_path, capsys):
-    assert main(["--dim", "8", "--tokens", "16", "--draws", "2", "--out", str(tmp_path)]) == 0
+    main(Plan(dim=8, tokens=16, draws=2, out=tmp_path))
     printed = capsys.readouterr().out
     assert all(method in printed for method in METHODS)
     assert (tmp_path / "approximation.csv").read_text().startswith("# exp kernel, d=8, 16 tokens")

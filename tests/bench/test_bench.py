@@ -9,15 +9,14 @@ import torch
 
 from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import PrimalAttention, ksvd_loss
-from primal_attention.bench.__main__ import main
 from primal_attention.bench.claims import check_claims, check_decoding
-from primal_attention.bench.layers import (
+from primal_attention.bench.layer_rows import (
     Measurement,
-    Sweep,
     TextbookPrimal,
     decoding_rows,
     run_sweep,
 )
+from primal_attention.bench.layers import Plan, main
 from primal_attention.output import markdown_table, to_csv, write_atomically
 
 
@@ -59,7 +58,7 @@ def test_fast_layer_keeps_at_most_six_tenths_of_the_textbook_memory():
 
 
 def test_sweep_leaves_out_what_would_exceed_the_budget():
-    sweep = Sweep(lengths=(8, 100_000), shapes=((2, 8),), names=("softmax",), rank=4, budget=1e-9)
+    sweep = Plan(lengths=(8, 100_000), shapes=((2, 8),), names=("softmax",), rank=4, budget=1e-9)
     rows = list(run_sweep(sweep))
     assert [r.n for r in rows] == [8]
 
@@ -85,25 +84,11 @@ def test_claims_follow_the_numbers():
 
 
 def test_command_prints_a_table_and_saves_files(tmp_path, capsys):
-    arguments = ["--n", "8,16", "--shapes", "2x8", "--rank", "4", "--repeats", "1"]
-    assert main([*arguments, "--threads", "1", "--out", str(tmp_path)]) == 0
+    shape = {"lengths": (8, 16), "shapes": ((2, 8),), "rank": 4}
+    main(Plan(**shape, repeats=1, threads=1, out=tmp_path))
     assert "primal-textbook" in capsys.readouterr().out
     saved = {p.name for p in tmp_path.iterdir()}
     assert saved == {"layers.csv", "layers.md", "layers.png"}
-
-
-def test_help_does_not_import_torch():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from primal_attention.bench import __main__ as m\n"
-        "try: m.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("False")
 
 
 def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from primal_attention.attention import list_attentions
-from primal_attention.bench import family, family_table, peers
+from primal_attention.bench import family_rows, family_table, peers
 from primal_attention.bench.__main__ import main as bench
 from primal_attention.bench.family import Plan
 from primal_attention.bench.family_table import Row, crossing, growth, verdict
@@ -22,31 +22,32 @@ def _row(name, n, ms, option="", **others):
 
 
 def test_every_registered_mechanism_is_in_the_plan():
-    table = family.plan_rows(Plan())
+    table = family_rows.plan_rows(Plan())
     assert {name for name, _ in table[128]} == {"floor", *list_attentions()}
     assert ("favor", "num_features=512") in table[4096]
     assert ("softmax-explicit", "") not in table[8192]
     with pytest.raises(ValueError, match="no attention named"):
-        family.plan_rows(Plan(names=("sotfmax",)))
+        Plan(names=("sotfmax",))
 
 
 def test_rows_are_saved_and_a_second_run_adds_only_what_is_missing(tmp_path):
     path, clock = tmp_path / "family.csv", time.perf_counter
-    first = family.run(Plan(**{**vars(SMALL), "lengths": (8,)}), path, clock=clock)
+    first = family_rows.run(Plan(**{**vars(SMALL), "lengths": (8,)}), path, clock=clock)
     assert family_table.read_rows(path) == first
-    both = family.run(SMALL, path, clock=clock)
+    both = family_rows.run(SMALL, path, clock=clock)
     assert both[: len(first)] == first
     assert {row.n for row in both} == {8, 16}
-    assert family.run(SMALL, path, clock=clock) == both
-    wider = family.run(Plan(**{**vars(SMALL), "dim": 32}), path, clock=clock)
+    assert family_rows.run(SMALL, path, clock=clock) == both
+    wider = family_rows.run(Plan(**{**vars(SMALL), "dim": 32}), path, clock=clock)
     assert len(wider) == len(both)
     assert wider != both
-    assert family.run(SMALL, tmp_path / "none.csv", seconds=-1, clock=clock) == []
+    late = Plan(**{**vars(SMALL), "minutes": -1})
+    assert family_rows.run(late, tmp_path / "none.csv", clock=clock) == []
 
 
 def test_what_would_take_too_long_is_left_out(tmp_path):
     plan = Plan(lengths=(8, 10**6), names=("softmax",), dim=16, num_heads=2, limit=1e-6)
-    rows = family.run(plan, tmp_path / "family.csv", clock=time.perf_counter)
+    rows = family_rows.run(plan, tmp_path / "family.csv", clock=time.perf_counter)
     assert [row.n for row in rows] == [8]
 
 
@@ -86,8 +87,19 @@ def test_the_report_and_the_page_show_what_was_measured():
 
 
 def test_the_command_writes_table_and_plot(tmp_path, capsys):
-    arguments = ["--n", "8,16", "--names", "floor,linear,softmax,favor", "--dim", "16"]
-    arguments += ["--num-heads", "2", "--repeats", "1", "--threads", "1", "--out", str(tmp_path)]
+    arguments = ["--lengths", "8", "16", "--names", "floor", "linear", "softmax", "favor"]
+    arguments += [
+        "--dim",
+        "16",
+        "--num-heads",
+        "2",
+        "--repeats",
+        "1",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
     assert bench(["family", *arguments]) == 0
     assert "`favor`" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"family.csv", "family.md", "family.png"}
@@ -99,7 +111,18 @@ def test_the_command_writes_table_and_plot(tmp_path, capsys):
 
 
 def test_our_layers_stand_beside_the_public_packages(tmp_path, capsys):
-    arguments = ["--n", "16", "--dim", "16", "--num-heads", "2", "--size", "8", "--repeats", "1"]
+    arguments = [
+        "--lengths",
+        "16",
+        "--dim",
+        "16",
+        "--num-heads",
+        "2",
+        "--size",
+        "8",
+        "--repeats",
+        "1",
+    ]
     assert bench(["peers", *arguments, "--threads", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert all(f"`{name}`" in printed for name in peers.PEERS)
@@ -109,7 +132,7 @@ def test_our_layers_stand_beside_the_public_packages(tmp_path, capsys):
 def test_the_page_for_choosing_is_the_registry_and_the_measurement():
     page = (DOCS / "choosing.md").read_text("utf-8")
     rows = family_table.read_rows(DOCS / "results" / "family.csv")
-    command = "python -m primal_attention.bench family --update docs/choosing.md"
+    command = "primal bench family --out docs/results --update docs/choosing.md"
     assert page == family_table.update_choice(page, rows), f"run {command}"
     advice = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert sorted(set(advice)) == list_attentions()

@@ -96,8 +96,7 @@ def test_ratios_are_taken_seed_by_seed():
 
 
 def test_command_prints_a_table_and_saves_files(tmp_path, capsys):
-    arguments = ["--tasks", "listops", "--names", "skyformer", "--steps", "1", "--seeds", "1"]
-    assert main([*arguments, "--shrink", "20", "--out", str(tmp_path)]) == 0
+    main(Plan(("listops",), ("skyformer",), steps=1, seeds=1, shrink=20, out=tmp_path))
     assert "as a multiple of softmax attention's" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {
         "instability.csv",

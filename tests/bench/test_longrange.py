@@ -92,9 +92,8 @@ def test_gains_are_ratios_of_medians_with_the_published_ones_beside():
 
 
 def test_command_prints_tables_and_saves_files(tmp_path, capsys):
-    names = f"{MEASURE},softmax,primal"
-    arguments = ["--tasks", "image", "--names", names, "--rounds", "1", "--shrink", "64"]
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    names = (MEASURE, "softmax", "primal")
+    main(Plan(tasks=("image",), names=names, rounds=1, shrink=64, out=tmp_path))
     assert "Times faster than the released softmax (published)" in capsys.readouterr().out
     saved = {p.name for p in tmp_path.iterdir()}
     assert saved == {"longrange.csv", "longrange.md", "longrange_steps.csv"}

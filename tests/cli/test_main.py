@@ -8,7 +8,7 @@ import pytest
 
 from primal_attention.cli import main as cli
 from primal_attention.cli.main import main
-from primal_attention.cli.mistakes import UserError, told_as_mistake
+from primal_attention.command import UserError, told_as_mistake
 from primal_attention.output import write_atomically
 
 
@@ -20,7 +20,8 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["train", "--help"], ["eval", "--help"], ["predict", "--help"],
-     ["repro", "--help"], ["bench", "--help"], ["list"], ["info"], ["--version"], ["trian"],
+     ["repro", "--help"], ["bench", "--help"], ["bench", "layers", "--help"],
+     ["bench", "family", "--help"], ["list"], ["info"], ["--version"], ["trian"],
      ["train", "japanese-vowels", "--help"], ["repro", "uea", "--help"],
      ["repro", "longrange", "--help"]],
     ids=" ".join,
@@ -140,15 +141,15 @@ def test_the_process_ends_with_the_code_of_the_command():
 
 def test_bench_tells_an_impossible_folder_before_it_measures(capsys, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert main(["bench", "--n", "8", "--out", str(tmp_path / "file" / "below")]) == 2
+    assert main(["bench", "--lengths", "8", "--out", str(tmp_path / "file" / "below")]) == 2
     printed = capsys.readouterr().err
     assert "Not a directory" in printed
     assert "tokens" not in printed.splitlines()[-1]
 
 
 def test_bench_runs_a_suite_and_tells_wrong_contestants(capsys, tmp_path):
-    arguments = ["bench", "--n", "8", "--shapes", "2x8", "--rank", "4", "--repeats", "1"]
-    arguments += ["--names", "primal,softmax", "--threads", "1", "--out", str(tmp_path)]
+    arguments = ["bench", "--lengths", "8", "--shapes", "2", "8", "--rank", "4", "--repeats", "1"]
+    arguments += ["--names", "primal", "softmax", "--threads", "1", "--out", str(tmp_path)]
     assert main(arguments) == 0
     assert "softmax" in capsys.readouterr().out
     assert main(["bench", "layers", "--names", "softmx"]) == 2

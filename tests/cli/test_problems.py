@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from primal_attention.cli.mistakes import UserError
 from primal_attention.cli.problems import load_problem
 from primal_attention.cli.settings import DataSettings
+from primal_attention.command import UserError
 
 
 def test_parts_have_the_sizes_asked_for(series_recipe):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from primal_attention.cli.mistakes import UserError
 from primal_attention.cli.recipes import (
     build,
     find_recipe,
@@ -16,6 +15,7 @@ from primal_attention.cli.recipes import (
     to_yaml,
 )
 from primal_attention.cli.settings import DataSettings, ModelSettings, Recipe
+from primal_attention.command import UserError
 from primal_attention.models import EncoderConfig
 from primal_attention.tasks.longrange.settings import LRA, model_config, training_config
 from primal_attention.training import TrainingConfig

@@ -25,9 +25,9 @@ def test_measured_spectra_agree(solver: str, tolerance: float) -> None:
 @pytest.mark.slow
 def test_command_prints_a_table_and_saves_it(tmp_path, capsys) -> None:
     out = tmp_path / "deep" / "ksvd"
-    assert benchmark.main(["--n", "300", "--rank", "3", "--out", str(out)]) == 0
+    benchmark.main(benchmark.Plan(lengths=(300,), rank=3, out=out))
     assert "| matrix_free" in capsys.readouterr().out
-    assert out.with_suffix(".csv").read_text().startswith("# python -m primal_attention.bench.ksvd")
+    assert out.with_suffix(".csv").read_text().startswith("# primal bench ksvd --lengths 300")
     assert out.with_suffix(".json").exists()
     assert len(list(out.parent.iterdir())) == 2
 

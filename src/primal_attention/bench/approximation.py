@@ -1,20 +1,19 @@
-"""``python -m primal_attention.bench.approximation``: error of features against the exact kernel.
+"""``primal bench approximation``: error of features against the exact kernel.
 
 Attention over random tokens with rows of length ``√τ`` and kernel ``exp(q·k)``, exactly and by
 features; the error of the output, relative, in the Frobenius norm. The last column is how far the
 exact output is from a plain average: with an error above it, the average is the better estimate.
 """
 
-import argparse
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from primal_attention.bench.options import positive
+from primal_attention.command import at_least_one
 
-__all__ = ["Row", "feature_errors", "main"]
+__all__ = ["Plan", "Row", "feature_errors", "main"]
 
 METHODS = ("maclaurin-published", "maclaurin", "favor", "favor-antithetic", "fourier")
 
@@ -131,21 +130,29 @@ def plot(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the table, save it as CSV and PNG."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.approximation", description=__doc__
-    )
-    parser.add_argument("--dim", type=positive, default=32, help="head width")
-    parser.add_argument("--tokens", type=positive, default=256)
-    parser.add_argument("--draws", type=positive, default=8, help="draws of the features")
-    parser.add_argument("--out", type=Path, default=Path("outputs/approximation"))
-    options = parser.parse_args(argv)
+@dataclass(frozen=True)
+class Plan:
+    """Error of random features in attention against the exact kernel."""
 
+    dim: int = 32
+    """Head width."""
+    tokens: int = 256
+    """Tokens."""
+    draws: int = 8
+    """Draws of the features."""
+    out: Path = Path("outputs/approximation")
+    """Folder of the results."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "dim", "tokens", "draws")
+
+
+def main(plan: Plan) -> None:
+    """Print the table, save it as CSV and PNG."""
     from primal_attention.output import markdown_table, to_csv, write_atomically
 
-    taus, sizes = (options.dim**-0.5, 1.0, 2.0, 4.0), (64, 128, 512)
-    rows = feature_errors(taus, sizes, dim=options.dim, tokens=options.tokens, draws=options.draws)
+    taus, sizes = (plan.dim**-0.5, 1.0, 2.0, 4.0), (64, 128, 512)
+    rows = feature_errors(taus, sizes, dim=plan.dim, tokens=plan.tokens, draws=plan.draws)
     table = []
     for tau in taus:
         for p in sizes:
@@ -153,14 +160,7 @@ def main(argv: list[str] | None = None) -> int:
             errors = [f"{row.error:.4f}" for row in found]
             table.append([f"{tau:.3f}", p, *errors, f"{found[0].from_average:.3f}"])
     print(markdown_table(["τ", "features", *METHODS, "exact to average"], table))
-    facts = f"exp kernel, d={options.dim}, {options.tokens} tokens, {options.draws} draws, seed 0"
-    write_atomically(
-        options.out / "approximation.csv", to_csv([asdict(row) for row in rows], facts)
-    )
-    write_atomically(options.out / "approximation.png", plot(rows))
-    print(f"\n{facts}; saved to {options.out}/")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    facts = f"exp kernel, d={plan.dim}, {plan.tokens} tokens, {plan.draws} draws, seed 0"
+    write_atomically(plan.out / "approximation.csv", to_csv([asdict(row) for row in rows], facts))
+    write_atomically(plan.out / "approximation.png", plot(rows))
+    print(f"\n{facts}; saved to {plan.out}/")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from primal_attention.bench.layers import Measurement
+from primal_attention.bench.layer_rows import Measurement
 
 __all__ = ["Claim", "check_claims", "check_decoding"]
 

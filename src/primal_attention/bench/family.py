@@ -1,4 +1,4 @@
-"""``python -m primal_attention.bench.family``: every registered attention, its time and its error.
+"""``primal bench family``: every registered attention, its time and its error.
 
 Time and memory of one layer at growing lengths, all mechanisms in one process and interleaved, and
 the error of the mechanism's output against the kernel it stands for.
@@ -7,67 +7,24 @@ Rows are saved as they arrive; a second call with the same ``--out`` measures wh
 ``--update docs/choosing.md`` writes the table of that page from what was saved.
 """
 
-import argparse
 import math
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from primal_attention.command import at_least_one
+from primal_attention.output import write_atomically
 
-from primal_attention.analysis.memory import PeakMemory, kept_for_backward
-from primal_attention.attention import (
-    Attention,
-    PrimalAttention,
-    attention_entry,
-    create_attention,
-    ksvd_loss,
-    list_attentions,
-)
-from primal_attention.bench.allocator import keep_memory, return_memory
-from primal_attention.bench.exact import output_error, tokens
-from primal_attention.bench.family_table import (
-    MIDDLE,
-    Row,
-    read_caption,
-    read_rows,
-    report,
-    update_choice,
-)
-from primal_attention.bench.layers import ProjectionFloor
-from primal_attention.bench.options import checked, names, numbers, positive
-from primal_attention.output import hardware, to_csv, write_atomically
-
-__all__ = ["BUDGETS", "Plan", "main", "measure", "plan_rows", "run"]
-
-LENGTHS = (128, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-BUDGETS: dict[str, tuple[str, tuple[int, ...]]] = {
-    "favor": ("num_features", (32, 128, 512)),
-    "kernelized": ("num_features", (16, 32, 128)),
-    "kernelized-log": ("num_features", (8, 32)),
-    "linformer": ("num_projections", (32, 128, 512)),
-    "nystromformer": ("num_landmarks", (16, 64, 256)),
-    "schoenbat": ("num_features", (128, 256, 512)),
-    "skyformer": ("num_landmarks", (32, 128, 512)),
-    "skyformer-learned": ("num_landmarks", (32, 128, 512)),
-}
-"""The option that buys accuracy for time, and how much of it the plot shows."""
-EXPLICIT_LIMIT = 4096
-"""Tokens up to which a layer that forms its matrix is run."""
+__all__ = ["Plan", "main"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure."""
+    """Time, memory and error of every registered attention; continues where it was stopped."""
 
-    lengths: Sequence[int] = LENGTHS
+    lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192, 16384, 65536)
     """Sequence lengths."""
-    names: Sequence[str] = ()
+    names: tuple[str, ...] = ()
     """Mechanisms; all registered ones by default."""
     dim: int = 256
     """Model width."""
@@ -77,232 +34,47 @@ class Plan:
     """Timed repeats; fewer where one takes seconds."""
     limit: float = 40.0
     """Seconds that one step may be expected to take; what needs longer is left out."""
+    minutes: float = math.inf
+    """Stop before this is up."""
     seed: int = 0
     """Seed of parameters and tokens."""
+    threads: int = 2
+    """Threads of torch."""
+    cpu_time: bool = False
+    """Processor time of one thread, for busy machines; take --threads 1 with it."""
+    out: Path = Path("outputs/bench")
+    """Folder of the results."""
+    update: Path | None = None
+    """Measure nothing; renew the table in this page."""
+
+    def __post_init__(self) -> None:
+        from primal_attention.attention import attention_entry
+
+        at_least_one(self, "lengths", "dim", "num_heads", "repeats", "threads")
+        for name in self.names:
+            if name != "floor":
+                attention_entry(name)
 
 
-class _Contestant(NamedTuple):
-    name: str
-    option: str
-    layer: nn.Module
-
-
-def plan_rows(plan: Plan) -> dict[int, list[tuple[str, str]]]:
-    """Return the pairs of name and option to measure at each length."""
-    names = list(plan.names) or ["floor", *list_attentions()]
-    for name in names:
-        if name != "floor":
-            attention_entry(name)
-    table: dict[int, list[tuple[str, str]]] = {}
-    for n in sorted(plan.lengths):
-        table[n] = [(name, "") for name in names if n <= EXPLICIT_LIMIT or "explicit" not in name]
-        if n == MIDDLE:
-            for name in names:
-                option, sizes = BUDGETS.get(name, ("", ()))
-                table[n] += [(name, f"{option}={size}") for size in sizes]
-    return table
-
-
-def _build(name: str, option: str, plan: Plan) -> nn.Module:
-    torch.manual_seed(plan.seed)
-    if name == "floor":
-        return ProjectionFloor(plan.dim)
-    key, _, value = option.partition("=")
-    return create_attention(name, plan.dim, plan.num_heads, **({key: int(value)} if key else {}))
-
-
-def _run(layer: nn.Module, x: Tensor) -> Any:
-    # static weights mix tokens in causal order only
-    is_static = isinstance(layer, PrimalAttention) and layer.weights == "static"
-    return layer(x, is_causal=True) if is_static else layer(x)
-
-
-def _step(layer: nn.Module, x: Tensor) -> None:
-    layer.zero_grad(set_to_none=True)
-    x.grad = None
-    outputs = _run(layer, x)
-    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    seeds = [torch.ones_like(y) for y in outputs]
-    if isinstance(layer, Attention) and layer.capabilities.aux_loss:
-        outputs.append(0.1 * ksvd_loss(layer))
-        seeds.append(torch.ones(()))
-    torch.autograd.backward(outputs, seeds)
-
-
-def _infer(layer: nn.Module, x: Tensor) -> None:
-    with torch.no_grad():
-        _run(layer.eval(), x)
-    layer.train()
-
-
-def _milliseconds(
-    run: Callable[[nn.Module, Tensor], None],
-    layer: nn.Module,
-    x: Tensor,
-    clock: Callable[[], float],
-) -> float:
-    start = clock()
-    run(layer, x)
-    return (clock() - start) * 1e3
-
-
-def measure(
-    wanted: Sequence[tuple[str, str]],
-    n: int,
-    plan: Plan,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Row]:
-    """Return one row for each pair of name and option at one length, timed in turns.
-
-    Example:
-        >>> row = measure([("favor", "num_features=8")], 20, Plan(dim=16, num_heads=2, repeats=1))
-        >>> row[0].n, row[0].error > 0
-        (20, True)
-    """
-    contestants = [_Contestant(a, b, _build(a, b, plan)) for a, b in wanted]
-    x = tokens(n, plan.dim, plan.seed).requires_grad_()
-    times: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    for name, option, layer in contestants:
-        _infer(layer, x)
-        _step(layer, x)
-        times[name, option] = [], []
-    for turn in range(plan.repeats):
-        for name, option, layer in contestants:
-            forward, step = times[name, option]
-            if not turn or sum(step) < 1e3 * plan.limit / 20:
-                forward.append(_milliseconds(_infer, layer, x, clock))
-                step.append(_milliseconds(_step, layer, x, clock))
-    rows = []
-    for name, option, layer in contestants:
-        forward, step = times[name, option]
-        peak, kept = _memory(layer, x)
-        error, average = output_error(layer, x.detach())
-        rows.append(
-            Row(
-                name=name,
-                option=option,
-                n=n,
-                forward_ms=round(median(forward), 3),
-                step_ms=round(median(step), 3),
-                peak_mb=round(peak / 2**20, 2),
-                kept_mb=round(kept / 2**20, 2),
-                error=float(f"{error:.3g}"),
-                average=float(f"{average:.3g}"),
-                repeats=len(step),
-            )
-        )
-    return rows
-
-
-def _memory(layer: nn.Module, x: Tensor) -> tuple[int, int]:
-    layer.zero_grad(set_to_none=True)
-    x.grad = None
-    with PeakMemory() as memory:
-        _step(layer, x)
-    return memory.peak, kept_for_backward(lambda: _run(layer, x), [x, *layer.parameters()])
-
-
-def _expected(rows: Iterable[Row], name: str, n: int) -> float:
-    """Return how many seconds a step should take, from the last length measured."""
-    shorter = [row for row in rows if (row.name, row.option) == (name, "") and row.n < n]
-    if not shorter:
-        return 0.0
-    last = max(shorter, key=lambda row: row.n)
-    power = 2 if name != "floor" and "²" in attention_entry(name).cost else 1.2
-    return last.step_ms / 1e3 * (n / last.n) ** power
-
-
-def run(
-    plan: Plan, path: Path, *, seconds: float = math.inf, clock: Callable[[], float]
-) -> list[Row]:
-    """Measure what a saved table lacks, and save after every length; stop when time is up.
-
-    Rows that were measured elsewhere or otherwise are not mixed with new ones.
-    """
-    facts = {**hardware(), "width": plan.dim, "heads": plan.num_heads, "batch": 1}
-    caption = ", ".join(f"{key}: {value}" for key, value in facts.items())
-    start, same = time.perf_counter(), path.exists() and caption == read_caption(path)
-    rows = read_rows(path) if same else []
-    for n, wanted in plan_rows(plan).items():
-        found = {(row.name, row.option) for row in rows if row.n == n}
-        missing = [
-            pair
-            for pair in wanted
-            if pair not in found and _expected(rows, pair[0], n) < plan.limit
-        ]
-        if not missing:
-            continue
-        needed = sum(_expected(rows, name, n) for name, _ in missing) * 4
-        if time.perf_counter() - start + needed > seconds:
-            print(f"  … no time left for {n} tokens; call again", file=sys.stderr, flush=True)
-            break
-        print(f"  … {n} tokens, {len(missing)} layers", file=sys.stderr, flush=True)
-        return_memory()  # what shorter lengths left in pieces is of no use to longer ones
-        rows += measure(missing, n, plan, clock=clock)
-        write_atomically(path, to_csv([asdict(row) for row in rows], caption))
-    return rows
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.family",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--n", type=numbers, help="lengths")
-    parser.add_argument("--names", type=names, help="mechanisms")
-    parser.add_argument("--dim", type=positive, help="model width")
-    parser.add_argument("--num-heads", type=positive, help="heads")
-    parser.add_argument("--repeats", type=positive, help="timed repeats")
-    parser.add_argument("--limit", type=float, help="seconds that one step may take")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop before this is up")
-    parser.add_argument("--threads", type=positive, default=2, help="torch threads")
-    parser.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="time of this thread, for busy machines; --threads 1",
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget what was saved")
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
-    parser.add_argument(
-        "--update", type=Path, metavar="FILE", help="measure nothing; renew the table in a page"
-    )
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(plan: Plan) -> None:
     """Measure what is missing, then write the table and the plot."""
-    parser = _parser()
-    options = vars(parser.parse_args(argv))
-    threads, out, minutes, own, fresh, page = (
-        options.pop(key) for key in ("threads", "out", "minutes", "cpu_time", "fresh", "update")
-    )
-    if page is not None:
-        rows = read_rows(out / "family.csv")
-        write_atomically(page, update_choice(page.read_text("utf-8"), rows))
-        return 0
-    options["lengths"] = options.pop("n")
-    keep_memory()
-    torch.set_num_threads(threads)
-    clock = time.thread_time if own else time.perf_counter
-    plan = checked(
-        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
-    )
-    checked(parser, lambda: plan_rows(plan))
-    if fresh:
-        (out / "family.csv").unlink(missing_ok=True)
-    rows = run(plan, out / "family.csv", seconds=60 * minutes, clock=clock)
-    text = report(rows, read_caption(out / "family.csv"))
-    print(text)
-    write_atomically(out / "family.md", text)
+    from primal_attention.bench.family_table import read_caption, read_rows, report, update_choice
 
+    path = plan.out / "family.csv"
+    if plan.update is not None:
+        page = plan.update.read_text("utf-8")
+        write_atomically(plan.update, update_choice(page, read_rows(path)))
+        return
+
+    import torch
+
+    from primal_attention.bench.family_rows import run
     from primal_attention.bench.plot import plot_family
 
-    write_atomically(out / "family.png", plot_family(rows))
-    print(f"Saved family.csv, family.md and family.png in {out}.")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    torch.set_num_threads(plan.threads)
+    rows = run(plan, path, clock=time.thread_time if plan.cpu_time else time.perf_counter)
+    text = report(rows, read_caption(path))
+    print(text)
+    write_atomically(plan.out / "family.md", text)
+    write_atomically(plan.out / "family.png", plot_family(rows))
+    print(f"Saved family.csv, family.md and family.png in {plan.out}.")

@@ -1,4 +1,4 @@
-"""``python -m primal_attention.bench.instability``: how far outputs move when parameters move.
+"""``primal bench instability``: how far outputs move when parameters move.
 
 Chen et al. 2021 (arXiv 2111.00035) call ``‖Δf‖² / ‖ΔW‖²`` the instability of a model: the change of
 its outputs by one step of training over the change of its parameters, here of the logits of the
@@ -11,16 +11,14 @@ schedule, at batches one core can bear. Embeddings start small, as published, or
 they have the same. Every run is saved as it ends, and a second start continues.
 """
 
-import argparse
 import csv
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.options import checked, names, positive
+from primal_attention.command import at_least_one, progress, told_as_mistake
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,11 +63,11 @@ _BATCH = {"listops": 4, "text": 4, "image": 8}
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure."""
+    """How far outputs move when parameters move, as a multiple of softmax attention's."""
 
-    tasks: Sequence[str] = tuple(_BATCH)
+    tasks: tuple[str, ...] = tuple(_BATCH)
     """Tasks of Long Range Arena: listops, text, image."""
-    names: Sequence[str] = tuple(OPTIONS)
+    names: tuple[str, ...] = tuple(OPTIONS)
     """Contestants; softmax always takes part."""
     steps: int = 20
     """Steps of training."""
@@ -79,15 +77,17 @@ class Plan:
     """Standard deviation of the embedding at first: the published one; torch's is 1."""
     shrink: int = 1
     """Divide every length by this, for a quick look; pictures keep theirs."""
+    data: Path | None = None
+    """Folder with text/imdb and vision/cifar-10; by default that of PRIMAL_DATA."""
+    out: Path = Path("outputs/instability")
+    """Folder of the results; what is there already is not run again."""
 
     def __post_init__(self) -> None:
         for field, known in (("tasks", _BATCH), ("names", OPTIONS)):
             unknown = sorted(set(getattr(self, field)) - set(known))
             if unknown:
                 raise ValueError(f"Unknown {field} {unknown}; choose from {', '.join(known)}.")
-        for field in ("steps", "seeds", "shrink"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}.")
+        at_least_one(self, "steps", "seeds", "shrink")
         if not self.std > 0:
             raise ValueError(f"std must be positive, got {self.std}; the published one is 0.02.")
 
@@ -331,36 +331,16 @@ def _table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(head, cells)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(plan: Plan) -> None:
     """Measure, print the table, and save it with every run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.instability", description=__doc__
-    )
-    parser.add_argument("--tasks", type=names, help="e.g. listops,image")
-    parser.add_argument("--names", type=names, help="contestants")
-    parser.add_argument("--steps", type=positive, help="steps of training")
-    parser.add_argument("--seeds", type=positive, help="how many")
-    parser.add_argument("--std", type=float, help="standard deviation of the embedding at first")
-    parser.add_argument("--shrink", type=positive, help="divide every length by this")
-    parser.add_argument("--data", type=Path, help="folder of the files; default PRIMAL_DATA")
-    parser.add_argument("--out", type=Path, default=Path("outputs/instability"))
-    options = vars(parser.parse_args(argv))
-    out, data = options.pop("out"), options.pop("data")
-
     import torch
 
     from primal_attention.output import hardware, to_csv, write_atomically
 
     torch.set_num_threads(1)
-
-    def progress(line: str) -> None:
-        print(f"  … {line}", file=sys.stderr, flush=True)
-
-    plan = checked(
-        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
-    )
-    runs = out / "instability_runs.csv"
-    rows = checked(parser, lambda: measure(plan, runs, data=data, progress=progress))
+    runs = plan.out / "instability_runs.csv"
+    with told_as_mistake(""):
+        rows = measure(plan, runs, data=plan.data, progress=progress)
     records = summarize(rows)
     facts = ", ".join(f"{key}: {value}" for key, value in hardware().items())
     seeds = f"mean and standard deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"
@@ -372,11 +352,6 @@ def main(argv: list[str] | None = None) -> int:
     report = f"{caption}\n\n{_table(records)}\n"
     print(report)
     stem = "instability" if plan.std == Plan.std else f"instability_std{plan.std:g}"
-    write_atomically(out / f"{stem}.md", report)
-    write_atomically(out / f"{stem}.csv", to_csv(records, facts))
-    print(f"Saved {stem}.md, {stem}.csv and instability_runs.csv in {out}.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    write_atomically(plan.out / f"{stem}.md", report)
+    write_atomically(plan.out / f"{stem}.csv", to_csv(records, facts))
+    print(f"Saved {stem}.md, {stem}.csv and instability_runs.csv in {plan.out}.")

@@ -1,25 +1,24 @@
-"""``python -m primal_attention.bench.ksvd``: time, memory and accuracy of the kernel SVD solvers.
+"""``primal bench ksvd``: time, memory and accuracy of the kernel SVD solvers.
 
 The kernel is ``(⟨x, y⟩ + 1)²`` between two different data sets of ``n`` rows. It has 231 explicit
 features, so that thin QR gives its exact spectrum at any size; the other solvers do not know them.
 Every measurement runs once, in a process of its own; its peak memory includes the interpreter.
 """
 
-import argparse
-import json
-import subprocess
-import sys
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.bench.options import numbers, positive
+from primal_attention.command import at_least_one, progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Measurement", "main", "measure"]
+__all__ = ["Measurement", "Plan", "main", "measure"]
 
 _SOLVERS = ("dense", "qr", "matrix_free", "nystrom")
 _COLUMNS = 20
@@ -101,11 +100,9 @@ def measure(solver: str, n: int, rank: int = 16) -> Measurement:
 
 
 def _measure_apart(solver: str, n: int, rank: int) -> Measurement:
-    command = [sys.executable, "-m", "primal_attention.bench.ksvd", "--rank", str(rank)]
-    done = subprocess.run(
-        [*command, "--measure", solver, str(n)], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return Measurement(*json.loads(done.stdout))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(measure, solver, n, rank).result()
 
 
 def _error(found: Measurement, exact: Measurement) -> float:
@@ -113,28 +110,25 @@ def _error(found: Measurement, exact: Measurement) -> float:
     return max(abs(ours - truth) / truth for ours, truth in pairs)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.ksvd",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--n", type=numbers, default=(5000, 20000, 50000), help="numbers of rows")
-    parser.add_argument("--rank", type=positive, default=16, help="singular triplets")
-    parser.add_argument("--dense-up-to", type=int, default=5000, help="largest n for dense")
-    parser.add_argument("--out", type=Path, default=Path("outputs/ksvd"), help="where to save")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
-    return parser
+@dataclass(frozen=True)
+class Plan:
+    """Time, memory and accuracy of the solvers of the asymmetric kernel SVD."""
+
+    lengths: tuple[int, ...] = (5000, 20000, 50000)
+    """Numbers of rows."""
+    rank: int = 16
+    """Singular triplets."""
+    dense_up_to: int = 5000
+    """Most rows of the dense solver."""
+    out: Path = Path("outputs/ksvd")
+    """File of the results, without ending."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "lengths", "rank")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(plan: Plan) -> None:
     """Measure every solver at every size, print a table, save CSV and JSON."""
-    options = _parser().parse_args(argv)
-    if options.measure:
-        solver, n = options.measure
-        print(json.dumps(measure(solver, int(n), options.rank)))
-        return 0
-
     from primal_attention.output import (
         hardware,
         markdown_table,
@@ -144,12 +138,12 @@ def main(argv: list[str] | None = None) -> int:
     )
 
     records = []
-    for n in options.n:
-        solvers = [s for s in _SOLVERS if s != "dense" or n <= options.dense_up_to]
+    for n in plan.lengths:
+        solvers = [s for s in _SOLVERS if s != "dense" or n <= plan.dense_up_to]
         runs = {}
         for solver in solvers:
-            print(f"  … {solver}, {n} rows", file=sys.stderr, flush=True)
-            runs[solver] = _measure_apart(solver, n, options.rank)
+            progress(f"{solver}, {n} rows")
+            runs[solver] = _measure_apart(solver, n, plan.rank)
         for solver, run in runs.items():
             # thin QR is the reference; it is itself held against the dense result
             exact = runs.get("dense") if solver == "qr" else runs["qr"]
@@ -164,16 +158,11 @@ def main(argv: list[str] | None = None) -> int:
             )
     machine = hardware()
     print(markdown_table(list(records[0]), [list(r.values()) for r in records]))
-    lengths = ",".join(map(str, options.n))
-    command = f"python -m primal_attention.bench.ksvd --n {lengths} --rank {options.rank}"
+    lengths = " ".join(map(str, plan.lengths))
+    command = f"primal bench ksvd --lengths {lengths} --rank {plan.rank}"
     comment = f"{command}; {machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
-    write_atomically(options.out.with_suffix(".csv"), to_csv(records, comment))
+    write_atomically(plan.out.with_suffix(".csv"), to_csv(records, comment))
     write_atomically(
-        options.out.with_suffix(".json"),
+        plan.out.with_suffix(".json"),
         to_json({"command": command, "hardware": machine, "records": records}),
     )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,96 +1,23 @@
-"""Time and memory of attention layers: the contestants, one measurement, and the whole sweep.
+"""``primal bench layers``: time and memory of attention layers, with a verdict on our promises."""
 
-Every contestant is a layer ``[b n c] → [b n c]``. Repeats are interleaved, so that a slow moment of
-the machine hits all of them; ratios are taken within one run.
-"""
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Any, NamedTuple
+from primal_attention.command import at_least_one, progress
+from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-from torch.nn.functional import normalize
-
-from primal_attention.analysis.memory import PeakMemory, kept_for_backward
-from primal_attention.attention import (
-    Attention,
-    PrimalAttention,
-    State,
-    attention_entry,
-    create_attention,
-    ksvd_loss,
-)
-from primal_attention.attention.terms import PublishesTerms
-from primal_attention.functional import (
-    ksvd_objective,
-    parameter_trace,
-    reduce_objective,
-    sample_rows,
-)
-from primal_attention.output import markdown_table
-
-__all__ = [
-    "Measurement",
-    "ProjectionFloor",
-    "Sweep",
-    "TextbookPrimal",
-    "build",
-    "decoding_rows",
-    "run_sweep",
-    "summarize",
-]
-
-
-class ProjectionFloor(nn.Module):
-    """The query, key and output projections alone: no attention can be cheaper than this."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.q_proj, self.k_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(3))
-
-    def forward(self, x: Float[Tensor, "b n c"]) -> tuple[Tensor, Tensor]:
-        """Return what the projections return; both carry gradient."""
-        return self.out_proj(self.q_proj(x)), self.k_proj(x)
-
-
-class TextbookPrimal(PublishesTerms):
-    """Primal-Attention as the formulas read: normalise, project, concatenate, map, merge, project.
-
-    It borrows the parameters of a :class:`PrimalAttention` and computes the same function.
-    """
-
-    def __init__(self, layer: PrimalAttention) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        """Return the layer's output and publish its term."""
-        layer = self.layer
-        q, k = (layer._split(p(x)).contiguous() for p in (layer.q_proj, layer.k_proj))
-        tied = layer._tie_rows(sample_rows(x, layer.num_samples))
-        e = normalize(q, dim=-1, eps=layer.conventions.eps) @ tied.w_e
-        r = normalize(k, dim=-1, eps=layer.conventions.eps) @ tied.w_r
-        heads = layer.concat(torch.cat([e, r], dim=-1))
-        moment_e, moment_r = e.square().mean(2), r.square().mean(2)
-        trace = parameter_trace(layer.w_e, layer.w_r)
-        objective = ksvd_objective(moment_e, moment_r, layer.ell, trace)
-        self.publish({"": reduce_objective(objective)})
-        return layer.out_proj(heads.transpose(1, 2).flatten(2))
+__all__ = ["Plan", "main"]
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """What to measure."""
+class Plan:
+    """Time and memory of the attentions over length, beside the projections alone."""
 
-    lengths: Sequence[int] = (128, 512, 1024, 2048, 4096, 16384, 65536)
+    lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 16384, 65536)
     """Sequence lengths."""
-    shapes: Sequence[tuple[int, int]] = ((2, 32), (8, 64))
-    """Pairs (heads, head width)."""
-    names: Sequence[str] = (
+    shapes: tuple[tuple[int, int], ...] = ((2, 32), (8, 64))
+    """Heads and their width, in turns: 2 32 8 64."""
+    names: tuple[str, ...] = (
         "floor",
         "primal",
         "primal-textbook",
@@ -98,7 +25,7 @@ class Sweep:
         "linear",
         "softmax",
     )
-    """Contestants: names of the registry, ``floor`` or ``primal-textbook``."""
+    """Contestants: names of the registry, floor or primal-textbook."""
     rank: int = 20
     """Directions of the primal layers."""
     batch: int = 4
@@ -108,230 +35,52 @@ class Sweep:
     budget: float = 120.0
     """Seconds a step may take; a contestant that could need more is left out."""
     compiled: bool = False
-    """Measure ``torch.compile(dynamic=True)`` instead of eager."""
+    """Measure torch.compile(dynamic=True) instead of eager."""
     seed: int = 0
     """Seed of parameters and inputs."""
+    threads: int = 2
+    """Threads of torch."""
+    out: Path = Path("outputs/bench")
+    """Folder of the results."""
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < 1:
-            raise ValueError(f"lengths must be positive, got {tuple(self.lengths)}.")
-        if self.repeats < 1 or self.batch < 1:
-            raise ValueError(
-                f"repeats and batch must be at least 1, got {self.repeats} and {self.batch}."
-            )
+        from primal_attention.attention import attention_entry
+
+        at_least_one(self, "lengths", "shapes", "rank", "batch", "repeats", "threads")
         for name in self.names:
             if name not in ("floor", "primal-textbook"):
                 attention_entry(name)
 
 
-@dataclass
-class Measurement:
-    """One row of the result."""
+def main(plan: Plan) -> None:
+    """Run the sweep, print tables and claims, save CSV, Markdown and PNG."""
+    plan.out.mkdir(parents=True, exist_ok=True)
 
-    name: str
-    heads: int
-    head_dim: int
-    n: int
-    mode: str
-    """``eager`` or ``compiled``."""
-    forward_ms: float
-    """Median time of one forward without gradients."""
-    step_ms: float
-    """Median time of one forward and backward, the KSVD term included."""
-    peak_mb: float
-    """Most that tensors took at once in such a step; zero where a step takes too long to repeat."""
-    kept_mb: float
-    """What the forward kept for backward; zero likewise."""
-    repeats: int
+    import torch
 
+    from primal_attention.bench.claims import check_claims, check_decoding
+    from primal_attention.bench.layer_rows import decoding_rows, run_sweep, summarize
+    from primal_attention.bench.plot import plot_sweep
 
-def build(name: str, heads: int, head_dim: int, rank: int) -> nn.Module:
-    """Return a contestant by name, in training mode."""
-    dim = heads * head_dim
-    if name == "floor":
-        return ProjectionFloor(dim)
-    if name == "primal-textbook":
-        return TextbookPrimal(PrimalAttention(dim, heads, rank=rank))
-    return _attention(name, heads, head_dim, rank)
-
-
-def _attention(name: str, heads: int, head_dim: int, rank: int) -> Attention:
-    options = {"rank": rank} if name.startswith("primal") else {}
-    return create_attention(name, heads * head_dim, heads, **options)
-
-
-def _step(layer: nn.Module, x: Tensor) -> None:
-    """Run one training step's forward and backward; no gradients may be there before."""
-    outputs = layer(x)
-    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
-    seeds = [torch.ones_like(y) for y in outputs]
-    if any(isinstance(m, PublishesTerms) for m in layer.modules()):
-        outputs.append(0.1 * ksvd_loss(layer))
-        seeds.append(torch.ones(()))
-    torch.autograd.backward(outputs, seeds)
-
-
-def run_sweep(
-    sweep: Sweep, progress: Callable[[str], None] = lambda _: None
-) -> Iterator[Measurement]:
-    """Measure every contestant at every shape and length; yields rows as they are done."""
-    for heads, head_dim in sweep.shapes:
-        torch.manual_seed(sweep.seed)
-        layers = {name: build(name, heads, head_dim, sweep.rank) for name in sweep.names}
-        if sweep.compiled:
-            # layers share their forward; past the default of 8 variants the rest would run eagerly
-            torch._dynamo.config.recompile_limit = 16 * len(layers)
-            for layer in layers.values():
-                layer.compile(dynamic=True)
-        last: dict[str, tuple[int, float]] = {}
-        for n in sorted(sweep.lengths):
-            progress(f"{heads} heads of {head_dim}, {n} tokens")
-            x = torch.randn(sweep.batch, n, heads * head_dim, requires_grad=True)
-            present = {k: v for k, v in layers.items() if _expected(last, k, n, 2) < sweep.budget}
-            brief = {k for k in present if _expected(last, k, n, 1) < sweep.budget / 10}
-            if sweep.compiled:
-                # whoever is not run once beforehand would be timed while it compiles
-                present = {k: v for k, v in present.items() if k in brief}
-            for name, times in _times(sweep, present, brief, x).items():
-                last[name] = (n, median(times.step))
-                measures_memory = name in brief and not sweep.compiled
-                peak, kept = _memory(layers[name], x) if measures_memory else (0, 0)
-                yield Measurement(
-                    name=name,
-                    heads=heads,
-                    head_dim=head_dim,
-                    n=n,
-                    mode="compiled" if sweep.compiled else "eager",
-                    forward_ms=round(median(times.forward) * 1e3, 3),
-                    step_ms=round(median(times.step) * 1e3, 3),
-                    peak_mb=round(peak / 2**20, 2),
-                    kept_mb=round(kept / 2**20, 2),
-                    repeats=len(times.step),
-                )
-
-
-class _Times(NamedTuple):
-    forward: list[float]
-    step: list[float]
-
-
-def _expected(last: dict[str, tuple[int, float]], name: str, n: int, power: int) -> float:
-    """Return how long a step should take if it grows with that power of the length."""
-    length, seconds = last.get(name, (n, 0.0))
-    return seconds * (n / length) ** power
-
-
-def _times(
-    sweep: Sweep, layers: dict[str, nn.Module], brief: set[str], x: Tensor
-) -> dict[str, _Times]:
-    """Return interleaved timings; one that has used up its share sits out the next rounds."""
-    times = {name: _Times([], []) for name in layers}
-    for name in brief:
-        _step(layers[name], x)
-        _infer(layers[name], x)
-    for _ in range(sweep.repeats):
-        for name, layer in layers.items():
-            forward, step = times[name]
-            if sum(step) < sweep.budget / 10 or (name in brief and len(step) < 3):
-                forward.append(_seconds(_infer, layer, x))
-                step.append(_seconds(_step, layer, x))
-    return times
-
-
-def _infer(layer: nn.Module, x: Tensor) -> None:
-    with torch.no_grad():
-        layer.eval()(x)
-    layer.train()
-
-
-def _clear(layer: nn.Module, x: Tensor) -> None:
-    layer.zero_grad(set_to_none=True)
-    x.grad = None
-
-
-def _seconds(run: Callable[[nn.Module, Tensor], None], layer: nn.Module, x: Tensor) -> float:
-    _clear(layer, x)
-    start = time.perf_counter()
-    run(layer, x)
-    return time.perf_counter() - start
-
-
-def _memory(layer: nn.Module, x: Tensor) -> tuple[int, int]:
-    """Return the peak of one step and what its forward keeps, in bytes beyond x and parameters."""
-    _clear(layer, x)
-    with PeakMemory() as memory:
-        _step(layer, x)
-    kept = kept_for_backward(lambda: layer(x), [x, *layer.parameters()])
-    return memory.peak, kept
-
-
-def summarize(rows: Sequence[Measurement]) -> list[str]:
-    """Return headed markdown tables: times as multiples of the projection floor, and memory."""
-    parts = []
-    for heads, head_dim in dict.fromkeys((r.heads, r.head_dim) for r in rows):
-        table = {(r.name, r.n): r for r in rows if (r.heads, r.head_dim) == (heads, head_dim)}
-        names = list(dict.fromkeys(name for name, _ in table))
-        for title, field in (
-            ("forward and backward with the KSVD term", "step_ms"),
-            ("forward alone", "forward_ms"),
-            ("MiB kept for backward", "kept_mb"),
-            ("MiB at the peak of a step", "peak_mb"),
-        ):
-            is_time = field.endswith("ms")
-            values = {key: getattr(row, field) for key, row in table.items()}
-            if not any(values.values()):
-                continue
-            unit = ", ms and multiples of the floor" if is_time else ""
-            cells = []
-            for n in dict.fromkeys(n for _, n in table):
-                floor = values.get(("floor", n))
-                cells.append(
-                    [f"{n:,}", *(_cell(values.get((k, n)), is_time, floor) for k in names)]
-                )
-            parts.append(f"{heads} heads of {head_dim}: {title}{unit}")
-            parts.append(markdown_table(["tokens", *names], cells))
-    return parts
-
-
-def _cell(value: float | None, is_time: bool, floor: float | None) -> str:
-    if not value:
-        return "—"
-    if not is_time or not floor:
-        return f"{value:,.1f}"
-    return f"{value:,.1f} ({value / floor:.2f})"
-
-
-def decoding_rows(
-    positions: Sequence[int], shape: tuple[int, int], rank: int, names: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return time and state size of one decoding step after prefixes of the given lengths.
-
-    The positions take turns, so that a busy moment of the machine meets them all.
-    """
-    heads, head_dim = shape
-    rows = []
-    for name in names:
-        torch.manual_seed(0)
-        layer = _attention(name, heads, head_dim, rank).eval()
-        token = torch.randn(1, 1, heads * head_dim)
-        with torch.no_grad():
-            states = [_decoded(layer, position) for position in positions]
-            times: list[list[float]] = [[] for _ in positions]
-            for _ in range(200):
-                for state, taken in zip(states, times, strict=True):
-                    begin = time.perf_counter()
-                    layer.step(token, state)
-                    taken.append(time.perf_counter() - begin)
-        for position, state, taken in zip(positions, states, times, strict=True):
-            row = {"name": name, "position": position, "step_us": round(median(taken) * 1e6, 1)}
-            rows.append({**row, "state_numbers": state.numel})
-    return rows
-
-
-def _decoded(layer: Attention, position: int) -> State:
-    """Return the state after that many tokens."""
-    state = layer.init_state(1)
-    for start in range(0, position, 4096):
-        prompt = torch.randn(1, min(4096, position - start), layer.dim)
-        _, state = layer.step(prompt, state)
-    return state
+    torch.set_num_threads(plan.threads)
+    rows = list(run_sweep(plan, progress))
+    facts = {**hardware(), "batch": plan.batch, "rank": plan.rank, "seed": plan.seed}
+    parts = [", ".join(f"{key}: {value}" for key, value in facts.items()), *summarize(rows)]
+    stem = "compiled" if plan.compiled else "layers"
+    if not plan.compiled:
+        progress("decoding")
+        stateful = [n for n in plan.names if n not in ("floor", "primal-textbook")]
+        steps = decoding_rows((64, max(plan.lengths)), plan.shapes[-1], plan.rank, stateful)
+        parts.append("One decoding step after prefixes of two lengths:")
+        parts.append(markdown_table(list(steps[0]), [list(row.values()) for row in steps]))
+        verdict = {True: "yes", False: "**no**", None: "not measured"}
+        claims = [*check_claims(rows), *check_decoding(steps)]
+        table = [[c.promise, c.measured, verdict[c.holds]] for c in claims]
+        parts.append("What was promised, as ratios of step times or bytes within this run:")
+        parts.append(markdown_table(["promise", "measured", "holds"], table))
+    report = "\n\n".join(parts) + "\n"
+    print(report)
+    write_atomically(plan.out / f"{stem}.md", report)
+    write_atomically(plan.out / f"{stem}.csv", to_csv([asdict(r) for r in rows]))
+    write_atomically(plan.out / f"{stem}.png", plot_sweep(rows))
+    print(f"Saved {stem}.md, {stem}.csv and {stem}.png in {plan.out}.")

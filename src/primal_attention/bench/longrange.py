@@ -1,4 +1,4 @@
-"""``python -m primal_attention.bench.longrange``: the efficiency table of Long Range Arena.
+"""``primal bench longrange``: the efficiency table of Long Range Arena.
 
 Time and peak memory of one training step (forward, loss with the KSVD term, backward, AdamW) of the
 paper's two-layer model of width 64, on its five shapes, with every attention of the registry. The
@@ -10,9 +10,7 @@ interleaved; the table has medians; freed memory is kept for reuse, as on accele
 is saved as it is done, and a second start continues.
 """
 
-import argparse
 import csv
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.allocator import keep_memory
-from primal_attention.bench.options import checked, names, positive
+from primal_attention.command import at_least_one, progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,30 +55,29 @@ _IDS = {"listops": 16, "text": 257, "retrieval": 257, "image": 256, "pathfinder"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure."""
+    """Time and peak memory of a training step on the shapes of Long Range Arena."""
 
-    tasks: Sequence[str] = _TASKS
-    """Names of Long Range Arena tasks."""
-    names: Sequence[str] | None = None
-    """Contestants; by default all of :func:`contestants`."""
+    tasks: tuple[str, ...] = _TASKS
+    """Tasks of Long Range Arena."""
+    names: tuple[str, ...] = ()
+    """Contestants; by default the softmaxes, both Primal.+, and the rest of the registry."""
     rounds: int = 7
     """Timed steps of each; one more is thrown away."""
     shrink: int = 1
     """Divide every length by this, for a quick look."""
     seed: int = 0
     """Seed of parameters and inputs."""
+    out: Path = Path("outputs/longrange")
+    """Folder of the results; what is there already is not measured again."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.tasks) - set(_TASKS))
         if unknown:
             raise ValueError(f"Unknown tasks {unknown}; choose from {', '.join(_TASKS)}.")
-        unknown = sorted(set(self.names or ()) - set(contestants()))
+        unknown = sorted(set(self.names) - set(contestants()))
         if unknown:
             raise ValueError(f"Unknown names {unknown}; choose from {', '.join(contestants())}.")
-        if self.rounds < 1 or self.shrink < 1:
-            raise ValueError(
-                f"rounds and shrink must be at least 1, got {self.rounds} and {self.shrink}."
-            )
+        at_least_one(self, "rounds", "shrink")
 
 
 def contestants() -> tuple[str, ...]:
@@ -362,33 +358,14 @@ def _cell(record: Mapping[str, Any] | None, key: str, published: str, unit: str)
     return f"{value:.1f}" + (f" ({beside:.1f})" if beside is not None else "")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(plan: Plan) -> None:
     """Measure, print the tables, and save them with every step."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.longrange", description=__doc__
-    )
-    parser.add_argument("--tasks", type=names, help="e.g. text,image")
-    parser.add_argument("--names", type=names, help="contestants")
-    parser.add_argument("--rounds", type=positive, help="timed steps of each")
-    parser.add_argument("--shrink", type=positive, help="divide every length by this")
-    parser.add_argument("--out", type=Path, default=Path("outputs/longrange"))
-    options = vars(parser.parse_args(argv))
-    out = options.pop("out")
-    keep_memory()
-
     import torch
 
     from primal_attention.output import hardware, to_csv, write_atomically
 
     torch.set_num_threads(1)
-    plan = checked(
-        parser, lambda: Plan(**{key: value for key, value in options.items() if value is not None})
-    )
-
-    def progress(line: str) -> None:
-        print(f"  … {line}", file=sys.stderr, flush=True)
-
-    rows = measure(plan, out / "longrange_steps.csv", progress)
+    rows = measure(plan, plan.out / "longrange_steps.csv", progress)
     records = summarize(rows)
     facts = ", ".join(f"{key}: {value}" for key, value in {**hardware(), "seed": plan.seed}.items())
     caption = (
@@ -399,11 +376,6 @@ def main(argv: list[str] | None = None) -> int:
     )
     report = "\n\n".join([caption, *_tables(records)]) + "\n"
     print(report)
-    write_atomically(out / "longrange.md", report)
-    write_atomically(out / "longrange.csv", to_csv(records, facts))
-    print(f"Saved longrange.md, longrange.csv and longrange_steps.csv in {out}.")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    write_atomically(plan.out / "longrange.md", report)
+    write_atomically(plan.out / "longrange.csv", to_csv(records, facts))
+    print(f"Saved longrange.md, longrange.csv and longrange_steps.csv in {plan.out}.")

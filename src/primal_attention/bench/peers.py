@@ -1,4 +1,4 @@
-"""``python -m primal_attention.bench.peers``: our layers beside the public packages of the methods.
+"""``primal bench peers``: our layers beside the public packages of the methods.
 
 Nyströmformer beside ``nystrom-attention``, FAVOR+ beside ``performer-pytorch`` (also in causal
 order, where that package has no compiled kernel on a CPU) and Linformer beside ``linformer``, at
@@ -8,7 +8,6 @@ the ratio says that ours is the faster, or the leaner.
 The packages are the extra ``peers``.
 """
 
-import argparse
 import contextlib
 import io
 import time
@@ -19,10 +18,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from primal_attention.bench.allocator import keep_memory
-from primal_attention.bench.options import numbers, positive
+from primal_attention.command import at_least_one
 
-__all__ = ["Comparison", "compare", "main", "pairs"]
+__all__ = ["Comparison", "Plan", "compare", "main", "pairs"]
 
 PEERS = {
     "nystromformer": "nystrom-attention",
@@ -227,62 +225,59 @@ def report(rows: Sequence[Comparison], caption: str) -> str:
     return "\n\n".join([caption, lead, markdown_table(header, table), verdict]) + "\n"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the comparison and save it as CSV and Markdown."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--n",
-        type=numbers,
-        default=(512, 1024, 4096, 16384),
-        help="lengths",
-    )
-    parser.add_argument("--dim", type=positive, default=256, help="model width")
-    parser.add_argument("--num-heads", type=positive, default=4, help="heads")
-    parser.add_argument("--size", type=positive, default=128, help="features, projections")
-    parser.add_argument("--repeats", type=positive, default=30, help="turns")
-    parser.add_argument("--threads", type=positive, default=2, help="torch threads")
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="time of one thread; take --threads 1 with it"
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="where to save")
-    options = parser.parse_args(argv)
-    keep_memory()
+@dataclass(frozen=True)
+class Plan:
+    """Our layers beside the public packages of the same methods, in turns."""
 
+    lengths: tuple[int, ...] = (512, 1024, 4096, 16384)
+    """Sequence lengths."""
+    dim: int = 256
+    """Model width."""
+    num_heads: int = 4
+    """Heads."""
+    size: int = 128
+    """Features and projections; landmarks are half of it."""
+    repeats: int = 30
+    """Turns."""
+    threads: int = 2
+    """Threads of torch."""
+    cpu_time: bool = False
+    """Processor time of one thread, for busy machines; take --threads 1 with it."""
+    out: Path = Path("outputs/bench")
+    """Folder of the results."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "lengths", "dim", "num_heads", "size", "repeats", "threads")
+
+
+def main(plan: Plan) -> None:
+    """Print the comparison and save it as CSV and Markdown."""
     import torch
 
     from primal_attention.output import hardware, to_csv, write_atomically
 
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(plan.threads)
     facts = {
         **hardware(),
-        "width": options.dim,
-        "heads": options.num_heads,
-        "features and projections": options.size,
-        "landmarks": options.size // 2,
+        "width": plan.dim,
+        "heads": plan.num_heads,
+        "features and projections": plan.size,
+        "landmarks": plan.size // 2,
         "batch": 1,
     }
     caption = ", ".join(f"{key}: {value}" for key, value in facts.items())
     rows: list[Comparison] = []
-    for n in sorted(options.n):
+    for n in sorted(plan.lengths):
         rows += compare(
             n,
-            dim=options.dim,
-            num_heads=options.num_heads,
-            size=options.size,
-            repeats=options.repeats,
-            clock=time.thread_time if options.cpu_time else time.perf_counter,
+            dim=plan.dim,
+            num_heads=plan.num_heads,
+            size=plan.size,
+            repeats=plan.repeats,
+            clock=time.thread_time if plan.cpu_time else time.perf_counter,
         )
-        write_atomically(options.out / "peers.csv", to_csv([asdict(r) for r in rows], caption))
+        write_atomically(plan.out / "peers.csv", to_csv([asdict(r) for r in rows], caption))
         text = report(rows, caption)
-        write_atomically(options.out / "peers.md", text)
+        write_atomically(plan.out / "peers.md", text)
     print(text)
-    print(f"Saved peers.csv and peers.md in {options.out}.")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    print(f"Saved peers.csv and peers.md in {plan.out}.")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.analysis.report import to_png
-from primal_attention.bench.layers import Measurement
+from primal_attention.bench.layer_rows import Measurement
 
 if TYPE_CHECKING:
     from primal_attention.bench.family_table import Row

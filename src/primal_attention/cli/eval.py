@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from primal_attention.cli.mistakes import UserError, told_as_mistake
-from primal_attention.cli.parsing import parse
 from primal_attention.cli.recipes import build, read_recipe, to_yaml
+from primal_attention.command import UserError, parse, told_as_mistake
 
 __all__ = ["main"]
 

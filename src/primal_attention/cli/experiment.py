@@ -24,10 +24,10 @@ from primal_attention.analysis import (
 )
 from primal_attention.attention import ksvd_loss
 from primal_attention.cli.lengths import check_length
-from primal_attention.cli.mistakes import told_as_mistake
 from primal_attention.cli.problems import Problem
 from primal_attention.cli.recipes import to_yaml
 from primal_attention.cli.settings import Recipe
+from primal_attention.command import told_as_mistake
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import hardware, to_csv, to_json, write_atomically
 from primal_attention.training import (

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from primal_attention.cli.mistakes import told_as_mistake
-from primal_attention.cli.parsing import parse
+from primal_attention.command import parse, told_as_mistake
 
 __all__ = ["main"]
 

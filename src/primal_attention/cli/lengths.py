@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from primal_attention.cli.mistakes import UserError
+from primal_attention.command import UserError
 from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.tasks.timeseries.data import SeriesDataset
 

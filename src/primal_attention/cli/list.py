@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.cli.attentions import stored_table
-from primal_attention.cli.parsing import parse
 from primal_attention.cli.recipes import recipe_paths, recipe_summary
+from primal_attention.command import parse
 
 __all__ = ["main"]
 

@@ -1,15 +1,10 @@
-"""Find the command, run it, and turn what goes wrong into an exit code.
+"""Find the command of ``primal`` and run it."""
 
-0: done. 1: our fault, with a traceback. 2: a mistake in the arguments, the settings or a file, or a
-file that cannot be read or written, told in one sentence. 130: interrupted.
-"""
-
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from primal_attention.cli.mistakes import UserError, did_you_mean
+from primal_attention.command import UserError, did_you_mean, exit_code
 
 __all__ = ["main"]
 
@@ -22,9 +17,6 @@ _COMMANDS = {
     "list": "recipes and attentions",
     "info": "versions and what is installed",
 }
-
-_EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "timeseries"}
-"""Which extra brings a package that only some commands need."""
 
 _EXAMPLES = """examples:
   primal train japanese-vowels                       a table, spectra and report.html in a minute
@@ -42,25 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except UserError as mistake:
-        print(f"primal: {mistake}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # the reader of our output has left, as in `primal list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        if error.filename is None:
-            raise
-        print(f"primal: {error.filename}: {error.strerror}.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("primal: interrupted", file=sys.stderr)
-        return 130
+    return exit_code(lambda: _run(arguments))
 
 
 def _run(arguments: list[str]) -> int:
@@ -79,28 +53,7 @@ def _run(arguments: list[str]) -> int:
             f"Commands: {', '.join(_COMMANDS)}."
         )
     module = import_module(f"primal_attention.cli.{command}")
-    try:
-        return int(module.main(arguments[1:]))
-    except SystemExit as leaving:
-        # argument parsers leave this way, after help (0) as after an error (2)
-        return leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
-    except ImportError as error:
-        _tell_missing(error)
-        raise
-
-
-def _tell_missing(error: ImportError) -> None:
-    """Raise a mistake if an optional package is not installed; other errors are ours."""
-    if "primal-attention[" in str(error):
-        raise UserError(" ".join(str(error).split())) from error
-    package = (error.name or "primal_attention").split(".")[0]
-    if not isinstance(error, ModuleNotFoundError) or package == "primal_attention":
-        return
-    extra = _EXTRAS.get(package, "cli,train,analysis")
-    raise UserError(
-        f"this needs the package {package!r}, which is not installed: "
-        f"pip install 'primal-attention[{extra}]'."
-    ) from error
+    return int(module.main(arguments[1:]))
 
 
 def _help() -> str:

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.recipes import build
 from primal_attention.cli.settings import DataSettings
+from primal_attention.command import UserError, told_as_mistake
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.longrange.listops import (

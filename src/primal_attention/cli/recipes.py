@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
-from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
+from primal_attention.command import UserError, did_you_mean, told_as_mistake
 
 __all__ = [
     "as_written",

@@ -6,9 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from primal_attention.cli.mistakes import UserError, did_you_mean, told_as_mistake
-from primal_attention.cli.parsing import parse
 from primal_attention.cli.recipes import to_yaml
+from primal_attention.command import UserError, did_you_mean, parse, told_as_mistake
 from primal_attention.output import write_atomically
 
 __all__ = ["main"]
@@ -161,8 +160,7 @@ def _longrange(argv: list[str]) -> int:
         data: Path | None = None
         """Folder with text/imdb and vision/cifar-10; by default that of PRIMAL_DATA."""
 
-    with told_as_mistake(""):
-        options = parse(LongRange, argv, prog="primal repro longrange")
+    options = parse(LongRange, argv, prog="primal repro longrange")
     root = options.data or (
         Path(os.environ["PRIMAL_DATA"]) if "PRIMAL_DATA" in os.environ else None
     )

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import tyro
 
-from primal_attention.cli.mistakes import UserError, did_you_mean
 from primal_attention.cli.recipes import FROM_DATA, check_value
+from primal_attention.command import UserError, did_you_mean
 from primal_attention.models import EncoderConfig
 from primal_attention.training import TrainingConfig
 

@@ -5,8 +5,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.cli.mistakes import UserError, told_as_mistake
-from primal_attention.cli.parsing import parse
 from primal_attention.cli.recipes import (
     as_written,
     build,
@@ -19,6 +17,7 @@ from primal_attention.cli.recipes import (
     recipe_summary,
     to_yaml,
 )
+from primal_attention.command import UserError, parse, told_as_mistake
 
 if TYPE_CHECKING:
     from primal_attention.cli.settings import TrainOptions

@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Dataset
 
-from primal_attention.cli.mistakes import UserError, told_as_mistake
 from primal_attention.cli.problems import Reader
+from primal_attention.command import UserError, told_as_mistake
 from primal_attention.models import DualTowerClassifier, EncoderClassifier, ModelFileError
 from primal_attention.training import Evaluation, evaluate
 

@@ -1,4 +1,4 @@
-"""``python -m primal_attention.bench.toeplitz_error``: what norms and dynamic range cost.
+"""``primal bench toeplitz``: what norms and dynamic range cost.
 
 First table: positive random features against softmax over 1024 keys, ``‖A − Â‖₁`` per row, for
 queries and keys of norm ``R``. Second table: causal sums in float32 against float64, by one
@@ -6,13 +6,13 @@ transform of the whole sequence and by divide and conquer, for random weights of
 weights that rise with the distance from ``exp(−R)`` to ``exp(R)``.
 """
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-__all__ = ["feature_error", "main", "range_error"]
+__all__ = ["Plan", "feature_error", "main", "range_error"]
 
 
 def feature_error(
@@ -113,14 +113,16 @@ def range_error(
     return rows
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print both tables and save them as CSV."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.toeplitz_error", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/toeplitz_error"))
-    options = parser.parse_args(argv)
+@dataclass(frozen=True)
+class Plan:
+    """Error of sums weighted by distance: what norms and dynamic range cost."""
 
+    out: Path = Path("outputs/toeplitz_error")
+    """Folder of the results."""
+
+
+def main(plan: Plan) -> None:
+    """Print both tables and save them as CSV."""
     from primal_attention.output import markdown_table, to_csv, write_atomically
 
     tables = (
@@ -130,10 +132,5 @@ def main(argv: list[str] | None = None) -> int:
     for name, title, run in tables:
         rows = [{a: f"{b:.3g}" for a, b in row.items()} for row in run()]
         print(f"\n{title}\n\n{markdown_table(list(rows[0]), [list(r.values()) for r in rows])}")
-        write_atomically(options.out / f"toeplitz_{name}.csv", to_csv(rows, title))
-    print(f"\nsaved to {options.out}/")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        write_atomically(plan.out / f"toeplitz_{name}.csv", to_csv(rows, title))
+    print(f"\nsaved to {plan.out}/")

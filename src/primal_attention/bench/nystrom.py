@@ -1,17 +1,17 @@
-"""``python -m primal_attention.bench.nystrom_error``: error of landmarks against the exact kernel.
+"""``primal bench nystrom``: error of landmarks against the exact kernel.
 
 Gaussian kernel matrices of 512 queries and keys of width 32, and their lifted Nyström forms: by
 number of landmarks and kind of inverse, by steps of the Schulz iteration, by choice of landmarks.
 ``s`` is the scale of normal queries and keys; ``clusters`` are 32 shared centres plus noise.
 """
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-__all__ = ["by_inverse", "by_landmarks", "by_steps", "main"]
+__all__ = ["Plan", "by_inverse", "by_landmarks", "by_steps", "main"]
 
 Data = float | str
 DATA: tuple[Data, ...] = (0.5, 1.0, "clusters")
@@ -162,14 +162,16 @@ def _label(kind: Data) -> str:
     return kind if isinstance(kind, str) else f"s={kind:g}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the three tables and save them as CSV."""
-    parser = argparse.ArgumentParser(
-        prog="python -m primal_attention.bench.nystrom_error", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, default=Path("outputs/nystrom_error"))
-    options = parser.parse_args(argv)
+@dataclass(frozen=True)
+class Plan:
+    """Error of landmark attentions against the exact kernel."""
 
+    out: Path = Path("outputs/nystrom_error")
+    """Folder of the results."""
+
+
+def main(plan: Plan) -> None:
+    """Print the three tables and save them as CSV."""
     from primal_attention.output import markdown_table, to_csv, write_atomically
 
     tables = (
@@ -181,14 +183,9 @@ def main(argv: list[str] | None = None) -> int:
         rows = [{a: _rounded(b) for a, b in row.items()} for row in run()]
         print(f"\n{title}\n\n{markdown_table(list(rows[0]), [list(r.values()) for r in rows])}")
         facts = f"{title}; 512 queries and keys of width 32, float64"
-        write_atomically(options.out / f"nystrom_{name}.csv", to_csv(rows, facts))
-    print(f"\nsaved to {options.out}/")
-    return 0
+        write_atomically(plan.out / f"nystrom_{name}.csv", to_csv(rows, facts))
+    print(f"\nsaved to {plan.out}/")
 
 
 def _rounded(value: Any) -> Any:
     return f"{value:.3g}" if isinstance(value, float) else value
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
