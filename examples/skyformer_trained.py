@@ -23,14 +23,10 @@ from pretrained import Rows, chunks, minilm, wikitext
 from torch import Tensor
 
 from primal_attention.analysis.report import to_png
-from primal_attention.functional.nystrom import (
-    gaussian_gram,
-    kmeans_landmarks,
-    nystrom_error,
-    nystromformer_attention,
-    segment_means,
-    strided_landmarks,
-)
+from primal_attention.functional.gaussian import gaussian_gram
+from primal_attention.functional.landmarks import kmeans_landmarks, segment_means, strided_landmarks
+from primal_attention.functional.nystrom import nystrom_error
+from primal_attention.functional.nystromformer import nystromformer_attention
 from primal_attention.kernels import PositiveFeatures
 from primal_attention.models import EncoderClassifier
 from primal_attention.output import markdown_table, to_csv, write_atomically

@@ -10,7 +10,8 @@ from primal_attention.attention import (
     SoftmaxAttention,
 )
 from primal_attention.functional import naive_nystrom as naive
-from primal_attention.functional.nystrom import nystromformer_attention, segment_means
+from primal_attention.functional.landmarks import segment_means
+from primal_attention.functional.nystromformer import nystromformer_attention
 
 F64 = {"dtype": torch.float64}
 

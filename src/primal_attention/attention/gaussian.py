@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from primal_attention.attention.base import Capabilities
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.nystrom import gaussian_attention
+from primal_attention.functional.gaussian import gaussian_attention
 from primal_attention.functional.precision import accumulator
 
 __all__ = ["GaussianAttention", "GaussianCore"]

@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from primal_attention.attention.base import Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.nystrom import (
-    nystromformer_attention,
-    segment_means,
-    token_convolution,
-)
+from primal_attention.functional.landmarks import segment_means
+from primal_attention.functional.nystromformer import nystromformer_attention, token_convolution
 from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = ["NystromformerAttention", "NystromformerCore"]

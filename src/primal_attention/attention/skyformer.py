@@ -19,16 +19,14 @@ from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
 from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, seen_after
 from primal_attention.attention.registry import register_attention
+from primal_attention.functional.landmarks import kmeans_landmarks, segment_means, strided_landmarks
 from primal_attention.functional.linear import with_ones
 from primal_attention.functional.nystrom import (
     Inverse,
-    kmeans_landmarks,
     nystrom_attention,
     nystrom_error,
     nystrom_residual,
     row_average,
-    segment_means,
-    strided_landmarks,
     windowed_nystrom,
 )
 from primal_attention.functional.precision import accumulator

@@ -22,7 +22,8 @@ from primal_attention.attention.linformer import LinformerCore
 from primal_attention.attention.nystromformer import NystromformerCore
 from primal_attention.attention.schoenbat import SchoenbatCore, center_l2
 from primal_attention.attention.skyformer import SkyformerCore
-from primal_attention.functional.nystrom import gaussian_attention, token_convolution
+from primal_attention.functional.gaussian import gaussian_attention
+from primal_attention.functional.nystromformer import token_convolution
 
 __all__ = ["exact_rows", "output_error", "stands_for", "tokens"]
 

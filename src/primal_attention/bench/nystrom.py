@@ -53,12 +53,9 @@ def by_inverse(
     """
     import torch
 
-    from primal_attention.functional.nystrom import (
-        gaussian_gram,
-        landmark_gram,
-        nystrom_error,
-        schulz_inverse,
-    )
+    from primal_attention.functional.gaussian import gaussian_gram
+    from primal_attention.functional.nystrom import landmark_gram, nystrom_error
+    from primal_attention.functional.schulz import schulz_inverse
 
     def with_inverse(q: Any, k: Any, z: Any, inverse: Any) -> float:
         exact = gaussian_gram(q, k)
@@ -98,7 +95,8 @@ def by_steps(
     """Return the residual ``‖N Z − I‖₂`` of the Schulz iteration per scale, start and steps."""
     import torch
 
-    from primal_attention.functional.nystrom import landmark_gram, schulz_inverse
+    from primal_attention.functional.nystrom import landmark_gram
+    from primal_attention.functional.schulz import schulz_inverse
 
     rows = []
     for scale in scales:
@@ -126,13 +124,13 @@ def by_landmarks(
     """
     import torch
 
-    from primal_attention.functional.nystrom import (
-        gaussian_gram,
+    from primal_attention.functional.gaussian import gaussian_gram
+    from primal_attention.functional.landmarks import (
         kmeans_landmarks,
-        nystrom_error,
         segment_means,
         strided_landmarks,
     )
+    from primal_attention.functional.nystrom import nystrom_error
 
     rows = []
     for kind in DATA:

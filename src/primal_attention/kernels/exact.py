@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.functional.nystrom import gaussian_gram
+from primal_attention.functional.gaussian import gaussian_gram
 from primal_attention.functional.precision import full_precision
 from primal_attention.kernels.base import FeatureMap, Kernel, Relation, wide
 from primal_attention.kernels.series import Series, named_series

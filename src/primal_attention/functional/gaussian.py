@@ -1,0 +1,187 @@
+"""The Gaussian kernel between points, and attention with it, exactly.
+
+    C = κ(Q, K),   κ(x, y) = exp(−‖x − y‖² / 2)
+
+Points arrive scaled: a layer with head width ``d`` passes ``q d^(-1/4)`` and ``k d^(-1/4)``.
+Everything runs in float32 or better, also under autocast.
+
+Attention costs what fused softmax costs. ``κ(q, k) = exp(q·k − ‖k‖²/2 − ‖q‖²/2)`` is a softmax
+score with a key bias, carried by one more channel; and a *sink*, one more key whose logit is
+``‖q‖²/2``, has weight one on the scale of ``C``, so the ratio to its weight undoes the softmax
+denominator. Both are exact, differentiable and never form ``n × m``.
+
+Distances come from inner products, so an exponent is off by a few ``eps (‖x‖² + ‖y‖²)``. The kernel
+does not feel a shift: norms are taken from a point among the keys, and an offset common to
+queries and keys costs nothing. What remains is the spread of the points. In float32 a weight is
+good to 1 % while they lie within 100 of that point; beyond, pairs closer than ``‖x‖ √eps`` are told
+apart less and less, and no weight exceeds one.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from primal_attention.functional.precision import accumulator, full_precision
+
+__all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin"]
+
+_ABSENT = -1e30
+"""Logit of a key that is not there; finite, so that no infinity meets a zero in backward."""
+_ROUNDING = 16
+"""Multiples of ``eps ‖x‖²/2`` by which an exponent between points of that norm is off at most."""
+_UNNOTICED = 0.01
+"""Error of an exponent that is let pass."""
+_ENOUGH = 80.0
+"""Logarithm of a factor that lifts any weight a float32 can hold to one, and can be held itself."""
+
+
+def half_square(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch 1"]:
+    """Return ``‖x‖² / 2`` of every point."""
+    return x.square().sum(-1, keepdim=True) / 2
+
+
+class _Gram(torch.autograd.Function):
+    """``exp(−‖x − y‖²/2)``, keeping the points and the result for backward and nothing between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, origin: Tensor) -> Tensor:
+        near_x, near_y = x - origin, y - origin
+        gram = (near_x @ near_y.mT).sub_(half_square(near_x)).sub_(half_square(near_y).mT)
+        gram.clamp_max_(0).exp_()
+        ctx.save_for_backward(x, y, gram)
+        return gram
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, gram = ctx.saved_tensors
+        weight = grad * gram
+        grad_x = (weight @ y).addcmul_(x, weight.sum(-1, keepdim=True), value=-1)
+        grad_y = (weight.mT @ x).addcmul_(y, weight.sum(-2).unsqueeze(-1), value=-1)
+        return grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape), None
+
+
+def gaussian_gram(
+    x: Float[Tensor, "*#batch n d"],
+    y: Float[Tensor, "*#batch m d"],
+    origin: Float[Tensor, "*#batch 1 d"] | None = None,
+) -> Float[Tensor, "*batch n m"]:
+    """Return ``exp(−‖x_i − y_j‖² / 2)`` in float32 or better; never above one.
+
+    Args:
+        x: Points.
+        y: Points.
+        origin: Where norms are taken from, for the rounding only; the mean of ``y`` without one.
+
+    Example:
+        >>> x = torch.zeros(1, 1, 1, 2)
+        >>> gaussian_gram(x, x + 1).round(decimals=4)
+        tensor([[[[0.3679]]]])
+    """
+    wide = accumulator(x)
+    with full_precision(x):
+        x, y = x.to(wide), y.to(wide)
+        origin = key_origin(y, None) if origin is None else origin.detach()
+        if torch.compiler.is_compiling():
+            x, y = x - origin, y - origin
+            exponent = x @ y.mT - half_square(x) - half_square(y).mT
+            return exponent.clamp_max(0).exp()
+        return _Gram.apply(x, y, origin)  # type: ignore[no-untyped-call]
+
+
+def key_origin(k: Tensor, key_mask: Tensor | None, is_causal: bool = False) -> Tensor:
+    """Return the mean of the real keys; in causal order the first, which every query knows."""
+    k = k.detach()
+    if key_mask is None and is_causal:
+        return k[..., :1, :].sum(-2, keepdim=True)  # zero without keys
+    if key_mask is None:
+        return k.sum(-2, keepdim=True) / max(k.shape[-2], 1)
+    if is_causal:
+        first = key_mask & (key_mask.cumsum(1) == 1)
+        return (k * first[:, None, :, None]).sum(2, keepdim=True)
+    keep = key_mask[:, None, :, None]
+    return (k * keep).sum(2, keepdim=True) / keep.sum(2, keepdim=True).clamp_min(1)
+
+
+def gaussian_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    pair_mask: Bool[Tensor, "b n m"] | None = None,
+    is_causal: bool = False,
+    normalize: bool = False,
+) -> Float[Tensor, "b h n v"]:
+    """Return ``κ(q, k) v`` exactly, at the speed and memory of fused softmax attention.
+
+    Exact up to rounding, which grows with the spread of the points; the module says how.
+
+    Args:
+        q: Scaled queries.
+        k: Scaled keys.
+        v: Values.
+        key_mask: ``True`` where a key is real.
+        pair_mask: ``True`` where a query may see a key; instead of ``is_causal``.
+        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
+        normalize: Divide each row by its sum. A row without keys is zero either way.
+
+    Example:
+        >>> x = torch.zeros(1, 1, 3, 2)
+        >>> gaussian_attention(x, x, torch.ones(1, 1, 3, 1), is_causal=True).flatten()
+        tensor([1., 2., 3.])
+    """
+    wide, width = accumulator(q), v.shape[-1]
+    with full_precision(q):
+        q_, k_, v_ = (t.to(wide) for t in (q, k, v))
+        seen = key_mask if pair_mask is None else pair_mask.any(1)
+        origin = key_origin(k_, seen, is_causal or pair_mask is not None)
+        q_, k_ = q_ - origin, k_ - origin
+        level, sink = -half_square(k_), half_square(q_)
+        # no weight exceeds one, but rounding of large exponents can make it seem so; a sink raised
+        # by all that rounding can do stays above every key
+        slack = (_ROUNDING * torch.finfo(wide).eps * sink.detach() - _UNNOTICED).clamp_min(0)
+        if key_mask is not None:
+            level = torch.where(key_mask[:, None, :, None], level, _ABSENT)
+        # one channel for the key bias and one for the sink
+        q_ = torch.cat([q_, torch.ones_like(sink), sink + slack], dim=-1)
+        k_ = torch.cat([k_, level, torch.zeros_like(level)], dim=-1)
+        if not normalize:
+            # a column of values for the keys' weight and one for the sink's; the sink comes first
+            # and brings a query of its own, so that causal order holds
+            v_ = torch.cat([v_, torch.ones_like(v_[..., :1])], dim=-1)
+            q_, k_, v_ = pad(q_, (0, 0, 1, 0)), pad(k_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
+            k_[:, :, 0, -1] = 1.0
+            v_[:, :, 0, -1] = 1.0
+            pair_mask = None if pair_mask is None else pad(pair_mask, (1, 0, 1, 0), value=True)
+        gap = q_.shape[-1] - v_.shape[-1]
+        # the fused kernel wants values as wide as the keys
+        q_, k_ = pad(q_, (0, max(-gap, 0))), pad(k_, (0, max(-gap, 0)))
+        mask = None if pair_mask is None else pair_mask[:, None].expand(-1, q.shape[1], -1, -1)
+        y = scaled_dot_product_attention(
+            q_, k_, pad(v_, (0, max(gap, 0))), mask, is_causal=is_causal, scale=1.0
+        )
+        if normalize:
+            return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
+        y, total, sunk = y[:, :, 1:].split([width, 1, 1, max(gap, 0)], dim=-1)[:3]
+        with torch.no_grad():
+            # the slack is taken back as far as the row sum stays at one or below
+            back = torch.minimum(slack.clamp_max(_ENOUGH).exp(), (sunk / total).clamp_min(1))
+        return (y / sunk * back).to(v.dtype)
+
+
+def _drop_empty_rows(
+    y: Tensor, key_mask: Tensor | None, pair_mask: Tensor | None, is_causal: bool
+) -> Tensor:
+    """Zero the rows that see no key: a softmax over nothing has no meaning."""
+    if pair_mask is not None:
+        seen = pair_mask if key_mask is None else pair_mask & key_mask[:, None]
+        return torch.where(seen.any(-1)[:, None, :, None], y, 0.0)
+    if key_mask is None:
+        return y
+    if is_causal:
+        return torch.where((key_mask.cumsum(1) > 0)[:, None, :, None], y, 0.0)
+    return torch.where(key_mask.any(1)[:, None, None, None], y, 0.0)
