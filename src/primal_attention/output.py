@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["hardware", "markdown_table", "to_csv", "to_json", "write_atomically"]
+__all__ = [
+    "hardware",
+    "markdown_table",
+    "replace_between",
+    "to_csv",
+    "to_json",
+    "write_atomically",
+]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -64,6 +71,19 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def replace_between(text: str, mark: str, content: str) -> str:
+    """Return a page with new content between its marks; without such marks, as it was.
+
+    Example:
+        >>> replace_between("<!-- a: start -->\\nold\\n<!-- a: end -->\\n", "a", "new\\n")
+        '<!-- a: start -->\\nnew\\n<!-- a: end -->\\n'
+    """
+    start, end = (f"<!-- {mark}: {edge} -->\n" for edge in ("start", "end"))
+    before, found, rest = text.partition(start)
+    _, closed, after = rest.partition(end)
+    return before + start + content + end + after if found and closed else text
 
 
 def to_csv(records: Sequence[dict[str, Any]], comment: str = "") -> str:

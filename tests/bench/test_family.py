@@ -8,9 +8,10 @@ import pytest
 
 from primal_attention.attention import list_attentions
 from primal_attention.bench import family_rows, family_table, peers
-from primal_attention.bench.__main__ import main as bench
 from primal_attention.bench.family import Plan
 from primal_attention.bench.family_table import Row, crossing, growth, verdict
+from primal_attention.cli.attentions import renewed
+from primal_attention.cli.bench import main as bench
 
 DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Plan(lengths=(8, 16), names=("floor", "linear", "softmax", "favor"), dim=16, num_heads=2)
@@ -82,8 +83,6 @@ def test_the_report_and_the_page_show_what_was_measured():
     table = family_table.choice_table(rows)
     favor = next(line for line in table.splitlines() if "favor.md" in line)
     assert "| 0.25 | 3.00   | 4,096       | 0.12 of softmax |" in re.sub(r" +\|$", " |", favor)
-    with pytest.raises(ValueError, match="no place for the table"):
-        family_table.update_choice("nothing", rows)
 
 
 def test_the_command_writes_table_and_plot(tmp_path, capsys):
@@ -102,12 +101,12 @@ def test_the_command_writes_table_and_plot(tmp_path, capsys):
     ]
     assert bench(["family", *arguments]) == 0
     assert "`favor`" in capsys.readouterr().out
-    assert {p.name for p in tmp_path.iterdir()} == {"family.csv", "family.md", "family.png"}
-    page = tmp_path / "page.md"
-    page.write_text("a\n<!-- family: start -->\nold\n<!-- family: end -->\nb\n")
-    assert bench(["family", "--out", str(tmp_path), "--update", str(page)]) == 0
-    assert "old" not in page.read_text()
-    assert "cosformer.md" in page.read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "family.config.yaml",
+        "family.csv",
+        "family.md",
+        "family.png",
+    }
 
 
 def test_our_layers_stand_beside_the_public_packages(tmp_path, capsys):
@@ -126,14 +125,12 @@ def test_our_layers_stand_beside_the_public_packages(tmp_path, capsys):
     assert bench(["peers", *arguments, "--threads", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert all(f"`{name}`" in printed for name in peers.PEERS)
-    assert {p.name for p in tmp_path.iterdir()} == {"peers.csv", "peers.md"}
+    assert {p.name for p in tmp_path.iterdir()} == {"peers.config.yaml", "peers.csv", "peers.md"}
 
 
 def test_the_page_for_choosing_is_the_registry_and_the_measurement():
     page = (DOCS / "choosing.md").read_text("utf-8")
-    rows = family_table.read_rows(DOCS / "results" / "family.csv")
-    command = "primal bench family --out docs/results --update docs/choosing.md"
-    assert page == family_table.update_choice(page, rows), f"run {command}"
+    assert page == renewed(DOCS / "choosing.md"), "run primal info --update docs/choosing.md"
     advice = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert sorted(set(advice)) == list_attentions()
 

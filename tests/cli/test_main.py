@@ -1,7 +1,9 @@
 """Commands are found, answer fast, and tell mistakes in one sentence."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,8 @@ from primal_attention.cli import main as cli
 from primal_attention.cli.main import main
 from primal_attention.command import UserError, told_as_mistake
 from primal_attention.output import write_atomically
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -70,8 +74,15 @@ def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeyp
     assert "`primal`" in page.read_text()
     assert (tmp_path / "stored.md").read_text() in page.read_text()
     capsys.readouterr()
+    page.write_text("a\n<!-- family: start -->\nold\n<!-- family: end -->\nb\n")
+    assert "Nothing was measured yet" in fails("info", "--update", str(page))
+    (tmp_path / "results").mkdir()
+    shutil.copy(DOCS / "results" / "family.csv", tmp_path / "results")
+    assert main(["info", "--update", str(page)]) == 0
+    assert "old" not in page.read_text()
+    assert "cosformer.md" in page.read_text()
     page.write_text("nothing")
-    assert "no place for the table" in fails("info", "--update", str(page))
+    assert "no place for a table" in fails("info", "--update", str(page))
     assert "No such file" in fails("info", "--update", str(tmp_path / "none.md"))
 
 

@@ -27,9 +27,9 @@ def test_command_prints_a_table_and_saves_it(tmp_path, capsys) -> None:
     out = tmp_path / "deep" / "ksvd"
     benchmark.main(benchmark.Plan(lengths=(300,), rank=3, out=out))
     assert "| matrix_free" in capsys.readouterr().out
-    assert out.with_suffix(".csv").read_text().startswith("# primal bench ksvd --lengths 300")
-    assert out.with_suffix(".json").exists()
-    assert len(list(out.parent.iterdir())) == 2
+    assert (out / "ksvd.csv").read_text().startswith("# primal bench ksvd --lengths 300")
+    assert (out / "ksvd.json").exists()
+    assert len(list(out.iterdir())) == 2
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ Time and memory of one layer at growing lengths, all mechanisms in one process a
 the error of the mechanism's output against the kernel it stands for.
 
 Rows are saved as they arrive; a second call with the same ``--out`` measures what is missing.
-``--update docs/choosing.md`` writes the table of that page from what was saved.
+``primal info --update docs/choosing.md`` writes the table of that page from what was saved.
 """
 
 import math
@@ -44,8 +44,6 @@ class Plan:
     """Processor time of one thread, for busy machines; take --threads 1 with it."""
     out: Path = Path("outputs/bench")
     """Folder of the results."""
-    update: Path | None = None
-    """Measure nothing; renew the table in this page."""
 
     def __post_init__(self) -> None:
         from primal_attention.attention import attention_entry
@@ -58,20 +56,14 @@ class Plan:
 
 def main(plan: Plan) -> None:
     """Measure what is missing, then write the table and the plot."""
-    from primal_attention.bench.family_table import read_caption, read_rows, report, update_choice
-
-    path = plan.out / "family.csv"
-    if plan.update is not None:
-        page = plan.update.read_text("utf-8")
-        write_atomically(plan.update, update_choice(page, read_rows(path)))
-        return
-
     import torch
 
     from primal_attention.bench.family_rows import run
+    from primal_attention.bench.family_table import read_caption, report
     from primal_attention.bench.plot import plot_family
 
     torch.set_num_threads(plan.threads)
+    path = plan.out / "family.csv"
     rows = run(plan, path, clock=time.thread_time if plan.cpu_time else time.perf_counter)
     text = report(rows, read_caption(path))
     print(text)

@@ -21,7 +21,6 @@ __all__ = [
     "read_caption",
     "read_rows",
     "report",
-    "update_choice",
     "verdict",
 ]
 
@@ -195,9 +194,6 @@ def report(rows: Sequence[Row], caption: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_START, _END = "<!-- family: start -->\n", "<!-- family: end -->\n"
-
-
 def choice_table(rows: Sequence[Row]) -> str:
     """Return capabilities, cost, and what was measured, of every registered attention."""
     table = {(r.name, r.n): r for r in rows if not r.option}
@@ -232,18 +228,6 @@ def page_of(name: str) -> str:
     """
     stem = name if name == "primal-relative" else name.partition("-")[0]
     return f"{stem.replace('-', '_')}.md"
-
-
-def update_choice(text: str, rows: Sequence[Row]) -> str:
-    """Return a page with the table between its two marks replaced."""
-    before, start, rest = text.partition(_START)
-    _, end, after = rest.partition(_END)
-    if not start or not end:
-        raise ValueError(
-            f"The page has no place for the table; put the lines {_START.strip()!r} and "
-            f"{_END.strip()!r} where it belongs."
-        )
-    return before + _START + choice_table(rows) + _END + after
 
 
 def _last(

@@ -121,7 +121,7 @@ class Plan:
     dense_up_to: int = 5000
     """Most rows of the dense solver."""
     out: Path = Path("outputs/ksvd")
-    """File of the results, without ending."""
+    """Folder of the results."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "lengths", "rank")
@@ -161,8 +161,8 @@ def main(plan: Plan) -> None:
     lengths = " ".join(map(str, plan.lengths))
     command = f"primal bench ksvd --lengths {lengths} --rank {plan.rank}"
     comment = f"{command}; {machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
-    write_atomically(plan.out.with_suffix(".csv"), to_csv(records, comment))
+    write_atomically(plan.out / "ksvd.csv", to_csv(records, comment))
     write_atomically(
-        plan.out.with_suffix(".json"),
+        plan.out / "ksvd.json",
         to_json({"command": command, "hardware": machine, "records": records}),
     )

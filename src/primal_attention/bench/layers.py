@@ -54,8 +54,6 @@ class Plan:
 
 def main(plan: Plan) -> None:
     """Run the sweep, print tables and claims, save CSV, Markdown and PNG."""
-    plan.out.mkdir(parents=True, exist_ok=True)
-
     import torch
 
     from primal_attention.bench.claims import check_claims, check_decoding

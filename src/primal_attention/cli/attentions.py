@@ -1,12 +1,13 @@
-"""The table of attentions: made from the registry, and kept in a file that is quick to read."""
+"""The tables of attentions: made from the registry, and kept in a file that is quick to read."""
 
 from pathlib import Path
 
-from primal_attention.output import write_atomically
+from primal_attention.output import replace_between, write_atomically
 
-__all__ = ["attention_table", "stored_table", "update_table"]
+__all__ = ["attention_table", "renewed", "stored_table", "update_page"]
 
-_START, _END = "<!-- attentions: start -->\n", "<!-- attentions: end -->\n"
+_LISTED, _MEASURED = "attentions", "family"
+"""Marks around the table of the registry, and around that of the measurement."""
 _STORED = Path(__file__).with_name("attentions.md")
 
 
@@ -36,25 +37,26 @@ def stored_table() -> list[list[str]]:
     return [rows[0], *rows[2:]]
 
 
-def update_table(text: str) -> str:
-    """Return a Markdown text with the table between its two marks replaced.
+def renewed(page: Path) -> str:
+    """Return a page with the tables that it has marks for as they should be."""
+    from primal_attention.bench.family_table import choice_table, read_rows
 
-    Example:
-        >>> page = update_table("<!-- attentions: start -->\\n<!-- attentions: end -->\\n")
-        >>> update_table(page) == page
-        True
-    """
-    before, start, rest = text.partition(_START)
-    _, end, after = rest.partition(_END)
-    if not start or not end:
+    text = page.read_text("utf-8")
+    if f"<!-- {_MEASURED}: start -->" in text:
+        folder = page.parent / "results"
+        rows = read_rows(folder / "family.csv")
+        if not rows:
+            raise ValueError(f"Nothing was measured yet; run primal bench family --out {folder}.")
+        text = replace_between(text, _MEASURED, choice_table(rows))
+    elif f"<!-- {_LISTED}: start -->" not in text:
         raise ValueError(
-            f"The text has no place for the table; put the lines {_START.strip()!r} and "
-            f"{_END.strip()!r} where it belongs."
+            f"The page has no place for a table; put the lines '<!-- {_LISTED}: start -->' and "
+            f"'<!-- {_LISTED}: end -->' where it belongs."
         )
-    return before + _START + attention_table() + _END + after
+    return replace_between(text, _LISTED, attention_table())
 
 
-def update_files(page: Path) -> None:
-    """Rewrite the table in a Markdown file, and the stored one."""
-    write_atomically(page, update_table(page.read_text("utf-8")))
+def update_page(page: Path) -> None:
+    """Rewrite the tables of a page, and the stored one."""
+    write_atomically(page, renewed(page))
     write_atomically(_STORED, attention_table())

@@ -16,18 +16,19 @@ class Info:
     """Show versions, the machine, and which optional parts are installed."""
 
     update: Path | None = None
-    """Rewrite the table of attentions in this Markdown file, from the registry."""
+    """Rewrite the tables of attentions in this page: what the registry has, and what was measured,
+    from results/family.csv beside the page."""
 
 
 def main(argv: list[str]) -> int:
     """Print what there is, or renew a table."""
     options = parse(Info, argv, prog="primal info")
     if options.update is not None:
-        from primal_attention.cli.attentions import update_files
+        from primal_attention.cli.attentions import update_page
 
         with told_as_mistake(str(options.update)):
-            update_files(options.update)
-        print(f"Renewed the table of attentions in {options.update}.")
+            update_page(options.update)
+        print(f"Renewed the tables of attentions in {options.update}.")
         return 0
     rows = {
         "primal-attention": version("primal-attention"),
