@@ -4,7 +4,7 @@
 
 ``C`` is a block of the Gram matrix of the stacked queries and keys; that matrix is positive
 definite, so the classical Nyström theory holds although ``C`` itself is not even symmetric. The
-kernel, how points are scaled, and the exact form are those of :mod:`.gaussian`.
+kernel, how points are scaled, and the exact form: :mod:`primal_attention.functional.gaussian`.
 """
 
 from typing import Literal, NamedTuple, get_args
