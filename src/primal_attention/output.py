@@ -74,7 +74,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def replace_between(text: str, mark: str, content: str) -> str:
-    """Return a page with new content between its marks; without such marks, as it was.
+    """Return a page with new content between its marks, which it must have.
 
     Example:
         >>> replace_between("<!-- a: start -->\\nold\\n<!-- a: end -->\\n", "a", "new\\n")
@@ -83,7 +83,12 @@ def replace_between(text: str, mark: str, content: str) -> str:
     start, end = (f"<!-- {mark}: {edge} -->\n" for edge in ("start", "end"))
     before, found, rest = text.partition(start)
     _, closed, after = rest.partition(end)
-    return before + start + content + end + after if found and closed else text
+    if not (found and closed):
+        raise ValueError(
+            f"The page has no place for a table; put the lines {start.strip()!r} and "
+            f"{end.strip()!r} where it belongs."
+        )
+    return before + start + content + end + after
 
 
 def to_csv(records: Sequence[dict[str, Any]], comment: str = "") -> str:

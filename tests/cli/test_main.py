@@ -81,8 +81,10 @@ def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeyp
     assert main(["info", "--update", str(page)]) == 0
     assert "old" not in page.read_text()
     assert "cosformer.md" in page.read_text()
-    page.write_text("nothing")
-    assert "no place for a table" in fails("info", "--update", str(page))
+    for text in ("nothing", "<!-- attentions: start -->\n", "<!-- family: start -->\n"):
+        page.write_text(text)
+        assert "no place for a table" in fails("info", "--update", str(page))
+        assert page.read_text() == text
     assert "No such file" in fails("info", "--update", str(tmp_path / "none.md"))
 
 

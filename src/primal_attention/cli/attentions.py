@@ -48,11 +48,8 @@ def renewed(page: Path) -> str:
         if not rows:
             raise ValueError(f"Nothing was measured yet; run primal bench family --out {folder}.")
         text = replace_between(text, _MEASURED, choice_table(rows))
-    elif f"<!-- {_LISTED}: start -->" not in text:
-        raise ValueError(
-            f"The page has no place for a table; put the lines '<!-- {_LISTED}: start -->' and "
-            f"'<!-- {_LISTED}: end -->' where it belongs."
-        )
+        if f"<!-- {_LISTED}: start -->" not in text:
+            return text
     return replace_between(text, _LISTED, attention_table())
 
 
