@@ -113,7 +113,7 @@ def _train(
     return model, fit(model, data, config=config, collate=collate_series, **also)
 
 
-def _run_on_all(
+def run_on_all(
     choice: ModelChoice, train: Series, test: Series, settings: Settings, seed: int
 ) -> _Scored:
     """Train on the whole training part and score the test part along the way."""
@@ -156,7 +156,7 @@ def run_combination(
     started = time.thread_time()
     train, test = load_series(name, "train", root=root), load_series(name, "test", root=root)
     epoch, valid = _select_epoch(choice, train, settings, seed)
-    run = _run_on_all(choice, train, test, settings, seed)
+    run = run_on_all(choice, train, test, settings, seed)
     chosen = {"selected_test": run.scores[epoch - 1], "selected_epoch": epoch, "valid": valid}
     return _best_epoch(run) | chosen | _facts(run, len(train), settings, started)
 
@@ -167,7 +167,7 @@ def run_published(
     """Return one row of the table by the published protocol: the best test epoch of one run."""
     started = time.thread_time()
     train, test = load_series(name, "train", root=root), load_series(name, "test", root=root)
-    run = _run_on_all(choice, train, test, settings, seed)
+    run = run_on_all(choice, train, test, settings, seed)
     return _best_epoch(run) | _facts(run, len(train), settings, started)
 
 
@@ -195,7 +195,7 @@ def run_ablation(
     """Return the test accuracy after the last epoch: nothing is selected."""
     started = time.thread_time()
     train, test = load_series(name, "train", root=root), load_series(name, "test", root=root)
-    run = _run_on_all(choice, train, test, settings, seed)
+    run = run_on_all(choice, train, test, settings, seed)
     return {
         "last_test": run.scores[-1],
         "ksvd": run.history.records[-1].ksvd,
