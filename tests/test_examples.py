@@ -1,12 +1,14 @@
 """The example scripts run, and say what the documentation says they say."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,9 +23,14 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -151,3 +158,22 @@ def test_the_kernels_train_and_finished_runs_are_kept(tmp_path):
     assert len(first.splitlines()) == 2 + 18
     assert "listops, exp" not in run(*again, "--out", str(tmp_path))
     assert (tmp_path / "schoenbat_kernels.csv").read_text() == first
+
+
+def test_held_out_thirds_choose_a_training_without_the_test_part(tmp_path):
+    folder = tmp_path / "uea" / "BasicMotions"
+    folder.mkdir(parents=True)
+    x, y = np.random.default_rng(0).normal(size=(12, 20, 2)), np.arange(12) % 2
+    arrays = {"X_train": x.astype(np.float32), "y_train": y, "classes": np.array(["p", "q"])}
+    np.savez(folder / "BasicMotions.npz", **arrays)  # there is no test part to read
+    again = ("examples/uea_trainings.py", "--quick", "--sets", "BasicMotions")
+    again += ("--out", str(tmp_path))
+    printed = run(*again, PRIMAL_DATA=str(tmp_path))
+    assert printed.count("third") == 6
+    rows = (tmp_path / "uea_trainings.csv").read_text().splitlines()[2:]
+    means = {"published": 0.0, "ours": 0.0}
+    for _, training, _, best, _ in (row.split(",") for row in rows):
+        means[training] += float(best)
+    chosen = [cell.strip() for cell in printed.splitlines()[-1].strip("|").split("|")]
+    assert chosen[-1] == ("ours" if means["ours"] > means["published"] else "published")
+    assert run(*again, PRIMAL_DATA=str(tmp_path)).count("third") == 0  # runs are kept
