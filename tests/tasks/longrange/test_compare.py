@@ -46,6 +46,17 @@ def test_runs_are_made_once_and_told_in_full(tmp_path):
         reproduce_longrange(tmp_path, other)
 
 
+def test_runs_of_several_calls_make_one_table(tmp_path):
+    for variant, seed in (("dual", 1), ("dual", 0), ("softmax", 0)):
+        comparison = Comparison(("listops",), (variant,), seeds=(seed,), steps=2, **QUICK)
+        (record,) = reproduce_longrange(tmp_path, comparison)
+        assert (record["variant"], record["seed"]) == (variant, seed)
+    rows = [line.split(",") for line in (tmp_path / "accuracy.csv").read_text().splitlines()[2:]]
+    assert [row[1:3] for row in rows] == [["softmax", "0"], ["dual", "0"], ["dual", "1"]]
+    curves = (tmp_path / "curves.csv").read_text().splitlines()[2:]
+    assert len({tuple(line.split(",")[:3]) for line in curves}) == 3
+
+
 def test_any_attention_can_be_trained_for_a_number_of_steps(tmp_path):
     comparison = Comparison(("listops",), ("skyformer", "gaussian"), steps=6, **QUICK)
     records = reproduce_longrange(tmp_path, comparison)

@@ -96,7 +96,8 @@ def reproduce_longrange(
     """Train every model on every task at the same cost; return one record a run.
 
     Writes ``accuracy.csv`` (one row a run), ``curves.csv`` (one row an evaluation) and
-    ``curves.png`` in ``out``, each time a run ends.
+    ``curves.png`` in ``out``, each time a run ends. They hold every finished run of the folder
+    with these settings, so that several processes may share the tasks, variants and seeds.
 
     Args:
         out: Folder of the results and the runs; what is there already is not done again.
@@ -112,11 +113,8 @@ def reproduce_longrange(
         >>> reproduce_longrange(tempfile.mkdtemp(), quick)[0]["variant"]
         'dual'
     """
-    from primal_attention.output import hardware, to_csv, write_atomically
-
     comparison, out = comparison or Comparison(), Path(out)
     records: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
     for task, seed, variant, folder in _runs(out, comparison):
         progress(f"{task}, {variant}, seed {seed}")
         found = _read(folder, comparison)
@@ -124,12 +122,28 @@ def reproduce_longrange(
             splits = load_splits(task, comparison, data)
             found = _run(folder, task, variant, seed, splits, comparison)
         records.append(found["record"])
-        curves += found["curve"]
-        facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
-        write_atomically(out / "accuracy.csv", to_csv(records, facts))
-        write_atomically(out / "curves.csv", to_csv(curves, facts))
-        write_atomically(out / "curves.png", plot_accuracy(curves))
+        _write_tables(out, comparison)
     return records
+
+
+def _write_tables(out: Path, comparison: Comparison) -> None:
+    """Write what all finished runs of the folder with these settings have found."""
+    import json
+
+    from primal_attention.output import hardware, to_csv, write_atomically
+
+    def place(found: dict[str, Any]) -> tuple[int, int, int, str]:
+        task, variant, seed = (found["record"][key] for key in ("task", "variant", "seed"))
+        order = [*comparison.variants, variant]  # those of other calls after ours
+        return _TASKS.index(task), seed, order.index(variant), variant
+
+    every = (json.loads(path.read_text()) for path in out.glob("runs/*/result.json"))
+    runs = sorted((f for f in every if f["comparison"] == _settings(comparison)), key=place)
+    curves = [row for found in runs for row in found["curve"]]
+    facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
+    write_atomically(out / "accuracy.csv", to_csv([found["record"] for found in runs], facts))
+    write_atomically(out / "curves.csv", to_csv(curves, facts))
+    write_atomically(out / "curves.png", plot_accuracy(curves))
 
 
 def check_longrange(
