@@ -293,7 +293,10 @@ def _read(folder: Path, comparison: Comparison) -> dict[str, Any] | None:
 
 
 def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
-    """Return a PNG: accuracy on the validation data against processor time, one panel a task."""
+    """Return a PNG: accuracy on the validation data against processor time, one panel a task.
+
+    Of several seeds, the mean is drawn over the faint curve of each.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -302,6 +305,7 @@ def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
         ) from error
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
+    import numpy as np
 
     from primal_attention.analysis.report import to_png
     from primal_attention.analysis.spectrum import model_colors, name_models, spaced
@@ -312,12 +316,20 @@ def plot_accuracy(curves: Sequence[dict[str, Any]]) -> bytes:
         1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False, layout=spaced()
     )
     for axis, task in zip(axes[0], tasks, strict=True):
-        for variant, seed in dict.fromkeys((r["variant"], r["seed"]) for r in curves):
-            key = (task, variant, seed)
-            rows = [r for r in curves if (r["task"], r["variant"], r["seed"]) == key]
-            seconds = [r["cpu_seconds"] for r in rows]
-            accuracy = [100 * r["valid_accuracy"] for r in rows]
-            axis.plot(seconds, accuracy, color=color[_LABELS.get(variant, variant)], marker=".")
+        rows = [r for r in curves if r["task"] == task]
+        for variant in dict.fromkeys(r["variant"] for r in rows):
+            seeds: dict[int, list[tuple[float, float]]] = {}
+            for r in rows:
+                if r["variant"] == variant:
+                    point = r["cpu_seconds"], 100 * r["valid_accuracy"]
+                    seeds.setdefault(r["seed"], []).append(point)
+            shade = color[_LABELS.get(variant, variant)]
+            if len(seeds) > 1:
+                for points in seeds.values():
+                    axis.plot(*zip(*points, strict=True), color=shade, alpha=0.25, linewidth=1)
+            # as far as every seed goes
+            means = [np.mean(points, axis=0) for points in zip(*seeds.values(), strict=False)]
+            axis.plot(*zip(*means, strict=True), color=shade, marker=".")
         axis.set(title=_TITLES[task], xlabel="processor seconds of training")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("validation accuracy, %")
