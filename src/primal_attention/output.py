@@ -5,6 +5,7 @@ import io
 import json
 import os
 import platform
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 __all__ = [
     "hardware",
     "markdown_table",
+    "percent",
     "replace_between",
     "to_csv",
     "to_json",
@@ -71,6 +73,20 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def percent(shares: Sequence[float]) -> str:
+    """Return mean and standard deviation over seeds in %, and how many seeds if not three.
+
+    Example:
+        >>> percent([0.9, 0.93, 0.93]), percent([0.9, 0.8]), percent([0.5])
+        ('92.0 ± 1.7', '85.0 ± 7.1 (2 seeds)', '50.0 (1 seed)')
+    """
+    mean = f"{100 * statistics.fmean(shares):.1f}"
+    if len(shares) < 2:
+        return f"{mean} (1 seed)"
+    text = f"{mean} ± {100 * statistics.stdev(shares):.1f}"
+    return text if len(shares) == 3 else f"{text} ({len(shares)} seeds)"
 
 
 def replace_between(text: str, mark: str, content: str) -> str:

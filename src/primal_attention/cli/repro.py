@@ -172,20 +172,19 @@ def _longrange(argv: list[str]) -> int:
         )
     import torch
 
-    from primal_attention.output import markdown_table
-
     torch.set_num_threads(1)  # processor seconds of one core are what is compared
     comparison = Comparison(**{f.name: getattr(options, f.name) for f in fields(Comparison)})
     with told_as_mistake(""):
         check_longrange(options.out, comparison, data=root)
         print(to_yaml(options), flush=True)
         write_atomically(options.out / "config.yaml", to_yaml(options))
-    records = reproduce_longrange(
+    reproduce_longrange(
         options.out, comparison, data=root, progress=lambda line: print(f"  … {line}", flush=True)
     )
-    columns = ["task", "variant", "seed", "steps", "valid_accuracy", "test_accuracy"]
-    print(markdown_table(columns, [[record[key] for key in columns] for record in records]))
-    print(f"Saved accuracy.csv, curves.csv, curves.png and config.yaml in {options.out}")
+    print((options.out / "accuracy.md").read_text())
+    print(
+        f"Saved accuracy.csv, accuracy.md, curves.csv, curves.png and config.yaml in {options.out}"
+    )
     return 0
 
 

@@ -53,6 +53,12 @@ def test_runs_of_several_calls_make_one_table(tmp_path):
         assert (record["variant"], record["seed"]) == (variant, seed)
     rows = [line.split(",") for line in (tmp_path / "accuracy.csv").read_text().splitlines()[2:]]
     assert [row[1:3] for row in rows] == [["softmax", "0"], ["dual", "0"], ["dual", "1"]]
+    shares = [100 * float(row[8]) for row in rows]
+    both = f"{np.mean(shares[1:]):.1f} ± {np.std(shares[1:], ddof=1):.1f} (2 seeds)"
+    summary = (tmp_path / "accuracy.md").read_text().splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in summary]
+    assert [row[1] for row in cells] == ["Transformer", "dual"]
+    assert [row[3] for row in cells] == [f"{shares[0]:.1f} (1 seed)", both]
     curves = (tmp_path / "curves.csv").read_text().splitlines()[2:]
     assert len({tuple(line.split(",")[:3]) for line in curves}) == 3
 

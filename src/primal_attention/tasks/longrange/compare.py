@@ -95,9 +95,10 @@ def reproduce_longrange(
 ) -> list[dict[str, Any]]:
     """Train every model on every task at the same cost; return one record a run.
 
-    Writes ``accuracy.csv`` (one row a run), ``curves.csv`` (one row an evaluation) and
-    ``curves.png`` in ``out``, each time a run ends. They hold every finished run of the folder
-    with these settings, so that several processes may share the tasks, variants and seeds.
+    Writes ``accuracy.csv`` (one row a run), ``accuracy.md`` (means over seeds), ``curves.csv`` (one
+    row an evaluation) and ``curves.png`` in ``out``, each time a run ends. They hold every finished
+    run of the folder with these settings, so that several processes may share the tasks, variants
+    and seeds.
 
     Args:
         out: Folder of the results and the runs; what is there already is not done again.
@@ -141,9 +142,33 @@ def _write_tables(out: Path, comparison: Comparison) -> None:
     runs = sorted((f for f in every if f["comparison"] == _settings(comparison)), key=place)
     curves = [row for found in runs for row in found["curve"]]
     facts = ", ".join(f"{k}: {v}" for k, v in hardware().items())
-    write_atomically(out / "accuracy.csv", to_csv([found["record"] for found in runs], facts))
+    records = [found["record"] for found in runs]
+    write_atomically(out / "accuracy.csv", to_csv(records, facts))
+    write_atomically(out / "accuracy.md", _summary(records) + "\n")
     write_atomically(out / "curves.csv", to_csv(curves, facts))
     write_atomically(out / "curves.png", plot_accuracy(curves))
+
+
+def _summary(records: Sequence[dict[str, Any]]) -> str:
+    """Return a table with a row for each model on each task, seeds together."""
+    from statistics import fmean
+
+    from primal_attention.output import markdown_table, percent
+
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["task"], record["variant"]), []).append(record)
+    lines = [
+        [
+            _TITLES[task],
+            _LABELS.get(variant, variant),
+            *(percent([r[f"{part}_accuracy"] for r in group]) for part in ("valid", "test")),
+            *(f"{fmean(r[key] for r in group):,.0f}" for key in ("steps", "seconds")),
+        ]
+        for (task, variant), group in groups.items()
+    ]
+    header = ["task", "model", "validation, %", "test, %", "steps", "processor seconds"]
+    return markdown_table(header, lines)
 
 
 def check_longrange(

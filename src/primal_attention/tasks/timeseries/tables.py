@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
+from primal_attention.output import hardware, markdown_table, percent, to_csv, write_atomically
 from primal_attention.tasks.timeseries.settings import (
     ABLATION,
     GRID,
@@ -76,26 +76,18 @@ def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: P
     grid = _grid(rows, "last_test", sets, variants)
     lines = []
     for variant in variants:
-        cells = [_spread(grid[n, variant]) if (n, variant) in grid else "—" for n in sets]
+        cells = [percent(grid[n, variant]) if (n, variant) in grid else "—" for n in sets]
         complete = all((n, variant) in grid for n in sets)
         means = [statistics.fmean(grid[n, variant]) for n in sets] if complete else []
-        lines.append([variant, *cells, _percent(means) if means else "—"])
+        lines.append([variant, *cells, _mean(means) if means else "—"])
     table = markdown_table(["variant", *sets, "average"], lines)
     text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
     text += f"All variants have {_describe(settings)} One thread of a CPU."
     write_atomically(out / "uea_ablation.md", f"{text}\n\n{table}\n")
 
 
-def _percent(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Return mean ± standard deviation in %, and how many seeds if not three."""
-    if len(values) < 2:
-        return f"{_percent(values)} (1 seed)"
-    text = f"{_percent(values)} ± {100 * statistics.stdev(values):.1f}"
-    return text if len(values) == 3 else f"{text} ({len(values)} seeds)"
 
 
 def _grid(
@@ -117,7 +109,7 @@ def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
     published = ["Trans. (paper)", "Primal. (paper)", "Primal.+ (paper)"]
     lines = []
     for name in sets:
-        cells = [_spread(grid[name, m]) if (name, m) in grid else "—" for m in models]
+        cells = [percent(grid[name, m]) if (name, m) in grid else "—" for m in models]
         theirs = [f"{v:.1f}" for v in PUBLISHED[name]] if name in PUBLISHED else ["—"] * 3
         lines.append([name, *cells, *theirs])
     for label, members in (
@@ -129,7 +121,7 @@ def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
     ):
         if not members:
             continue
-        means = [_percent([statistics.fmean(grid[n, m]) for n in members]) for m in models]
+        means = [_mean([statistics.fmean(grid[n, m]) for n in members]) for m in models]
         theirs = ["—"] * 3
         if all(n in PUBLISHED for n in members):
             theirs = [f"{statistics.fmean(PUBLISHED[n][i] for n in members):.1f}" for i in range(3)]
@@ -149,7 +141,7 @@ def _verdict(best: Sequence[Mapping[str, Any]]) -> str:
                 MODELS[m].title
                 for m in models
                 # compared as shown, to a tenth
-                if (name, m) in grid and float(_percent(grid[name, m])) >= goal
+                if (name, m) in grid and float(_mean(grid[name, m])) >= goal
             ]
             found.append(f"{name} ({goal}): {', '.join(reach) or 'none'}")
     return f"Means at or above the published Primal.+: {'; '.join(found)}." if found else ""
@@ -175,7 +167,7 @@ def _choices(
         if len(whole) > 1:
             chosen = max(whole, key=lambda choice: statistics.fmean(whole[choice]))
             theirs = f"{PUBLISHED[name][2]:.1f}"
-            lines.append([name, _spread(whole[chosen]), theirs, chosen, str(len(whole))])
+            lines.append([name, percent(whole[chosen]), theirs, chosen, str(len(whole))])
     columns = ["set", "best choice", "Primal.+ (paper)", "which", "of"]
     return markdown_table(columns, lines) if lines else ""
 
