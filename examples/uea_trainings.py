@@ -25,12 +25,12 @@ from primal_attention.tasks.timeseries import load_series
 from primal_attention.tasks.timeseries.repro import run_on_all
 from primal_attention.tasks.timeseries.settings import (
     GRID_SETS,
-    PUBLISHED_SETTINGS,
+    PUBLISHED_TRAINING,
     SETTINGS,
     published_choice,
 )
 
-TRAININGS = {"published": PUBLISHED_SETTINGS, "ours": SETTINGS}
+TRAININGS = {"published": PUBLISHED_TRAINING, "ours": SETTINGS}
 
 
 def read(path: Path) -> list[dict[str, Any]]:

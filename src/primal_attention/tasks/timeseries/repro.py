@@ -3,9 +3,9 @@
 Every combination of set, model and seed is trained by two protocols. ``Validation-selected`` is the
 figure to believe: a run with a fifth of the training part held out chooses an epoch, and a run on
 the whole training part is scored at that epoch. ``Best test epoch`` is the published protocol, with
-the published optimiser, rate, passes and η: the best of fifty test scores of one run. It
-picks the epoch by the answer, and is here for comparison only. The published Primal.+ is, besides,
-the best of nine pairs of rank and η, set by set; a third table makes such a choice too.
+the published η and on all sets but one the published training: the best of fifty test scores of one
+run. It picks the epoch by the answer, and is here for comparison only. The published Primal.+ is,
+besides, the best of nine pairs of rank and η, set by set; a third table makes that choice too.
 
 Each finished combination is one line in ``uea.jsonl``, ``uea_published.jsonl`` or
 ``uea_grid.jsonl``; a stopped study continues where it was.
