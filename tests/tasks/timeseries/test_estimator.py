@@ -112,6 +112,13 @@ def test_broken_folders_get_one_clear_sentence(tmp_path):
     config.write_text(json.dumps(content | {"model": content["model"] | {"dim": 16}}))
     with pytest.raises(ValueError, match="do not fit"):
         load(tmp_path)
+    for part in ("parameters", "model", "classes", "metadata"):
+        config.write_text(json.dumps({k: v for k, v in content.items() if k != part}))
+        with pytest.raises(ValueError, match=f"is damaged .*{part}"):
+            load(tmp_path)
+    config.write_text(json.dumps(content | {"parameters": {"depth": 3}}))
+    with pytest.raises(ValueError, match=r"is damaged .*depth"):
+        load(tmp_path)
     config.write_text("{}")
     with pytest.raises(ValueError, match="has format None"):
         load(tmp_path)

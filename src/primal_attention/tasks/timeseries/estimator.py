@@ -236,23 +236,26 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
                 f"{folder / _CONFIG} has format {found!r}, expected {_FORMAT!r}; it was written "
                 "by another program or version."
             )
-        classifier = cls(**content["parameters"])
         prefix = "model."
         weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
-        model = SeriesClassifier(SeriesConfig(**content["model"]))
+        try:
+            classifier = cls(**content["parameters"])
+            model = SeriesClassifier(SeriesConfig(**content["model"]))
+            classifier.standardizer_ = Standardizer(
+                tensors["standardizer.mean"].numpy(), tensors["standardizer.std"].numpy()
+            )
+            classifier.classes_ = np.array(content["classes"], dtype=content["classes_dtype"])
+            classifier.metadata_ = content["metadata"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"The classifier in {folder} is damaged ({error!r}).") from None
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
             raise ValueError(f"The weights in {folder} do not fit its config: {error}") from None
         classifier.model_ = model.eval()
-        classifier.standardizer_ = Standardizer(
-            tensors["standardizer.mean"].numpy(), tensors["standardizer.std"].numpy()
-        )
         classifier.history_ = None
-        classifier.classes_ = np.array(content["classes"], dtype=content["classes_dtype"])
         classifier.n_classes_ = len(classifier.classes_)
         classifier._class_dictionary = {c: i for i, c in enumerate(classifier.classes_)}
-        classifier.metadata_ = content["metadata"]
         classifier.is_fitted = True
         return classifier
 
