@@ -82,6 +82,16 @@ def future(folder: Path) -> None:
     (folder / "conversion.json").write_text(json.dumps({**content, "format": 99}))
 
 
+def lose_a_part(folder: Path) -> None:
+    content = json.loads((folder / "conversion.json").read_text())
+    del content["layers"]
+    (folder / "conversion.json").write_text(json.dumps(content))
+
+
+def foreign(folder: Path) -> None:
+    (folder / "conversion.json").write_text("[1, 2]")
+
+
 def missing(folder: Path) -> None:
     (folder / "conversion.json").unlink()
 
@@ -92,6 +102,8 @@ def missing(folder: Path) -> None:
         (swap_weights, "do not belong together"),
         (cut_weights, "is damaged"),
         (cut_description, "is damaged"),
+        (lose_a_part, "is damaged: conversion.json lacks 'layers'"),
+        (foreign, "format None"),
         (future, "format 99"),
         (missing, "There is no conversion in"),
     ],

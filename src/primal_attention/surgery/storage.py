@@ -111,10 +111,16 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ConversionError(f"There is no conversion in {folder}: {error}.") from error
     except (ValueError, SafetensorError) as error:
         raise ConversionError(f"The conversion in {folder} is damaged: {error}.") from error
-    if content.get("format") != _FORMAT:
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != _FORMAT:
         raise ConversionError(
-            f"The conversion in {folder} has format {content.get('format')!r}, expected {_FORMAT}; "
-            "load it with the version of the library that wrote it."
+            f"The conversion in {folder} has format {version!r}, expected {_FORMAT}; load it with "
+            "the version of the library that wrote it."
+        )
+    missing = {"config", "layers", "model", "host", "weights"} - set(content)
+    if missing:
+        raise ConversionError(
+            f"The conversion in {folder} is damaged: conversion.json lacks {min(missing)!r}."
         )
     if content["weights"] != f"{zlib.crc32(data):08x}":
         raise ConversionError(
