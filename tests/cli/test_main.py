@@ -10,7 +10,7 @@ import pytest
 
 from primal_attention.cli import main as cli
 from primal_attention.cli.main import main
-from primal_attention.command import UserError, told_as_mistake
+from primal_attention.command import UserError, user_errors
 from primal_attention.output import write_atomically
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -130,11 +130,11 @@ def test_a_missing_package_names_the_extra(monkeypatch, fails):
 
 
 def test_mistakes_keep_to_one_line_and_name_the_place_once():
-    with pytest.raises(UserError, match=r"^f\.yaml: two lines$"), told_as_mistake("f.yaml"):
+    with pytest.raises(UserError, match=r"^f\.yaml: two lines$"), user_errors("f.yaml"):
         raise ValueError("two\n  lines")
-    with pytest.raises(UserError, match=r"^f\.yaml is odd$"), told_as_mistake("f.yaml"):
+    with pytest.raises(UserError, match=r"^f\.yaml is odd$"), user_errors("f.yaml"):
         raise ValueError("f.yaml is odd")
-    with pytest.raises(KeyError), told_as_mistake("f.yaml"):
+    with pytest.raises(KeyError), user_errors("f.yaml"):
         raise KeyError("not told")
 
 

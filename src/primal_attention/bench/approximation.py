@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from primal_attention.command import at_least_one
+from primal_attention.settings import at_least_one
 
 __all__ = ["Plan", "Row", "feature_errors", "main"]
 

@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from primal_attention.command import at_least_one
 from primal_attention.output import write_atomically
+from primal_attention.settings import at_least_one
 
 __all__ = ["Plan", "main"]
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.command import at_least_one, progress, told_as_mistake
+from primal_attention.command import progress, user_errors
+from primal_attention.settings import at_least_one
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -339,7 +340,7 @@ def main(plan: Plan) -> None:
 
     torch.set_num_threads(1)
     runs = plan.out / "instability_runs.csv"
-    with told_as_mistake(""):
+    with user_errors(""):
         rows = measure(plan, runs, data=plan.data, progress=progress)
     records = summarize(rows)
     facts = ", ".join(f"{key}: {value}" for key, value in hardware().items())

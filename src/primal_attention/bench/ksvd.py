@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.command import at_least_one, progress
+from primal_attention.command import progress
+from primal_attention.settings import at_least_one
 
 if TYPE_CHECKING:
     from torch import Tensor

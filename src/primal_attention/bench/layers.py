@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from primal_attention.command import at_least_one, progress
+from primal_attention.command import progress
 from primal_attention.output import hardware, markdown_table, to_csv, write_atomically
+from primal_attention.settings import at_least_one
 
 __all__ = ["Plan", "main"]
 

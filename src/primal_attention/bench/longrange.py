@@ -18,7 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.command import at_least_one, progress
+from primal_attention.command import progress
+from primal_attention.settings import at_least_one
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from primal_attention.command import at_least_one
+from primal_attention.settings import at_least_one
 
 __all__ = ["Comparison", "Plan", "compare", "main", "pairs"]
 

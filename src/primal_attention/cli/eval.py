@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.cli.recipes import build, read_recipe, to_yaml
-from primal_attention.command import UserError, parse, told_as_mistake
+from primal_attention.command import UserError, user_errors
+from primal_attention.settings import parse
 
 __all__ = ["main"]
 
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> int:
             "classes": list(reader.classes),
             "confusion": matrix.tolist(),
         }
-        with told_as_mistake(""):
+        with user_errors(""):
             write_atomically(options.out, to_json(numbers))
             write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
         print(f"Saved {options.out}")

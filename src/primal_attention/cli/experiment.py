@@ -27,7 +27,7 @@ from primal_attention.cli.lengths import check_length
 from primal_attention.cli.problems import Problem
 from primal_attention.cli.recipes import to_yaml
 from primal_attention.cli.settings import Recipe
-from primal_attention.command import told_as_mistake
+from primal_attention.command import user_errors
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import hardware, to_csv, to_json, write_atomically
 from primal_attention.training import (
@@ -80,7 +80,7 @@ class Run:
     def check(self) -> None:
         """Raise for models that cannot be built, or cannot read the data."""
         for name in self.recipe.names:
-            with told_as_mistake(f"the model {name}"):
+            with user_errors(f"the model {name}"):
                 longest = self.build(name).config.max_length
             for part in ("train", "valid", "test"):
                 check_length(getattr(self.problem, part), longest, f"the {part} part of the data")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from primal_attention.command import parse, told_as_mistake
+from primal_attention.command import user_errors
+from primal_attention.settings import parse
 
 __all__ = ["main"]
 
@@ -26,7 +27,7 @@ def main(argv: list[str]) -> int:
     if options.update is not None:
         from primal_attention.cli.attentions import update_page
 
-        with told_as_mistake(str(options.update)):
+        with user_errors(str(options.update)):
             update_page(options.update)
         print(f"Renewed the tables of attentions in {options.update}.")
         return 0

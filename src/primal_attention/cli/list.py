@@ -9,7 +9,7 @@ import tyro
 
 from primal_attention.cli.attentions import stored_table
 from primal_attention.cli.recipes import recipe_paths, recipe_summary
-from primal_attention.command import parse
+from primal_attention.settings import parse
 
 __all__ = ["main"]
 

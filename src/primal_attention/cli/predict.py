@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.cli.recipes import to_yaml
-from primal_attention.command import UserError, parse, told_as_mistake
+from primal_attention.command import UserError, user_errors
+from primal_attention.settings import parse
 
 __all__ = ["main"]
 
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
         text = to_csv(rows)
     else:
         text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-    with told_as_mistake(""):
+    with user_errors(""):
         write_atomically(options.out, text)
         write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
     print(f"Wrote {len(rows)} predictions to {options.out}")

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from primal_attention.cli.recipes import build
 from primal_attention.cli.settings import DataSettings
-from primal_attention.command import UserError, told_as_mistake
+from primal_attention.command import UserError, user_errors
 from primal_attention.models import DualTowerClassifier, EncoderClassifier
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.longrange.listops import (
@@ -126,7 +126,7 @@ class Reader:
             labelled: Whether labels are needed; otherwise those in the file are left alone.
             part: Which part of an ``.npz`` file with several.
         """
-        with told_as_mistake(str(path), *_BROKEN):
+        with user_errors(str(path), *_BROKEN):
             if not path.is_file():
                 raise UserError(f"there is no file {path}.")
             if self.task == "timeseries":
@@ -191,7 +191,7 @@ class Reader:
             inside = [p.parent.name for p in sorted(folder.glob("*/reader.json"))]
             hint = f" Did you mean {folder / inside[0]}?" if inside else ""
             raise UserError(f"{folder} is not the folder of a model that primal trained.{hint}")
-        with told_as_mistake(f"{path} is damaged", UserError, *_BROKEN):
+        with user_errors(f"{path} is damaged", UserError, *_BROKEN):
             values = json.loads(path.read_text("utf-8"))
             reader = build(cls, values)
             if reader.task not in ("timeseries", *_VOCABULARY):
@@ -214,7 +214,7 @@ class Problem:
 def load_problem(settings: DataSettings) -> Problem:
     """Return the data of a recipe: training, validation and test part."""
     where = "" if settings.train is None else str(settings.train)
-    with told_as_mistake(where, *_BROKEN):
+    with user_errors(where, *_BROKEN):
         if settings.task == "timeseries":
             return _series_problem(settings)
         return _token_problem(settings)
@@ -244,7 +244,7 @@ def _series_problem(settings: DataSettings) -> Problem:
         tuple(fitted.std.tolist()),
     )
     whole = reader.prepare(official).series  # all of a file: a broken case keeps its number
-    with told_as_mistake(str(settings.test or "the test part"), *_BROKEN):
+    with user_errors(str(settings.test or "the test part"), *_BROKEN):
         held = reader.prepare(test).series
     held = held.take(_chosen(test.y, settings.test_size))
     return Problem(
@@ -276,7 +276,7 @@ def read_series(path: Path, part: Part, classes: Sequence[str] | None) -> Series
         part: Which part of an ``.npz`` file with several.
         classes: Names of the classes in their order; by default those of the file.
     """
-    with told_as_mistake(str(path), *_BROKEN):
+    with user_errors(str(path), *_BROKEN):
         return (
             read_ts(path, classes=classes)
             if path.suffix == ".ts"
@@ -344,7 +344,7 @@ def _tokens_of(
     """Return one part: of a file of one's own, drawn, or of the known set."""
     if path is None:
         return reader.cut(_known_tokens(settings, part, size))
-    with told_as_mistake(str(path), *_BROKEN):
+    with user_errors(str(path), *_BROKEN):
         return reader.cut(_read_tokens(settings.task, path, True))
 
 

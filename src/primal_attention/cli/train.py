@@ -17,7 +17,8 @@ from primal_attention.cli.recipes import (
     recipe_summary,
     to_yaml,
 )
-from primal_attention.command import UserError, parse, told_as_mistake
+from primal_attention.command import UserError, user_errors
+from primal_attention.settings import parse
 
 if TYPE_CHECKING:
     from primal_attention.cli.settings import TrainOptions
@@ -44,10 +45,10 @@ def main(argv: list[str]) -> int:
     if {"-h", "--help"} & set(argv[1:]):
         default = as_written(TrainOptions, {**tree, "out": out})
     else:
-        with told_as_mistake(str(path), ValueError, TypeError, UserError):
+        with user_errors(str(path), ValueError, TypeError, UserError):
             recipe = build(Recipe, tree)
         default = TrainOptions(**{f.name: getattr(recipe, f.name) for f in fields(Recipe)}, out=out)
-    with told_as_mistake(""):
+    with user_errors(""):
         options = parse(TrainOptions, argv[1:], prog=f"primal train {argv[0]}", default=default)
     _train(name, options, recipe_comment(path))
     return 0
@@ -98,7 +99,7 @@ def _train(name: str, options: "TrainOptions", comment: list[str]) -> None:
     for attention in recipe.names:
         if run.writes:
             print(f"Training {attention} …", flush=True)
-        with told_as_mistake(f"training {attention}", CheckpointError, NonFiniteLossError):
+        with user_errors(f"training {attention}", CheckpointError, NonFiniteLossError):
             results.append(train_model(run, attention))
     if not run.writes:
         return
@@ -143,7 +144,7 @@ def _check_same(options: "TrainOptions", name: str) -> None:
     path = options.out / name / "config.yaml"
     if not path.is_file():
         return  # the checkpoint knows the settings too, by fewer names
-    with told_as_mistake(str(path), ValueError, TypeError, UserError):
+    with user_errors(str(path), ValueError, TypeError, UserError):
         saved = build(Recipe, read_recipe(path))
     was, now = (
         flat(replace(recipe, model=recipe.model.named(name))) for recipe in (saved, options.recipe)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from primal_attention.cli.problems import Reader
-from primal_attention.command import UserError, told_as_mistake
+from primal_attention.command import UserError, user_errors
 from primal_attention.models import DualTowerClassifier, EncoderClassifier, ModelFileError
 from primal_attention.training import Evaluation, evaluate
 
@@ -22,7 +22,7 @@ def load_trained(folder: Path) -> tuple[EncoderClassifier | DualTowerClassifier,
             f"{folder} holds no finished model; finish it with primal train {folder.parent} "
             "--resume."
         )
-    with told_as_mistake("", ModelFileError, OSError):
+    with user_errors("", ModelFileError, OSError):
         model = reader.model.from_pretrained(folder / "model")
     config, inputs = model.config, reader.inputs
     found = {name: getattr(config, name) for name in inputs}

@@ -1,0 +1,61 @@
+"""``primal bench`` and ``primal repro``: list the studies of a group, or run one."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from primal_attention.command import UserError, progress, user_errors
+from primal_attention.settings import parse
+from primal_attention.tasks.study import STUDIES, find_study, run_study
+
+__all__ = ["main"]
+
+OptionsT = TypeVar("OptionsT")
+
+
+@dataclass(frozen=True)
+class StudyRun(Generic[OptionsT]):
+    """Run what is missing of a study and write its tables. A stopped study continues."""
+
+    study: Annotated[OptionsT, tyro.conf.arg(name="")]
+    out: Path
+    """Result folder; finished cells in it are not run again."""
+    max_seconds: float | None = None
+    """Start no further cell after this time; 0 only writes the tables."""
+
+
+def main(group: str, argv: list[str], default: str | None = None) -> int:
+    """Run a study of a group with the rest of the arguments."""
+    if argv[:1] in (["--help"], ["-h"]) or (not argv and default is None):
+        print(_help(group))
+        return 0
+    is_named = bool(argv) and not argv[0].startswith("-")
+    name = argv[0] if is_named or default is None else default
+    if name.startswith("-"):
+        raise UserError(f"name a study before its options. See primal {group} --help.")
+    study = find_study(name, group)
+    kind: Any = StudyRun[study.Options]  # type: ignore[name-defined]
+    with user_errors(""):
+        start = kind(study.Options(), out=Path("outputs") / name)
+        chosen = parse(kind, argv[is_named:], prog=f"primal {group} {name}", default=start)
+        study.cells(chosen.study)  # raises for options that cannot run
+    rows = run_study(
+        study, chosen.study, out=chosen.out, max_seconds=chosen.max_seconds, report=progress
+    )
+    for table in sorted(chosen.out.glob("*.md")):
+        print(table.read_text("utf-8"))
+    print(f"{len(rows)} rows; tables and pictures are in {chosen.out}")
+    return 0
+
+
+def _help(group: str) -> str:
+    studies = {name: e.summary for name, e in STUDIES.items() if e.group == group}
+    width = max(map(len, studies), default=0) + 2
+    rows = "\n".join(f"  {name:<{width}}{summary}" for name, summary in studies.items())
+    return (
+        f"usage: primal {group} STUDY [OPTIONS]\n\nstudies:\n{rows}\n\n"
+        "A study can be stopped at any time; the same command continues it.\n"
+        f"primal {group} STUDY --help shows its options."
+    )

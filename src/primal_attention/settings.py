@@ -1,0 +1,322 @@
+"""Settings: frozen dataclasses, read strictly from YAML and from the command line.
+
+A key that no dataclass has is an error, and so is a value of another type. A dataclass may be
+generic: ``build(Recipe[DataSettings, ModelSettings], tree)``.
+"""
+
+import difflib
+import hashlib
+import io
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from primal_attention.command import UserError, did_you_mean, user_errors
+
+__all__ = [
+    "at_least_one",
+    "build",
+    "check_value",
+    "fingerprint",
+    "flatten",
+    "parse",
+    "read_yaml",
+    "to_yaml",
+    "unchecked",
+]
+
+T = TypeVar("T")
+
+_MAX_BYTES = 1_000_000
+"""Largest file of settings that is read."""
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the settings in a YAML file.
+
+    Raises:
+        UserError: If the file is too large, not YAML, gives a key twice or uses aliases.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise UserError(f"{path} has more than {_MAX_BYTES:,} bytes, too many for settings.")
+        tree = yaml.load(path.read_text("utf-8"), _Loader)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        words = " ".join(str(error).split())
+        raise UserError(f"{path} is not readable as YAML: {words}.") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply to be settings.") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold settings as `key: value`, got {type(tree).__name__}.")
+    return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses duplicate keys and aliases; reads ``1e-3`` as a number."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node; an alias is an error, because nested aliases grow without bound."""
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise yaml.YAMLError(f"line {line} uses an alias (*name); write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Return a mapping node as a dictionary."""
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        for (key_node, _), key in zip(node.value, keys, strict=True):
+            if keys.count(key) > 1:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"the key {key!r} is given twice, last in line {line}")
+        return super().construct_mapping(node, deep=deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what :class:`_Loader` reads."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values out each time."""
+        return True
+
+
+for _kind in (_Loader, _Dumper):
+    # YAML 1.1 wants a point and a sign
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"),
+        list("-+.0123456789"),
+    )
+
+
+def build(kind: type[T], tree: Any, where: str = "") -> T:
+    """Return a dataclass from nested dictionaries, strictly.
+
+    Args:
+        kind: The dataclass, whose fields may be dataclasses.
+        tree: Its settings by name.
+        where: The path to them, for messages.
+
+    Example:
+        >>> from primal_attention.training.config import TrainingConfig
+        >>> build(TrainingConfig, {"epochs": 3}).epochs
+        3
+    """
+    _check_tree(tree, where)
+    known = {f.name: f for f in fields(typing.cast(Any, kind))}
+    prefix = f"{where}." if where else ""
+    for key in tree:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise UserError(
+                f"there is no setting {prefix}{key}.{hint} Known: {', '.join(sorted(known))}."
+            )
+    for name, field in known.items():
+        required = field.default is MISSING and field.default_factory is MISSING
+        if required and name not in tree:
+            raise UserError(f"the setting {prefix}{name} is missing.")
+    hints = _hints(kind)
+    values = {key: check_value(value, hints[key], prefix + key) for key, value in tree.items()}
+    with user_errors(where):
+        return kind(**values)
+
+
+def unchecked(kind: type[T], tree: Any, where: str = "") -> T:
+    """Return a dataclass without running its own checks, to show its settings in ``--help``.
+
+    The checks look up attentions, which needs torch. Help must not wait for torch.
+    """
+    _check_tree(tree, where)
+    found, hints = object.__new__(get_origin(kind) or kind), _hints(kind)
+    for field in fields(typing.cast(Any, kind)):
+        name, hint = field.name, hints[field.name]
+        if is_dataclass(hint):
+            value = unchecked(typing.cast(Any, hint), tree.get(name, {}), name)
+        elif name in tree:
+            value = check_value(tree[name], hint, name)
+        else:
+            value = field.default if field.default_factory is MISSING else field.default_factory()
+        object.__setattr__(found, name, value)
+    return typing.cast(T, found)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass; type variables of a generic one are replaced."""
+    origin = get_origin(kind) or kind
+    given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+    return {name: given.get(hint, hint) for name, hint in get_type_hints(origin).items()}
+
+
+def _check_tree(tree: Any, where: str) -> None:
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{where or 'a recipe'} must hold `key: value` settings, got {tree!r}.")
+
+
+def check_value(value: Any, hint: Any, where: str) -> Any:
+    """Return a value converted to its annotation, or raise :class:`UserError`."""
+    found = _convert(value, hint, where)
+    if found is _FAILED:
+        raise UserError(f"{where} must be {_describe(hint)}, got {value!r}.")
+    return found
+
+
+_FAILED = object()
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    """Return a value converted to its annotation, or ``_FAILED``."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is typing.Annotated:
+        return _convert(value, inner[0], where)
+    if origin in (Union, types.UnionType):
+        candidates = (_convert(value, h, where) for h in inner)
+        return next((v for v in candidates if v is not _FAILED), _FAILED)
+    if origin is Literal:
+        return value if value in inner else _FAILED
+    if origin in (tuple, Sequence):
+        if not isinstance(value, list | tuple):
+            return _FAILED
+        parts = [_convert(v, inner[0], where) for v in value]
+        return _FAILED if any(p is _FAILED for p in parts) else tuple(parts)
+    if origin in (dict, Mapping) or hint in (dict, Mapping):
+        return dict(value) if isinstance(value, Mapping) else _FAILED
+    if is_dataclass(hint):
+        return build(typing.cast(Any, hint), value, where)
+    return _convert_plain(value, hint)
+
+
+def _convert_plain(value: Any, hint: Any) -> Any:
+    if hint is Any:
+        return value
+    if hint is type(None):
+        return None if value is None else _FAILED
+    if hint is float and not isinstance(value, bool):
+        return float(value) if isinstance(value, int | float) else _FAILED
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, bool) and hint is not bool:
+        return _FAILED
+    return value if isinstance(value, hint) else _FAILED
+
+
+def _describe(hint: Any) -> str:
+    """Return an annotation in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is typing.Annotated:
+        return _describe(inner[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(h) for h in inner)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin in (tuple, Sequence):
+        return f"a list of {_describe(inner[0])}"
+    words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+    words |= {type(None): "null", Path: "a path"}
+    return words.get(hint, "`key: value` settings")
+
+
+def to_yaml(settings: Any) -> str:
+    """Return a dataclass as YAML that :func:`build` reads back.
+
+    Example:
+        >>> from primal_attention.training.config import TrainingConfig
+        >>> build(TrainingConfig, yaml.safe_load(to_yaml(TrainingConfig()))) == TrainingConfig()
+        True
+    """
+    return yaml.dump(_plain(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def flatten(settings: Any) -> dict[str, Any]:
+    """Return the settings of all parts by their full names, such as ``data.seed``."""
+    parts = {k: v for k, v in _plain(settings).items() if isinstance(v, dict)}
+    return {f"{part}.{key}": v for part, values in parts.items() for key, v in values.items()}
+
+
+def fingerprint(*settings: Any) -> str:
+    """Return a short hash of some settings, to recognise results that they decided.
+
+    Example:
+        >>> fingerprint({"seed": 1}) == fingerprint({"seed": 1}) != fingerprint({"seed": 2})
+        True
+    """
+    text = json.dumps([_plain(value) for value in settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    # a saved recipe is read from other folders too
+    return str(value.absolute()) if isinstance(value, Path) else value
+
+
+def parse(kind: type[T], argv: Sequence[str], *, prog: str, default: T | None = None) -> T:
+    """Return an instance of a dataclass, its fields taken from the command line.
+
+    Args:
+        kind: The dataclass; its docstring and those below its fields are the help.
+        argv: The arguments.
+        prog: What the user typed before them.
+        default: Values of everything that no argument changes; by default those of the dataclass.
+    """
+    import tyro
+
+    errors = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with redirect_stderr(errors):
+            return tyro.cli(kind, args=list(argv), prog=prog, **options)
+    except SystemExit as leaving:
+        if not leaving.code:
+            raise
+        raise UserError(f"{_message_in_box(errors.getvalue())} See {prog} --help.") from None
+
+
+def _message_in_box(box: str) -> str:
+    """Return the message of a tyro error box: its first part, and the option it suggests."""
+    lines = [line.strip("│ \n") for line in box.splitlines() if line[:1] not in "╭╰"]
+    parts = re.split(r"[-─]{8,}", "\n".join(lines))
+    if not box.startswith("╭"):
+        del parts[0]  # where boxes cannot be drawn, the title has a line of its own
+    message = " ".join(parts[0].split()).rstrip(".")
+    # an error of a dataclass names its field; the name of the class is internal
+    message = re.sub(r"^Error parsing \w+: ", "", message)
+    for part in parts[1:]:
+        names = re.findall(r"^--[\w.-]+", part, re.MULTILINE)
+        asked = re.search(r"--[\w.-]+", message)
+        if "Perhaps you meant" in part and names and asked:
+            nearest = difflib.get_close_matches(asked[0], names, 1, cutoff=0)[0]
+            return f"{message}. Did you mean {nearest}?"
+    return f"{message}."
+
+
+def at_least_one(options: object, *names: str) -> None:
+    """Raise if one of these fields holds a number below one, or is empty.
+
+    Example:
+        >>> at_least_one(range(0, 8, 2), "step", "stop")
+        >>> at_least_one(range(0, 8, 2), "start")
+        Traceback (most recent call last):
+        ValueError: start must be at least 1, got 0.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if not _numbers(value) or min(_numbers(value)) < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def _numbers(value: Any) -> list[int]:
+    return [n for part in value for n in _numbers(part)] if isinstance(value, tuple) else [value]

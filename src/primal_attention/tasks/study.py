@@ -1,0 +1,245 @@
+"""Studies: grids of runs that can be stopped and continued, and the tables made of them.
+
+A study lists its cells, runs one of them, and makes tables of the rows. :func:`run_study` does the
+rest: it skips finished cells, appends each row to ``rows.jsonl`` as soon as it is there, and writes
+the tables. A result folder has no other writer::
+
+    <out>/rows.jsonl      one finished cell a line (or several lines, see ``Study.run``)
+    <out>/about.json      the command, its options and the machine
+    <out>/<name>          whatever ``Study.tables`` returns: Markdown, CSV, PNG
+    <out>/runs/<cell>/    scratch folder of a cell, for checkpoints; removed when the cell is done
+
+Several processes may share a folder. Each appends whole lines, and tables hold every row.
+"""
+
+import json
+import math
+import os
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from primal_attention.command import UserError, did_you_mean
+from primal_attention.output import hardware, to_json, write_atomically
+from primal_attention.settings import fingerprint
+
+__all__ = ["STUDIES", "Cell", "Row", "Study", "StudyEntry", "find_study", "run_study"]
+
+Cell = Mapping[str, Any]
+"""Everything that decides a row, as plain values. Large settings go in as a fingerprint."""
+Row = Mapping[str, Any]
+"""What was measured, as plain values."""
+OptionsT = TypeVar("OptionsT")
+
+_ROWS, _ABOUT = "rows.jsonl", "about.json"
+
+
+class Study(ABC, Generic[OptionsT]):
+    """A grid of runs and its tables.
+
+    Subclasses keep torch out of their module's imports, so that ``--help`` answers at once.
+    """
+
+    name: ClassVar[str]
+    """Name on the command line, and of the result folder."""
+    Options: ClassVar[type[Any]]
+    """Frozen dataclass of what a user may choose; the docstrings of its fields are the help."""
+    threads: ClassVar[int] = 1
+    """Threads of torch during a run."""
+
+    @abstractmethod
+    def cells(self, options: OptionsT) -> Sequence[Cell]:
+        """Return the cells in the order in which they run; raise for options that cannot run."""
+
+    @abstractmethod
+    def run(self, cell: Cell, options: OptionsT, scratch: Path) -> Row | Sequence[Row]:
+        """Return what one cell measures: a row, or several if rivals are measured together.
+
+        Args:
+            cell: One of :meth:`cells`.
+            options: What the user chose.
+            scratch: Folder for checkpoints; a stopped cell finds it again.
+        """
+
+    @abstractmethod
+    def tables(self, rows: Sequence[Row], options: OptionsT) -> Mapping[str, str | bytes]:
+        """Return files by name: tables as Markdown or CSV, pictures as PNG.
+
+        Args:
+            rows: Rows of the wanted cells in their order, then the other rows of the folder. Each
+                holds its cell too.
+            options: What the user chose.
+        """
+
+    def describe(self, row: Row) -> str:
+        """Return a row in one line, for the progress display."""
+        return ", ".join(f"{key} {value}" for key, value in row.items() if _is_short(value))
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool) and len(str(value)) < 24
+
+
+def run_study(
+    study: Study[OptionsT],
+    options: OptionsT | None = None,
+    *,
+    out: str | Path,
+    max_seconds: float | None = None,
+    report: Callable[[str], None] = print,
+) -> list[Row]:
+    """Run the cells that are missing in a folder, write the tables, return the wanted rows.
+
+    Args:
+        study: What to run.
+        options: What the user chose; by default the defaults of the study.
+        out: Result folder; rows that are there already are not measured again.
+        max_seconds: Start no further cell after this time; call again to continue.
+        report: Called with one line per finished cell.
+
+    Raises:
+        ValueError: If ``rows.jsonl`` holds something that is no row.
+    """
+    options = study.Options() if options is None else options
+    out, started = Path(out), time.monotonic()
+    ends = math.inf if max_seconds is None else started + max_seconds
+    wanted = list(study.cells(options))
+    left = 0
+    for number, cell in enumerate(wanted, 1):
+        key = _key(cell)
+        # read again each time: another process may have finished this cell
+        if key in _read(out):
+            continue
+        if time.monotonic() >= ends:
+            left += 1
+            continue
+        scratch = out / "runs" / fingerprint(dict(cell))
+        with _threads(study.threads):
+            found = study.run(cell, options, scratch)
+        rows = [{**cell, **row} for row in ([found] if isinstance(found, Mapping) else found)]
+        _append(out / _ROWS, {"cell": dict(cell), "rows": rows})
+        shutil.rmtree(scratch, ignore_errors=True)
+        for row in rows:
+            report(f"{number}/{len(wanted)} {study.describe(row)}")
+    have = _read(out)
+    if have:
+        _write(study, options, wanted, have, out)
+    if left:
+        report(f"out of time with {left} of {len(wanted)} cells left; the same command continues")
+    return [row for cell in wanted for row in have.get(_key(cell), ())]
+
+
+def _write(
+    study: Study[Any],
+    options: Any,
+    wanted: Sequence[Cell],
+    have: Mapping[str, list[Row]],
+    out: Path,
+) -> None:
+    """Write the tables of all rows in the folder, and what made them."""
+    first = [_key(cell) for cell in wanted]
+    order = [key for key in first if key in have] + [key for key in have if key not in set(first)]
+    rows = [row for key in order for row in have[key]]
+    for name, content in study.tables(rows, options).items():
+        write_atomically(out / name, content)
+    about = {"command": command_line(study, options), "machine": hardware()}
+    write_atomically(out / _ABOUT, to_json(about))
+
+
+def command_line(study: Study[Any], options: Any) -> str:
+    """Return the command that runs a study with these options."""
+    group = STUDIES[study.name].group if study.name in STUDIES else "repro"
+    words = ["primal", group, study.name]
+    default = study.Options()
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value == getattr(default, field.name) or isinstance(value, Path):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [flag, *(str(part) for part in values)]
+    return " ".join(words)
+
+
+def _key(cell: Cell) -> str:
+    return json.dumps(dict(cell), sort_keys=True)
+
+
+def _read(out: Path) -> dict[str, list[Row]]:
+    """Return the finished rows of a folder by cell; a line cut off by a crash is left out."""
+    path = out / _ROWS
+    found: dict[str, list[Row]] = {}
+    lines = path.read_text("utf-8").split("\n") if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if not isinstance(content, dict) or set(content) != {"cell", "rows"}:
+            raise ValueError(f"{path}, line {number}: not a row of a study: {line[:60]!r}.")
+        found[_key(content["cell"])] = content["rows"]
+    return found
+
+
+def _append(path: Path, content: Mapping[str, Any]) -> None:
+    """Add one line in one write, and flush it to the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
+    line = ("\n" if is_torn else "") + json.dumps(content) + "\n"
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads inside the context."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class StudyEntry:
+    """Where a study is, and what it is for."""
+
+    where: str
+    """Module and class, ``module:Class``."""
+    group: Literal["bench", "repro"]
+    """Command that runs it: costs and errors, or published tables."""
+    summary: str
+    """One line for the list of studies."""
+
+
+STUDIES: dict[str, StudyEntry] = {}
+"""All studies by name. A module is imported when its study is asked for."""
+
+
+def find_study(name: str, group: str | None = None) -> Study[Any]:
+    """Return a study by name.
+
+    Raises:
+        UserError: If there is no such study; the message lists those there are.
+    """
+    known = [key for key, entry in STUDIES.items() if group in (None, entry.group)]
+    if name not in known:
+        raise UserError(
+            f"there is no study {name!r}.{did_you_mean(name, known)} Studies: {', '.join(known)}."
+        )
+    module, _, kind = STUDIES[name].where.partition(":")
+    found: type[Study[Any]] = getattr(import_module(module), kind)
+    return found()

@@ -1,0 +1,120 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from primal_attention.tasks.study import Study, command_line, run_study
+
+
+@dataclass(frozen=True)
+class Options:
+    """Squares of some numbers."""
+
+    numbers: tuple[int, ...] = (1, 2, 3)
+    """What to square."""
+    power: int = 2
+    """Exponent."""
+    data: Path | None = None
+    """A folder."""
+
+
+class Squares(Study[Options]):
+    name = "squares"
+    Options = Options
+
+    def __init__(self):
+        self.ran = []
+
+    def cells(self, options):
+        return [{"number": n, "power": options.power} for n in options.numbers]
+
+    def run(self, cell, options, scratch):
+        scratch.mkdir(parents=True)
+        (scratch / "checkpoint").write_text("half")
+        self.ran.append(cell["number"])
+        return {"value": cell["number"] ** cell["power"]}
+
+    def tables(self, rows, options):
+        return {"table.md": "\n".join(str(row["value"]) for row in rows) + "\n"}
+
+
+def test_a_study_writes_rows_tables_and_what_made_them(tmp_path):
+    rows = run_study(Squares(), out=tmp_path, report=lambda _: None)
+    assert [row["value"] for row in rows] == [1, 4, 9]
+    assert (tmp_path / "table.md").read_text() == "1\n4\n9\n"
+    assert json.loads((tmp_path / "about.json").read_text())["command"] == "primal repro squares"
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_finished_cells_are_not_run_again_and_tables_hold_every_row(tmp_path):
+    run_study(Squares(), Options((3,)), out=tmp_path, report=lambda _: None)
+    second = Squares()
+    rows = run_study(second, Options((1, 3)), out=tmp_path, report=lambda _: None)
+    assert second.ran == [1]
+    assert [row["number"] for row in rows] == [1, 3]
+    third = Squares()
+    run_study(third, Options((2,)), out=tmp_path, report=lambda _: None)
+    assert (tmp_path / "table.md").read_text() == "4\n9\n1\n"
+
+
+def test_a_cell_with_other_settings_is_another_cell(tmp_path):
+    run_study(Squares(), Options((3,)), out=tmp_path, report=lambda _: None)
+    rows = run_study(Squares(), Options((3,), power=3), out=tmp_path, report=lambda _: None)
+    assert [row["value"] for row in rows] == [27]
+
+
+def test_an_interrupted_study_keeps_its_rows_and_the_scratch_of_the_broken_cell(tmp_path):
+    class Broken(Squares):
+        def run(self, cell, options, scratch):
+            found = super().run(cell, options, scratch)
+            if cell["number"] == 2:
+                raise KeyboardInterrupt
+            return found
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study(Broken(), out=tmp_path, report=lambda _: None)
+    assert [p.read_text() for p in tmp_path.glob("runs/*/checkpoint")] == ["half"]
+    # a crash may also cut the last line
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"cell": {"number": 2')
+
+    class Continued(Squares):
+        def run(self, cell, options, scratch):
+            if cell["number"] == 2:
+                assert (scratch / "checkpoint").exists()
+                return {"value": 4}
+            return super().run(cell, options, scratch)
+
+    study = Continued()
+    rows = run_study(study, out=tmp_path, report=lambda _: None)
+    assert study.ran == [3]
+    assert [row["value"] for row in rows] == [1, 4, 9]
+
+
+def test_no_cell_starts_after_the_time_is_up(tmp_path):
+    said = []
+    study = Squares()
+    assert run_study(study, out=tmp_path, max_seconds=0, report=said.append) == []
+    assert study.ran == []
+    assert said == ["out of time with 3 of 3 cells left; the same command continues"]
+
+
+def test_a_cell_may_measure_several_rivals(tmp_path):
+    class Pairs(Squares):
+        def run(self, cell, options, scratch):
+            return [{"rival": "a", "value": 1}, {"rival": "b", "value": 2}]
+
+    rows = run_study(Pairs(), Options((5,)), out=tmp_path, report=lambda _: None)
+    assert [(row["number"], row["rival"]) for row in rows] == [(5, "a"), (5, "b")]
+
+
+def test_a_foreign_line_is_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"set": "x"}\n')
+    with pytest.raises(ValueError, match=r"line 1: not a row of a study"):
+        run_study(Squares(), out=tmp_path, report=lambda _: None)
+
+
+def test_the_command_names_what_differs_from_the_defaults():
+    options = Options((1, 2), data=Path("/somewhere"))
+    assert command_line(Squares(), options) == "primal repro squares --numbers 1 2"
