@@ -12,7 +12,7 @@ _EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "time
 """The extra that installs a package which only some commands need."""
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A wrong argument, setting or file: the command prints the message and exits with code 2."""
 
 

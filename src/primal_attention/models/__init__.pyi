@@ -1,5 +1,4 @@
 from .base import (
-    ClassifierOutput,
     ModelFileError,
     ModelOutput,
     PretrainedModel,
@@ -9,28 +8,34 @@ from .config import (
     ROTARY_ATTENTIONS,
     DecoderConfig,
     EncoderConfig,
+    EncoderOptions,
     SequenceConfig,
+    StackConfig,
 )
 from .decoder import CausalDecoder, DecoderState
 from .encoder import DualTowerClassifier, EncoderClassifier
 from .positions import rotary_positions, sinusoidal_positions
 from .sequence import SequenceModel
+from .stack import BlockStack, StackOutput
 
 __all__ = [
     "ROTARY_ATTENTIONS",
+    "BlockStack",
     "CausalDecoder",
-    "ClassifierOutput",
     "DecoderConfig",
     "DecoderState",
     "DualTowerClassifier",
     "EncoderBlock",
     "EncoderClassifier",
     "EncoderConfig",
+    "EncoderOptions",
     "ModelFileError",
     "ModelOutput",
     "PretrainedModel",
     "SequenceConfig",
     "SequenceModel",
+    "StackConfig",
+    "StackOutput",
     "rotary_positions",
     "sinusoidal_positions",
 ]

@@ -19,7 +19,7 @@ from torch import Tensor
 from primal_attention.attention import PublishesTerms
 from primal_attention.output import to_json, write_atomically
 
-__all__ = ["ClassifierOutput", "ModelFileError", "ModelOutput", "PretrainedModel"]
+__all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
 
 FORMAT = 1
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -43,8 +43,6 @@ class ModelOutput:
 
 
 torch.export.register_dataclass(ModelOutput)
-ClassifierOutput = ModelOutput
-"""What a classifier returns: logits ``[b classes]``."""
 
 
 class PretrainedModel(PublishesTerms):
@@ -60,6 +58,18 @@ class PretrainedModel(PublishesTerms):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         PretrainedModel._classes[cls.__name__] = cls
+
+    def collect(self, prefix: str, terms: Mapping[str, Tensor]) -> Tensor | None:
+        """Publish regularisers for ``ksvd_loss``; return their mean, or ``None`` without any.
+
+        Args:
+            prefix: Name of the stack that the terms come from.
+            terms: Regularisers by name inside that stack.
+        """
+        if not terms:
+            return None
+        self.publish({f"{prefix}.{name}": term for name, term in terms.items()})
+        return torch.stack(list(terms.values())).mean()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model to a folder, each file at once or not at all.

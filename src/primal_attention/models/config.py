@@ -10,11 +10,22 @@ Nothing here imports torch before a configuration is made, so that a command can
 once.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-__all__ = ["ROTARY_ATTENTIONS", "DecoderConfig", "EncoderConfig", "SequenceConfig"]
+from primal_attention.command import did_you_mean
+from primal_attention.settings import check_value
+
+__all__ = [
+    "ROTARY_ATTENTIONS",
+    "DecoderConfig",
+    "EncoderConfig",
+    "EncoderOptions",
+    "SequenceConfig",
+    "StackConfig",
+]
 
 Norm = Literal["pre", "post"]
 Pooling = Literal["mean", "last"]
@@ -35,8 +46,16 @@ ROTARY_ATTENTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceConfig:
-    """The fields that all models of sequences share."""
+class StackConfig:
+    """The blocks of a model; the fields that all models share.
+
+    Example:
+        >>> StackConfig(primal_layers="last:1").layer_attentions
+        ('softmax', 'primal')
+    """
+
+    hidden_ratio: ClassVar[int] = 4
+    """Default width inside a block's perceptron, as a multiple of ``dim``."""
 
     dim: int = 128
     """Model width."""
@@ -56,10 +75,6 @@ class SequenceConfig:
     """Attention of the other blocks."""
     other_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of the other attention's constructor."""
-    positions: Positions = "sinusoidal"
-    """Positions: sinusoidal or learned vectors, rotary queries and keys, or none."""
-    max_length: int | None = None
-    """Longest sequence that learned positions can tell; the others take any length."""
     norm: Norm = "pre"
     """Norm before each branch, or after it (post)."""
     dropout: float = 0.1
@@ -70,31 +85,19 @@ class SequenceConfig:
     def __post_init__(self) -> None:
         if isinstance(self.primal_layers, list):
             object.__setattr__(self, "primal_layers", tuple(self.primal_layers))
-        for name in ("dim", "num_heads", "num_layers", "hidden_dim", "max_length"):
+        for name in ("dim", "num_heads", "num_layers", "hidden_dim"):
             self._check_count(name)
-        for name, kind in (("positions", Positions), ("norm", Norm)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, got "
-                    f"{getattr(self, name)!r}."
-                )
+        self._check_choice("norm", Norm)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
-        if (self.positions == "learned") != (self.max_length is not None):
-            raise ValueError(
-                f"Learned positions need max_length, and only they have one; got positions="
-                f"{self.positions!r} and max_length={self.max_length}."
-            )
-        from primal_attention.attention import attention_entry
+        for name, options in zip(self.layer_attentions, self.layer_options, strict=True):
+            _check_options(name, options)
 
-        for name in self.layer_attentions:
-            attention_entry(name)
-            if self.positions == "rotary" and name not in ROTARY_ATTENTIONS:
-                raise ValueError(
-                    f"Rotary positions mean nothing to {name!r}, which does not compare tokens by "
-                    f"inner products; use sinusoidal positions, or one of: "
-                    f"{', '.join(ROTARY_ATTENTIONS)}."
-                )
+    def _check_choice(self, name: str, kind: Any) -> None:
+        if getattr(self, name) not in get_args(kind):
+            raise ValueError(
+                f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}."
+            )
 
     def _check_count(self, name: str) -> None:
         value = getattr(self, name)
@@ -112,6 +115,11 @@ class SequenceConfig:
                 )
 
     @property
+    def mlp_dim(self) -> int:
+        """Width inside each block's perceptron."""
+        return self.hidden_ratio * self.dim if self.hidden_dim is None else self.hidden_dim
+
+    @property
     def layer_attentions(self) -> tuple[str, ...]:
         """The attention of every block, first to last."""
         chosen = _chosen(self.primal_layers, self.num_layers)
@@ -124,6 +132,22 @@ class SequenceConfig:
         chosen = _chosen(self.primal_layers, self.num_layers)
         options = self.attention_options, self.other_options
         return tuple(options[i not in chosen] for i in range(self.num_layers))
+
+
+def _check_options(attention: str, options: Mapping[str, Any]) -> None:
+    """Raise for options that an attention does not have, and values of another type."""
+    from primal_attention.attention import attention_entry
+
+    given = {"dim", "num_heads", "generator", "device", "dtype"}
+    parameters = inspect.signature(attention_entry(attention).factory).parameters
+    known = {name: p.annotation for name, p in parameters.items() if name not in given}
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(
+                f"the attention {attention} has no option {key!r}.{did_you_mean(key, known)} "
+                f"Its options: {', '.join(known)}."
+            )
+        check_value(value, known[key], f"the option {key} of the attention {attention}")
 
 
 def _chosen(layers: str | tuple[int, ...], num_layers: int) -> frozenset[int]:
@@ -143,8 +167,54 @@ def _chosen(layers: str | tuple[int, ...], num_layers: int) -> frozenset[int]:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig(StackConfig):
+    """Blocks and positions; the fields that all models of sequences share."""
+
+    positions: Positions = "sinusoidal"
+    """Positions: sinusoidal or learned vectors, rotary queries and keys, or none."""
+    max_length: int | None = None
+    """Longest sequence that learned positions can tell; the others take any length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("max_length")
+        self._check_choice("positions", Positions)
+        if (self.positions == "learned") != (self.max_length is not None):
+            raise ValueError(
+                f"Learned positions need max_length, and only they have one; got positions="
+                f"{self.positions!r} and max_length={self.max_length}."
+            )
+        for name in self.layer_attentions if self.positions == "rotary" else ():
+            if name not in ROTARY_ATTENTIONS:
+                raise ValueError(
+                    f"Rotary positions mean nothing to {name!r}, which does not compare tokens by "
+                    f"inner products; use sinusoidal positions, or one of: "
+                    f"{', '.join(ROTARY_ATTENTIONS)}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions(SequenceConfig):
+    """An encoder without what the data decide: its inputs and its classes."""
+
+    is_causal: bool = False
+    """Let no token see a later one; ``primal-static`` needs it to mix tokens at all."""
+    pooling: Pooling = "mean"
+    """What the head sees: the mean over real tokens, or the last of them."""
+    head_dim: int | None = None
+    """Width of a hidden layer in the head; by default the head is linear."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("head_dim")
+        self._check_choice("pooling", Pooling)
+        if self.is_causal:
+            self._check_causal()
+
+
 @dataclass(frozen=True)
-class EncoderConfig(SequenceConfig):
+class EncoderConfig(EncoderOptions):
     """What an :class:`EncoderClassifier` or a :class:`DualTowerClassifier` is made of.
 
     Example:
@@ -158,26 +228,16 @@ class EncoderConfig(SequenceConfig):
     """Channels of each token, for inputs ``[b n features]``; give this or ``vocab_size``."""
     vocab_size: int | None = None
     """Distinct token ids, for inputs ``[b n]``; give this or ``num_features``."""
-    is_causal: bool = False
-    """Let no token see a later one; ``primal-static`` needs it to mix tokens at all."""
-    pooling: Pooling = "mean"
-    """What the head sees: the mean over real tokens, or the last of them."""
-    head_dim: int | None = None
-    """Width of a hidden layer in the head; by default the head is linear."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_classes", "num_features", "vocab_size", "head_dim"):
+        for name in ("num_classes", "num_features", "vocab_size"):
             self._check_count(name)
         if (self.num_features is None) == (self.vocab_size is None):
             raise ValueError(
                 f"Give exactly one of num_features and vocab_size, got {self.num_features} and "
                 f"{self.vocab_size}: num_features for inputs [b n features], vocab_size for ids."
             )
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"pooling must be 'mean' or 'last', got {self.pooling!r}.")
-        if self.is_causal:
-            self._check_causal()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """A causal decoder that models language, and generates with a state of constant size."""
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from primal_attention.attention import State
 from primal_attention.models.base import ModelOutput
-from primal_attention.models.blocks import EncoderBlock
 from primal_attention.models.config import DecoderConfig
 from primal_attention.models.sequence import SequenceModel
 
@@ -86,9 +84,8 @@ class CausalDecoder(SequenceModel):
 
     def init_state(self, batch_size: int) -> DecoderState:
         """Return the state before the first token."""
-        layers = tuple(block.init_state(batch_size) for block in self._steps())
         seen = torch.zeros(batch_size, dtype=torch.long, device=self.embed.weight.device)
-        return DecoderState(layers, seen)
+        return DecoderState(self.blocks.init_state(batch_size), seen)
 
     def step(
         self,
@@ -109,12 +106,13 @@ class CausalDecoder(SequenceModel):
         self._check(x, key_mask)
         real = torch.ones_like(x, dtype=torch.bool) if key_mask is None else key_mask
         position = state.seen[:, None] + (real.cumsum(1) - 1).clamp_min(0)
-        y, rotary = self._embed(x, position, key_mask), self._rotary(position)
-        layers = []
-        for block, layer in zip(self._steps(), state.layers, strict=True):
-            y, layer = block.step(y, layer, key_mask=key_mask, rotary=rotary)
-            layers.append(layer)
-        return self._logits(self.norm(y)), DecoderState(tuple(layers), state.seen + real.sum(1))
+        y, layers = self.blocks.step(
+            self._embed(x, position, key_mask),
+            state.layers,
+            key_mask=key_mask,
+            rotary=self._rotary(position),
+        )
+        return self._logits(self.norm(y)), DecoderState(layers, state.seen + real.sum(1))
 
     @torch.no_grad()
     def generate(
@@ -158,9 +156,6 @@ class CausalDecoder(SequenceModel):
             if left:
                 logits, state = self.step(tokens[-1], state)
         return torch.cat(tokens, dim=1)
-
-    def _steps(self) -> Iterable[EncoderBlock]:
-        return cast(Iterable[EncoderBlock], self.blocks)
 
     def _logits(self, hidden: Float[Tensor, "b n c"]) -> Float[Tensor, "b n vocab"]:
         return nn.functional.linear(hidden, self.embed.weight)

@@ -1,17 +1,16 @@
-"""What every model of sequences does: embedding, positions, blocks, a last norm."""
+"""Models of sequences: embedding, positions, blocks, a last norm."""
 
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from primal_attention.attention import Aux, Rotary
+from primal_attention.attention import Rotary
 from primal_attention.models.base import PretrainedModel
-from primal_attention.models.blocks import EncoderBlock
 from primal_attention.models.config import SequenceConfig
 from primal_attention.models.positions import rotary_positions, sinusoidal_positions
+from primal_attention.models.stack import BlockStack
 
 __all__ = ["Encoded", "SequenceModel"]
 
@@ -65,19 +64,7 @@ class SequenceModel(PretrainedModel):
         if config.max_length is not None:
             self.position_table = nn.Parameter(torch.empty(config.max_length, dim, **factory))
             nn.init.normal_(self.position_table, std=0.02)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                dim,
-                config.num_heads,
-                attention=name,
-                attention_options=options,
-                hidden_dim=config.hidden_dim,
-                norm=config.norm,
-                dropout=config.dropout,
-                **factory,
-            )
-            for name, options in zip(config.layer_attentions, config.layer_options, strict=True)
-        )
+        self.blocks = BlockStack(config, **factory)
         self.norm = nn.LayerNorm(dim, **factory)
 
     def encode(
@@ -93,16 +80,13 @@ class SequenceModel(PretrainedModel):
         """
         self._check(x, key_mask)
         position = _count(x, key_mask)
-        x, rotary = self._embed(x, position, key_mask), self._rotary(position)
-        terms: dict[str, Tensor] = {}
-        for i, block in enumerate(self.blocks):
-            x, aux = self._run(block, x, key_mask, rotary)
-            if aux is not None:
-                terms[f"blocks.{i}.attention"] = aux.loss
-        if not terms:
-            return Encoded(self.norm(x), None)
-        self.publish(terms)
-        return Encoded(self.norm(x), torch.stack(list(terms.values())).mean())
+        hidden, terms = self.blocks(
+            self._embed(x, position, key_mask),
+            key_mask=key_mask,
+            is_causal=self.is_causal,
+            rotary=self._rotary(position),
+        )
+        return Encoded(self.norm(hidden), self.collect("blocks", terms))
 
     def _embed(
         self, x: Tensor, position: Int[Tensor, "#b n"], key_mask: Tensor | None
@@ -122,18 +106,6 @@ class SequenceModel(PretrainedModel):
         if self.config.positions != "rotary":
             return None
         return rotary_positions(position, self.config.dim // self.config.num_heads)
-
-    def _run(
-        self, block: Any, x: Tensor, key_mask: Tensor | None, rotary: Rotary | None
-    ) -> tuple[Tensor, Aux | None]:
-        wants_term = self.training and block.attention.capabilities.aux_loss
-        options: dict[str, Any] = {"key_mask": key_mask, "is_causal": self.is_causal}
-        options |= {"rotary": rotary, "return_aux": wants_term}
-        if self.config.checkpointing and self.training:
-            result = checkpoint(block, x, use_reentrant=False, **options)
-        else:
-            result = block(x, **options)
-        return result if wants_term else (result, None)
 
     def _check(self, x: Tensor, key_mask: Tensor | None) -> None:
         """Raise for inputs that do not fit the model."""
