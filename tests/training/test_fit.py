@@ -12,7 +12,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training_cases import config, data, model
 
 import primal_attention as pa
-from primal_attention.training import Columns, NonFiniteLossError, evaluate, fit
+from primal_attention.training import (
+    Columns,
+    NonFiniteLossError,
+    Score,
+    evaluate,
+    fit,
+    squared_error,
+)
 
 
 def trained(changes=None, *, net=None, train=None, **options):
@@ -34,7 +41,7 @@ def test_a_model_learns_and_ends_at_its_best_epoch():
     assert history.records[-1].loss < history.records[0].loss
     assert history.records[-1].ksvd is not None
     assert not net.training
-    assert evaluate(net, data()).loss == pytest.approx(history.best.valid_loss, rel=1e-5)
+    assert evaluate(net, data())["loss"] == pytest.approx(history.best.valid["loss"], rel=1e-5)
 
 
 def test_the_best_validation_epoch_is_kept_not_the_last():
@@ -48,21 +55,21 @@ def test_the_best_validation_epoch_is_kept_not_the_last():
     wrong = Columns(x=wrong.columns["x"], labels=1 - wrong.columns["labels"])
     net, history = trained({"epochs": 3}, valid=wrong, on_epoch=remember)
     assert history.best_epoch == 1
-    assert history.records[-1].valid_loss > history.best.valid_loss
+    assert history.records[-1].valid["loss"] > history.best.valid["loss"]
     for name, weight in net.state_dict().items():
         assert weight.equal(kept[1][name])
 
 
 def test_accuracy_can_choose_the_epoch_and_ties_go_to_the_loss():
     _, history = trained({"epochs": 4, "monitor": "accuracy"}, valid=data())
-    best = max(history.records, key=lambda r: (r.valid_accuracy, -r.valid_loss))
+    best = max(history.records, key=lambda r: (r.valid["accuracy"], -r.valid["loss"]))
     assert history.best_epoch == best.epoch
 
 
 def test_without_validation_the_last_epoch_is_kept():
     _, history = trained()
     assert history.best_epoch == 2
-    assert history.best.valid_loss is None
+    assert not history.best.valid
 
 
 def test_patience_stops_a_run_that_gets_no_better():
@@ -151,21 +158,46 @@ def test_foreign_models_train_and_their_primal_layers_are_found():
     train = Columns(tokens=torch.randn(8, 5, 4), labels=torch.arange(8) % 2)
     _, history = trained(net=Foreign(), train=train, valid=train)
     assert history.records[-1].ksvd > 0
-    assert history.best.valid_accuracy is not None
+    assert 0 <= history.best.valid["accuracy"] <= 1
 
 
 def test_a_regression_objective_has_no_accuracy():
     train = Columns(x=torch.randn(16, 5, 3), labels=torch.randn(16))
 
-    def squared_error(output, labels):
-        return (output.logits.squeeze(-1) - labels).square().mean()
-
     net, history = trained(
         {"epochs": 3}, net=model(num_classes=1), train=train, valid=train, objective=squared_error
     )
     assert history.records[-1].loss < history.records[0].loss
-    assert history.best.valid_accuracy is None
-    assert evaluate(net, train, objective=squared_error).logits.shape == (16, 1)
+    assert set(history.best.valid) == {"loss"}
+    assert not evaluate(net, train, objective=squared_error).answers
+
+
+def test_any_named_score_chooses_the_epoch():
+    found = iter([0.2, 0.7, 0.7, 0.1])
+
+    def measure(net, valid):
+        assert len(valid) == 5
+        return {"mAP": Score(next(found)), "loss": Score(0.5, larger_is_better=False)}
+
+    settings = {"epochs": 4, "monitor": "mAP"}
+    _, history = trained(settings, valid=data(5), measure=measure)
+    assert history.best_epoch == 2
+    assert [r.valid["mAP"] for r in history.records] == [0.2, 0.7, 0.7, 0.1]
+
+
+def test_a_score_may_be_better_when_it_is_smaller():
+    found = iter([3.0, float("nan"), 1.0])
+
+    def measure(net, valid):
+        return {"RMSE": Score(next(found), larger_is_better=False)}
+
+    _, history = trained({"epochs": 3, "monitor": "RMSE"}, valid=data(5), measure=measure)
+    assert history.best_epoch == 3
+
+
+def test_a_score_that_nobody_measures_cannot_choose_the_epoch():
+    with pytest.raises(ValueError, match="got 'f1'; measured are: loss, accuracy"):
+        trained({"monitor": "f1"}, valid=data())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "radam", "adam"])
@@ -179,13 +211,13 @@ def test_the_average_of_the_weights_is_evaluated_and_kept():
     net, history = trained({"epochs": 3, "ema": 0.9}, valid=data())
     plain, _ = trained({"epochs": 3}, valid=data())
     assert not net.head.weight.equal(plain.head.weight)
-    assert evaluate(net, data()).loss == pytest.approx(history.best.valid_loss, rel=1e-5)
+    assert evaluate(net, data())["loss"] == pytest.approx(history.best.valid["loss"], rel=1e-5)
 
 
 def test_bfloat16_stays_close_to_float32():
     _, half = trained({"precision": "bf16"}, valid=data())
     _, full = trained(valid=data())
-    assert half.best.valid_loss == pytest.approx(full.best.valid_loss, abs=0.05)
+    assert half.best.valid["loss"] == pytest.approx(full.best.valid["loss"], abs=0.05)
 
 
 def test_deterministic_mode_is_on_inside_and_off_outside():
@@ -214,7 +246,7 @@ def test_random_streams_of_the_caller_are_left_alone():
 def test_further_numbers_go_into_the_record():
     test = data(9)
     _, history = trained(
-        valid=data(), evaluate=lambda net: {"test_accuracy": evaluate(net, test).accuracy}
+        valid=data(), evaluate=lambda net: {"test_accuracy": evaluate(net, test)["accuracy"]}
     )
     assert 0 <= history.records[0].metrics["test_accuracy"] <= 1
     assert history.rows()[0]["test_accuracy"] == history.records[0].metrics["test_accuracy"]

@@ -227,20 +227,19 @@ def test_evaluation_does_not_depend_on_the_batch_size_and_keeps_modes():
     net.head.eval()
     found = [evaluate(net, data(), batch_size=b) for b in (1, 5, 64)]
     for other in found[1:]:
-        assert other.loss == pytest.approx(found[0].loss, rel=1e-5)
-        assert other.accuracy == found[0].accuracy
-        torch.testing.assert_close(other.logits, found[0].logits)
-    assert found[0].labels.equal(data().columns["labels"])
+        assert other["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+        assert other["accuracy"] == found[0]["accuracy"]
+        torch.testing.assert_close(other.answers["logits"], found[0].answers["logits"])
+    assert found[0].answers["labels"].equal(data().columns["labels"])
     assert net.training
     assert not net.head.training
     with torch.no_grad():
         whole = net.eval()(**{k: v for k, v in pad_collate(list(data())).items() if k != "labels"})
-    torch.testing.assert_close(found[0].logits, whole.logits)
+    torch.testing.assert_close(found[0].answers["logits"], whole.logits)
 
 
 def test_evaluation_draws_nothing():
     before = torch.get_rng_state()
-    assert evaluate(model(), data(), keep_outputs=False).logits is None
     torch.manual_seed(0)
     evaluate(net := model(), data())
     torch.manual_seed(0)
@@ -257,14 +256,14 @@ def test_language_models_are_evaluated_by_token():
     rows = [torch.randint(7, (n,)) for n in (5, 3, 8)]
     text = Columns(x=[r[:-1] for r in rows], labels=[r[1:] for r in rows])
     found = evaluate(net, text, batch_size=2)
-    assert found.logits.shape == (3, 7, 7)
+    assert found.answers["labelled"].tolist() == [4, 2, 7]
     losses, hits = [], 0
     for row in rows:
         logits = net.eval()(row[None, :-1]).logits[0]
         losses.append(nn.functional.cross_entropy(logits, row[1:]).item())
         hits += int((logits.argmax(-1) == row[1:]).sum())
-    assert found.loss == pytest.approx(sum(losses) / 3, rel=1e-5)
-    assert found.accuracy == pytest.approx(hits / 13)
+    assert found["loss"] == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert found["accuracy"] == pytest.approx(hits / 13)
 
 
 def test_unlabelled_tokens_and_sequences_count_for_nothing():
@@ -280,10 +279,11 @@ def test_empty_data_cannot_be_evaluated():
 
 
 def test_history_survives_plain_values():
-    record = EpochRecord(1, 3, 0.5, None, 1e-3, 2.0, 0.4, 0.9, {"test": 0.8})
+    record = EpochRecord(1, 3, 0.5, None, 1e-3, 2.0, {"loss": 0.4}, {"test": 0.8})
     history = History((record,), 1, "epochs")
     assert History.from_dict(history.to_dict()) == history
     assert history.rows()[0]["test"] == 0.8
+    assert history.rows()[0]["valid_loss"] == 0.4
     with pytest.raises(RuntimeError, match="No epoch"):
         _ = History().best
 
@@ -296,7 +296,6 @@ def test_history_survives_plain_values():
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, radam, adam, got 'sgd'"),
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
-        ({"monitor": "f1"}, "monitor must be one of"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": float("nan")}, "lr must be positive"),
         ({"clip": -1.0}, "clip must be positive"),

@@ -50,8 +50,8 @@ def work(out: str, epochs: int = 3) -> None:
             result = {
                 "weights": {k: v.tolist() for k, v in net.state_dict().items()},
                 "rows": history.rows(),
-                "logits": found.logits.tolist(),
-                "loss": found.loss,
+                "logits": found.answers["logits"].tolist(),
+                "loss": found["loss"],
             }
             (Path(out) / f"{name}.json").write_text(json.dumps(result))
     for name in ("whole", "broken"):
@@ -129,8 +129,10 @@ def compare(found: dict, changes: dict) -> None:
         for key in ("loss", "ksvd", "valid_loss", "valid_accuracy", "lr", "step"):
             assert a[key] == pytest.approx(b[key], rel=1e-4), key
     alone = evaluate(net, data(9))
-    torch.testing.assert_close(torch.tensor(found["logits"]), alone.logits, atol=1e-4, rtol=1e-4)
-    assert found["loss"] == pytest.approx(alone.loss, rel=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(found["logits"]), alone.answers["logits"], atol=1e-4, rtol=1e-4
+    )
+    assert found["loss"] == pytest.approx(alone["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -88,16 +88,9 @@ class PretrainedModel(PublishesTerms):
             True
         """
         content = {"format": FORMAT, "class": type(self).__name__, "config": asdict(self.config)}
-        try:
-            text = to_json(content)
-        except TypeError as error:
-            raise TypeError(
-                f"The configuration cannot be written as JSON ({error}); use numbers, strings, "
-                "lists and dictionaries in attention_options."
-            ) from error
         weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         write_atomically(Path(folder) / _WEIGHTS, save(weights))
-        write_atomically(Path(folder) / _CONFIG, text)
+        write_atomically(Path(folder) / _CONFIG, to_json(content))
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: Any = None, dtype: Any = None) -> Self:

@@ -1,10 +1,11 @@
 from .checkpoint import CheckpointError
 from .config import TrainingConfig
 from .data import Columns, pad_collate
-from .evaluation import Evaluation, cross_entropy, evaluate
+from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
 from .loop import NonFiniteLossError, fit, join_processes
 from .optimization import parameter_groups
+from .scores import Score, cross_entropy, squared_error
 
 __all__ = [
     "CheckpointError",
@@ -13,6 +14,7 @@ __all__ = [
     "Evaluation",
     "History",
     "NonFiniteLossError",
+    "Score",
     "TrainingConfig",
     "cross_entropy",
     "evaluate",
@@ -20,4 +22,5 @@ __all__ = [
     "join_processes",
     "pad_collate",
     "parameter_groups",
+    "squared_error",
 ]

@@ -1,4 +1,4 @@
-"""How to train: one frozen dataclass, with the same fields in YAML and on the command line."""
+"""Settings of a training run: one dataclass for Python, YAML and the command line."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,11 @@ __all__ = ["TrainingConfig"]
 Optimizer = Literal["adamw", "radam", "adam"]
 Schedule = Literal["cosine", "one-cycle", "constant"]
 Precision = Literal["fp32", "bf16"]
-Monitor = Literal["loss", "accuracy"]
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Everything that decides a run, besides the model and the data.
+    """Settings of a training run, besides the model and the data.
 
     Example:
         >>> TrainingConfig(epochs=100, lr=3e-4, patience=10).schedule
@@ -49,8 +48,8 @@ class TrainingConfig:
     """Compile the model with torch.compile."""
     ema: float | None = None
     """Decay of an average of the weights that is evaluated and kept instead of them, e.g. 0.999."""
-    monitor: Monitor = "loss"
-    """What chooses the best epoch on the validation data; ties in accuracy go to the lower loss."""
+    monitor: str = "loss"
+    """Score on the validation data that chooses the best epoch; ties go to the lower loss."""
     patience: int | None = None
     """Epochs without a better one after which to stop; None trains to the end."""
     max_seconds: float | None = None
@@ -90,9 +89,4 @@ class TrainingConfig:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema}; 0.999 is usual.")
 
 
-_CHOICES = {
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "precision": Precision,
-    "monitor": Monitor,
-}
+_CHOICES = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision}

@@ -11,10 +11,9 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["IGNORED", "Columns", "pad_collate"]
+from primal_attention.training.scores import IGNORED
 
-IGNORED = -100
-"""The label of a token that counts neither in the loss nor in the accuracy."""
+__all__ = ["Columns", "Fingerprint", "pad_collate"]
 
 Item = Mapping[str, Tensor]
 
@@ -45,7 +44,7 @@ class Columns(Dataset[dict[str, Tensor]]):
 
 
 def pad_collate(items: Sequence[Item]) -> dict[str, Tensor]:
-    """Return one tensor per key; unequal lengths are padded at the end and told by a mask.
+    """Return one tensor per key; unequal lengths are padded at the end and get a mask.
 
     The lengths of ``x`` go to ``key_mask``, those of another ``name`` to ``name_mask``, unless the
     items bring that mask. Labels are padded with ``-100``, which no loss counts.
@@ -76,18 +75,18 @@ def _pad(rows: Sequence[Tensor], value: float) -> Tensor:
 
 
 class Part(NamedTuple):
-    """What one process runs at once."""
+    """The items that one process runs at once."""
 
     indices: list[int]
     weight: float
-    """Its share of the batch; zero for a stand-in where a process has nothing left to do."""
+    """Share of the batch; zero for a process without items, which must still take part."""
 
 
 class Order(NamedTuple):
-    """Which items come in which step: every pass over the data in a new order, all of it.
+    """The items of every step: each pass over the data has a new random order.
 
-    A step's items depend on the seed and the step alone. The sampler's position is therefore the
-    number of the step, and a batch is the same whoever computes it, in however many parts.
+    The items of a step depend on the seed and the number of the step alone. So a run can continue
+    at any step, and a batch is the same on one process or many, in one part or several.
     """
 
     num_items: int
@@ -109,7 +108,7 @@ class Order(NamedTuple):
         return order[position * self.batch_size :][: self.batch_size].tolist()
 
     def parts(self, step: int) -> list[Part]:
-        """Return what this process does in a step, ``accumulate`` parts of nearly equal size."""
+        """Return the parts of a step for this process: ``accumulate`` of nearly equal size."""
         batch = self.batch(step)
         count = self.world_size * self.accumulate
         first = self.rank * self.accumulate
@@ -142,18 +141,18 @@ class PartSampler(torch.utils.data.Sampler[list[int]]):
             yield from (part.indices for part in self.order.parts(step))
 
 
-class Trace(NamedTuple):
-    """By what some data are known again: their number, and a little of some of them."""
+class Fingerprint(NamedTuple):
+    """Fingerprint of a data set: its size, and shapes and means of a few items."""
 
     items: int
     numbers: tuple[float, ...] = ()
-    """Shapes and mean sizes, evenly taken; none if an item is another each time it is read."""
+    """Shapes and mean absolute values; empty if items change each time they are read."""
 
     @classmethod
     def of(
         cls, data: Dataset[Any] | None, collate: Callable[[Sequence[Any]], Mapping[str, Any]]
-    ) -> "Trace":
-        """Return the trace of a data set; of none it is empty."""
+    ) -> "Fingerprint":
+        """Return the fingerprint of a data set; without one, that of an empty set."""
         if data is None:
             return cls(0)
         count = len(data)  # type: ignore[arg-type]
@@ -164,8 +163,8 @@ class Trace(NamedTuple):
         )
         return cls(count, first if first == again else ())
 
-    def changes(self, was: "Trace") -> str:
-        """Return what is other than it was, in words; empty if nothing is."""
+    def changes(self, was: "Fingerprint") -> str:
+        """Return in words what differs from an earlier fingerprint; empty if nothing does."""
         if self.items != was.items:
             return f"had {was.items} items and have {self.items}"
         pair = self.numbers, was.numbers

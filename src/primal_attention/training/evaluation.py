@@ -1,68 +1,50 @@
-"""How good a model is on some data: loss, accuracy, and what it said."""
+"""Run a model over a data set: answers to every item, and named scores."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.training.config import Precision
-from primal_attention.training.data import IGNORED, _pad, pad_collate, split_labels
+from primal_attention.training.data import pad_collate, split_labels
+from primal_attention.training.scores import (
+    Answer,
+    Answers,
+    Score,
+    Scores,
+    class_answers,
+    class_scores,
+    cross_entropy,
+)
 
-__all__ = ["Collate", "Evaluation", "Objective", "cross_entropy", "evaluate"]
+__all__ = ["Collate", "Evaluation", "Objective", "evaluate"]
 
 Objective = Callable[[Any, Any], Tensor]
-"""From the model's output and the labels to a loss: a mean over the sequences of the batch."""
+"""From the output of a model and the labels to a loss: a mean over the sequences of the batch."""
 Collate = Callable[[Sequence[Any]], Mapping[str, Any]]
 """From a list of items to a batch: keyword inputs of the model, and ``labels``."""
 
 
-def cross_entropy(output: Any, labels: Int[Tensor, "b *n"]) -> Float[Tensor, ""]:
-    """Return the mean over sequences of the cross-entropy, each the mean over its labelled tokens.
-
-    Args:
-        output: What the model returned: logits ``[b *n classes]``, or an object that has them.
-        labels: Classes; ``-100`` where none is asked for.
-
-    Example:
-        >>> cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
-        tensor(0.6931)
-    """
-    logits = logits_of(output)
-    if logits.shape[:-1] != labels.shape:
-        raise ValueError(
-            f"labels must have the shape {tuple(logits.shape[:-1])} of the logits without classes, "
-            f"got {tuple(labels.shape)}; write an objective(output, labels) for other tasks."
-        )
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    losses = torch.nn.functional.cross_entropy(
-        wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    ).reshape(len(labels), -1)
-    counted = (labels != IGNORED).reshape(len(labels), -1).sum(1)
-    return (losses.sum(1) / counted.clamp_min(1)).mean()
-
-
-def logits_of(output: Any) -> Tensor:
-    """Return the logits of a model's output, which may be the logits themselves."""
-    return cast(Tensor, getattr(output, "logits", output))
-
-
 @dataclass(frozen=True)
 class Evaluation:
-    """What :func:`evaluate` found."""
+    """Scores of a model on a data set, and its answers to every item.
 
-    loss: float
-    """The objective, without the KSVD term."""
-    accuracy: float
-    """Fraction of labels that the largest logit hits; ``nan`` if labels are no classes."""
-    logits: Tensor | None
-    """All logits in the order of the data, on the CPU; ``None`` if they were not kept."""
-    labels: Tensor | None
-    """All labels in the order of the data, on the CPU; ``None`` if they were not kept."""
+    Example:
+        >>> Evaluation({"accuracy": Score(0.9)})["accuracy"]
+        0.9
+    """
+
+    scores: Scores
+    """Named scores; ``loss`` is the objective without the KSVD term."""
+    answers: Answers = field(default_factory=dict)
+    """Answers in the order of the data, on the CPU."""
+
+    def __getitem__(self, name: str) -> float:
+        return self.scores[name].value
 
 
 class _Measured(NamedTuple):
@@ -71,10 +53,7 @@ class _Measured(NamedTuple):
     number: int
     size: int
     loss: float
-    hits: int
-    labelled: int
-    logits: Tensor | None
-    labels: Tensor | None
+    answers: dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -84,11 +63,12 @@ def evaluate(
     *,
     batch_size: int = 64,
     objective: Objective = cross_entropy,
+    answer: Answer = class_answers,
+    score: Callable[[Answers], Scores] = class_scores,
     collate: Collate = pad_collate,
     precision: Precision = "fp32",
-    keep_outputs: bool = True,
 ) -> Evaluation:
-    """Return loss, accuracy, logits and labels of a model on a data set.
+    """Return the named scores of a model on a data set, and its answers.
 
     With several processes each takes its share of the batches, and all return the whole.
 
@@ -97,14 +77,15 @@ def evaluate(
         data: Map-style data set whose items are dictionaries of tensors.
         batch_size: Sequences to run at once.
         objective: From output and labels to the mean loss of a batch.
+        answer: From output and labels to what is kept of every item.
+        score: From all answers to named scores; ``loss`` is added.
         collate: From a list of items to a batch.
         precision: Type of the matrix products.
-        keep_outputs: Whether to return logits and labels; without them memory stays constant.
 
     Example:
         >>> from primal_attention.training import Columns
         >>> data = Columns(input=torch.eye(3), labels=torch.arange(3))
-        >>> evaluate(torch.nn.Identity(), data).accuracy
+        >>> evaluate(torch.nn.Identity(), data)["accuracy"]
         1.0
     """
     total = num_items(data)
@@ -123,40 +104,13 @@ def evaluate(
         for (number, _), indices, batch in zip(starts, batches, loader, strict=True):
             inputs, labels = split_labels(to_device(batch, device))
             output = model(**inputs)
-            measured.append(_measure(number, len(indices), output, labels, objective, keep_outputs))
-    return _join(_gather(measured))
-
-
-def _measure(
-    number: int, size: int, output: Any, labels: Tensor, objective: Objective, keep: bool
-) -> _Measured:
-    logits = logits_of(output)
-    hits = labelled = 0
-    if not labels.is_floating_point() and logits.shape[:-1] == labels.shape:
-        asked = labels != IGNORED
-        hits = int(((logits.argmax(-1) == labels) & asked).sum())
-        labelled = int(asked.sum())
-    kept = (logits.float().cpu(), labels.cpu()) if keep else (None, None)
-    return _Measured(number, size, float(objective(output, labels)), hits, labelled, *kept)
-
-
-def _join(measured: list[_Measured]) -> Evaluation:
-    measured = sorted(measured, key=lambda m: m.number)
-    labelled = sum(m.labelled for m in measured)
-    logits = [m.logits for m in measured if m.logits is not None]
-    labels = [m.labels for m in measured if m.labels is not None]
-    return Evaluation(
-        sum(m.loss * m.size for m in measured) / sum(m.size for m in measured),
-        sum(m.hits for m in measured) / labelled if labelled else float("nan"),
-        _concatenate(logits, 0.0) if logits else None,
-        _concatenate(labels, IGNORED) if labels else None,
-    )
-
-
-def _concatenate(batches: list[Tensor], fill: float) -> Tensor:
-    if len({b.shape[1:] for b in batches}) == 1:
-        return torch.cat(batches)
-    return _pad([row for batch in batches for row in batch], fill)
+            found = {name: t.detach().cpu() for name, t in answer(output, labels).items()}
+            loss = float(objective(output, labels))
+            measured.append(_Measured(number, len(indices), loss, found))
+    measured = sorted(_gather(measured), key=lambda m: m.number)
+    loss = sum(m.loss * m.size for m in measured) / sum(m.size for m in measured)
+    answers = {k: torch.cat([m.answers[k] for m in measured]) for k in measured[0].answers}
+    return Evaluation({"loss": Score(loss, larger_is_better=False), **score(answers)}, answers)
 
 
 def _gather(measured: list[_Measured]) -> list[_Measured]:

@@ -1,4 +1,4 @@
-"""What happened in a run, epoch by epoch."""
+"""The history of a run, epoch by epoch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,18 +25,16 @@ class EpochRecord:
     """Learning rate of the last step."""
     seconds: float
     """Training time since the start, without evaluation (processor time on a CPU)."""
-    valid_loss: float | None = None
-    """Objective on the validation data."""
-    valid_accuracy: float | None = None
-    """Accuracy on the validation data."""
+    valid: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Scores on the validation data by name; ``loss`` is the objective."""
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What ``evaluate`` measured besides."""
+    """Numbers from ``fit(evaluate=…)``."""
 
     def row(self) -> dict[str, Any]:
         """Return the record as one flat dictionary, for tables."""
         fields = asdict(self)
-        metrics = fields.pop("metrics")
-        return {**fields, **metrics}
+        valid, metrics = fields.pop("valid"), fields.pop("metrics")
+        return {**fields, **{f"valid_{name}": value for name, value in valid.items()}, **metrics}
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class History:
     best_epoch: int | None = None
     """The epoch whose weights the model ends with; ``None`` before the first."""
     ended: Ending = "running"
-    """What ended the run: all epochs done, no better one for ``patience``, or the time."""
+    """Why the run ended: all epochs done, no better epoch for ``patience``, or out of time."""
 
     @property
     def best(self) -> EpochRecord:

@@ -32,7 +32,7 @@ class Logs:
         self.events: Any = None
 
     def start(self, step: int) -> None:
-        """Begin after ``step`` steps, which are none unless a run is resumed."""
+        """Begin after ``step`` steps; zero unless a run is resumed."""
         if self.out is not None:
             write_atomically(self.out / "config.json", to_json(asdict(self.config)))
             if self.config.tensorboard:
@@ -42,13 +42,13 @@ class Logs:
             self.task = self.bar.add_task("training", total=self.total_steps, completed=step)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Tell of one step."""
+        """Log one step."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
         self._emit("step", step, values)
 
     def epoch(self, history: History) -> None:
-        """Tell of the last epoch. Tables are written anew: a resumed run has no line twice."""
+        """Log the last epoch. Tables are rewritten, so that a resumed run has no line twice."""
         record = history.records[-1]
         if self.out is not None:
             rows = history.rows()
@@ -57,11 +57,8 @@ class Logs:
             write_atomically(self.out / "history.jsonl", lines)
         self._emit("epoch", record.step, record.row())
         if self.bar is not None:
-            text = f"epoch {record.epoch}  loss {record.loss:.3f}"
-            if record.valid_loss is not None:
-                text += f"  validation {record.valid_loss:.3f}"
-            if record.valid_accuracy is not None:
-                text += f"  {record.valid_accuracy:.1%}"
+            text = f"epoch {record.epoch}  training loss {record.loss:.3f}"
+            text += "".join(f"  {name} {value:.3f}" for name, value in record.valid.items())
             self.bar.update(self.task, description=text)
 
     def _emit(self, group: str, step: int, values: Mapping[str, Any]) -> None:
@@ -79,7 +76,7 @@ class Logs:
 
 
 def _bar() -> Any:
-    """Return a progress bar, or ``None`` where nobody would see it."""
+    """Return a progress bar; ``None`` without a terminal."""
     try:
         from rich.console import Console
         from rich.progress import Progress

@@ -33,8 +33,14 @@ from primal_attention.training.checkpoint import (
     reading,
 )
 from primal_attention.training.config import TrainingConfig
-from primal_attention.training.data import Order, PartSampler, Trace, pad_collate, split_labels
-from primal_attention.training.evaluation import Collate, Objective, cross_entropy
+from primal_attention.training.data import (
+    Fingerprint,
+    Order,
+    PartSampler,
+    pad_collate,
+    split_labels,
+)
+from primal_attention.training.evaluation import Collate, Objective
 from primal_attention.training.history import Ending, EpochRecord, History
 from primal_attention.training.logs import Logs
 from primal_attention.training.optimization import create_optimizer, set_progress
@@ -45,11 +51,16 @@ from primal_attention.training.randomness import (
     restore_random_state,
     seed_everything,
 )
+from primal_attention.training.scores import Score, Scores, cross_entropy
 
 __all__ = ["FREE", "NonFiniteLossError", "fit"]
 
 FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
 """Settings that change no result, and so may change when a run is resumed."""
+
+
+Measure = Callable[[nn.Module, Dataset[Any]], Scores]
+"""From a model and a data set to named scores."""
 
 
 class NonFiniteLossError(RuntimeError):
@@ -75,7 +86,8 @@ def fit(
     config: TrainingConfig | None = None,
     valid: Dataset[Any] | None = None,
     objective: Objective = cross_entropy,
-    collate: Collate | None = None,
+    measure: Measure | None = None,
+    collate: Collate = pad_collate,
     out: str | Path | None = None,
     resume: bool = False,
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
@@ -94,7 +106,9 @@ def fit(
         config: How to train.
         valid: Data to choose the epoch by.
         objective: From output and labels to the mean loss of a batch; the KSVD term is added.
-        collate: From a list of items to a batch; by default :func:`pad_collate`.
+        measure: From a model and a data set to the scores that ``config.monitor`` may name; by
+            default those of :func:`evaluate`: the objective, and the accuracy of classes.
+        collate: From a list of items to a batch.
         out: Folder for checkpoints, logs and the final model.
         resume: Continue the run in ``out``, if there is one, to the weights of a run without a
             break.
@@ -115,7 +129,7 @@ def fit(
     """
     config = config or TrainingConfig()
     with isolated(), deterministic_algorithms(config.deterministic):
-        run = _Run(model, train, config, valid, objective, collate or pad_collate, out)
+        run = _Run(model, train, config, valid, objective, measure, collate, out)
         run.start(resume)
         try:
             return run.train(evaluate, on_epoch)
@@ -143,12 +157,14 @@ class _Run:
         config: TrainingConfig,
         valid: Dataset[Any] | None,
         objective: Objective,
+        measure: Measure | None,
         collate: Collate,
         out: str | Path | None,
     ) -> None:
         self.accelerator = join_processes()
         self.config, self.model, self.data, self.valid = config, model, train, valid
         self.objective, self.collate = objective, collate
+        self.measure = measure or self._evaluate
         self.out = None if out is None else Path(out)
         size = evaluation.num_items(train)
         if size == 0:
@@ -173,7 +189,7 @@ class _Run:
             self.forward = torch.compile(self.forward)
         self.step, self.seconds, self.sums = 0, 0.0, _Sums()
         self.history = History()
-        self.traces: dict[str, Trace] = {}
+        self.fingerprints: dict[str, Fingerprint] = {}
         self.best: dict[str, Tensor] | None = None
         self.logs = Logs(
             self.out if self.accelerator.is_main_process else None,
@@ -199,7 +215,9 @@ class _Run:
             )
         if self.checkpoints is not None:
             parts = {"training": self.data, "validation": self.valid}
-            self.traces = {name: Trace.of(data, self.collate) for name, data in parts.items()}
+            self.fingerprints = {
+                name: Fingerprint.of(data, self.collate) for name, data in parts.items()
+            }
         saved = None if found is None else Checkpoint.load(found)
         if saved is not None and found is not None:
             with reading(found):
@@ -331,36 +349,47 @@ class _Run:
             seconds=self.seconds,
         )
         with nullcontext() if self.average is None else self.average.applied(self.model):
-            if self.valid is not None:
-                found = evaluation.evaluate(
-                    self.model,
-                    self.valid,
-                    batch_size=self.config.batch_size,
-                    objective=self.objective,
-                    collate=self.collate,
-                    precision=self.config.precision,
-                    keep_outputs=False,
-                )
-                accuracy = None if math.isnan(found.accuracy) else found.accuracy
-                record = replace(record, valid_loss=found.loss, valid_accuracy=accuracy)
+            scores = {} if self.valid is None else self.measure(self.model, self.valid)
+            if scores:
+                self._monitored(scores)
+            record = replace(record, valid={name: s.value for name, s in scores.items()})
             if evaluate is not None:
                 with evaluation.eval_mode(self.model), torch.no_grad():
                     record = replace(record, metrics=dict(evaluate(self.model)))
             best_epoch = self.history.best_epoch
-            if best_epoch is None or self._is_better(record, self.history.best):
+            if best_epoch is None or self._is_better(scores, self.history.best.valid):
                 best_epoch, self.best = record.epoch, weights_of(self.model)
         self.history = History((*self.history.records, record), best_epoch, "running")
         self.history = replace(self.history, ended=self._ending())
         return record
 
-    def _is_better(self, new: EpochRecord, old: EpochRecord) -> bool:
-        return self.valid is None or self._score(new) > self._score(old)
+    def _evaluate(self, model: nn.Module, data: Dataset[Any]) -> Scores:
+        """Return the scores of a model; those of the objective, and the accuracy of classes."""
+        return evaluation.evaluate(
+            model,
+            data,
+            batch_size=self.config.batch_size,
+            objective=self.objective,
+            collate=self.collate,
+            precision=self.config.precision,
+        ).scores
 
-    def _score(self, record: EpochRecord) -> tuple[float, float]:
-        """Return what is compared, larger is better; no number is the worst."""
-        loss = -math.inf if record.valid_loss is None else -record.valid_loss
-        loss = -math.inf if math.isnan(loss) else loss
-        return (record.valid_accuracy or 0.0 if self.config.monitor == "accuracy" else 0.0, loss)
+    def _is_better(self, new: Scores, best: Mapping[str, float]) -> bool:
+        """Return whether scores beat those of the best epoch; without any the last is best."""
+        if self.valid is None:
+            return True
+        monitored = self._monitored(new)
+        if new[monitored].value == best[monitored] and "loss" in new:
+            monitored = "loss"
+        return new[monitored].is_better_than(best[monitored])
+
+    def _monitored(self, scores: Mapping[str, Score]) -> str:
+        if self.config.monitor not in scores:
+            raise ValueError(
+                f"monitor must name a score of the validation data, got {self.config.monitor!r}; "
+                f"measured are: {', '.join(scores)}."
+            )
+        return self.config.monitor
 
     def _ending(self) -> Ending:
         done, best = len(self.history.records), self.history.best_epoch or 0
@@ -385,7 +414,7 @@ class _Run:
             values = {
                 "config": asdict(self.config),
                 "model": _settings(self.model),
-                "data": self.traces,
+                "data": self.fingerprints,
                 "history": self.history.to_dict(),
                 "seconds": self.seconds,
                 "sums": asdict(self.sums),
@@ -426,9 +455,9 @@ class _Run:
             for k, v in now.items()
             if k not in FREE and was.get(k) != v
         ]
-        for name, trace in self.traces.items():
+        for name, now in self.fingerprints.items():
             count, numbers = values["data"][name]
-            words = trace.changes(Trace(count, tuple(numbers)))
+            words = now.changes(Fingerprint(count, tuple(numbers)))
             changed += [f"the {name} data {words}"] * bool(words)
         if len(saved.random) != self.order.world_size:
             changed.append(
