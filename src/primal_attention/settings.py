@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node; an alias is an error, because nested aliases grow without bound."""
         if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1
+            line = self.get_mark().line + 1
             raise yaml.YAMLError(f"line {line} uses an alias (*name); write the value out")
         return super().compose_node(parent, index)
 
@@ -112,7 +112,7 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
         3
     """
     _check_tree(tree, where)
-    known = {f.name: f for f in fields(typing.cast(Any, kind))}
+    known = {f.name: f for f in _fields(kind)}
     prefix = f"{where}." if where else ""
     for key in tree:
         if key not in known:
@@ -120,11 +120,13 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
             raise UserError(
                 f"there is no setting {prefix}{key}.{hint} Known: {', '.join(sorted(known))}."
             )
+    hints = _hints(kind)
     for name, field in known.items():
         required = field.default is MISSING and field.default_factory is MISSING
         if required and name not in tree:
-            raise UserError(f"the setting {prefix}{name} is missing.")
-    hints = _hints(kind)
+            if not is_dataclass(hints[name]):
+                raise UserError(f"the setting {prefix}{name} is missing.")
+            tree = {**tree, name: {}}
     values = {key: check_value(value, hints[key], prefix + key) for key, value in tree.items()}
     with user_errors(where):
         return kind(**values)
@@ -137,7 +139,7 @@ def unchecked(kind: type[T], tree: Any, where: str = "") -> T:
     """
     _check_tree(tree, where)
     found, hints = object.__new__(get_origin(kind) or kind), _hints(kind)
-    for field in fields(typing.cast(Any, kind)):
+    for field in _fields(kind):
         name, hint = field.name, hints[field.name]
         if is_dataclass(hint):
             value = unchecked(typing.cast(Any, hint), tree.get(name, {}), name)
@@ -147,6 +149,10 @@ def unchecked(kind: type[T], tree: Any, where: str = "") -> T:
             value = field.default if field.default_factory is MISSING else field.default_factory()
         object.__setattr__(found, name, value)
     return typing.cast(T, found)
+
+
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return fields(get_origin(kind) or kind)
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from primal_attention.analysis.spectrum import model_colors, name_models, spaced
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_confusion", "plot_curves"]
+__all__ = ["plot_confusion", "plot_curves", "plot_values"]
 
 Curves = Mapping[str, Mapping[str, Sequence[float]]]
 """Panel, then line, then one number an epoch."""
@@ -112,4 +112,24 @@ def plot_confusion(
         axis.set_xticks(ticks, names, rotation=turned, fontsize=8)
         axis.set_yticks(ticks, names, fontsize=8)
         axis.set(title=name, xlabel="predicted", ylabel="true")
+    return figure
+
+
+def plot_values(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
+    """Draw predicted against true numbers, one panel a model.
+
+    Args:
+        pairs: True and predicted numbers of each model, by its name.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(pairs), figsize=(4 * len(pairs), 4), squeeze=False, layout=spaced()
+    )
+    for axis, (name, (true, predicted)) in zip(axes.flat, pairs.items(), strict=True):
+        ends = min(true), max(true)
+        axis.plot(ends, ends, color="#5b6472", lw=1, ls=":")
+        axis.scatter(true, predicted, s=12, alpha=0.6, color="#c2410c")
+        axis.set(title=name, xlabel="true", ylabel="predicted")
+        axis.grid(alpha=0.25)
     return figure

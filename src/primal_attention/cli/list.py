@@ -1,4 +1,4 @@
-"""``primal list``: recipes and attentions, without waiting for torch."""
+"""``primal list``: recipes, tasks and attentions, without importing torch."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,15 +10,16 @@ import tyro
 from primal_attention.cli.attentions import stored_table
 from primal_attention.cli.recipes import recipe_paths, recipe_summary
 from primal_attention.settings import parse
+from primal_attention.tasks.task import TASKS
 
 __all__ = ["main"]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """List the recipes, and the attentions with what they can do."""
+    """List the recipes, the tasks, and the attentions with what they can do."""
 
-    what: Annotated[Literal["all", "recipes", "attentions"], tyro.conf.Positional] = "all"
+    what: Annotated[Literal["all", "recipes", "tasks", "attentions"], tyro.conf.Positional] = "all"
     """What to list."""
     names: bool = False
     """Print names only, one a line."""
@@ -28,11 +29,14 @@ def main(argv: list[str]) -> int:
     """Print the lists."""
     options = parse(Listing, argv, prog="primal list")
     sections = []
-    if options.what != "attentions":
+    if options.what in ("all", "recipes"):
         paths = recipe_paths()
         rows = [[name, recipe_summary(path)] for name, path in paths.items()]
         sections.append([["recipe", "what it is"], *rows])
-    if options.what != "recipes":
+    if options.what in ("all", "tasks"):
+        tasks = [[name, entry.summary] for name, entry in TASKS.items()]
+        sections.append([["task", "what it does"], *tasks])
+    if options.what in ("all", "attentions"):
         sections.append(stored_table())
     if options.names:
         print("\n".join(row[0] for section in sections for row in section[1:]))

@@ -1,33 +1,31 @@
 """``primal predict``: a file in, a file with the predictions out."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from primal_attention.cli.recipes import to_yaml
 from primal_attention.command import UserError, user_errors
-from primal_attention.settings import parse
+from primal_attention.settings import parse, to_yaml
 
 __all__ = ["main"]
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Read a file, write a line for every sequence: its class and the probabilities of all.
+    """Read a file, write a line for every item, such as its class and all probabilities.
 
-    Time series are read from .ts or .npz, texts one a line; labels in the file are left alone.
+    Labels in the file are ignored.
     """
 
     model: Annotated[Path, tyro.conf.Positional]
     """Folder of a trained model, such as outputs/japanese-vowels/primal."""
     file: Annotated[Path, tyro.conf.Positional]
-    """What to read."""
+    """File to read, of the kind the model was trained on."""
     out: Path = Path("predictions.csv")
-    """What to write: .csv, or .jsonl for one JSON object a line."""
+    """File to write: .csv, or .jsonl for one JSON object a line."""
     part: Literal["train", "test"] = "test"
     """Which part of an .npz file that holds several."""
     batch_size: int = 64
@@ -47,17 +45,17 @@ def main(argv: list[str]) -> int:
         raise UserError("--batch-size and --threads must be at least 1.")
     import torch
 
-    from primal_attention.cli.lengths import check_length
-    from primal_attention.cli.trained import answers, load_trained
     from primal_attention.output import to_csv, write_atomically
+    from primal_attention.tasks.experiment import check_finite, check_lengths, load_trained
 
     print(to_yaml(options), flush=True)
     torch.set_num_threads(options.threads)
-    model, reader = load_trained(options.model)
-    data = reader.read(options.file, labelled=False, part=options.part)
-    check_length(data, model.config.max_length, str(options.file))
-    logits = answers(model, data, reader, options.batch_size).logits
-    rows = [] if logits is None else _rows(logits.softmax(-1).tolist(), reader.classes)
+    task, model = load_trained(options.model)
+    data = task.read(options.file, labelled=False, part=options.part)
+    check_lengths(data, model, str(options.file))
+    answers = task.measure(model, data, batch_size=options.batch_size).answers
+    check_finite(answers)
+    rows = task.records(answers)
     if options.out.suffix == ".csv":
         text = to_csv(rows)
     else:
@@ -67,15 +65,3 @@ def main(argv: list[str]) -> int:
         write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
     print(f"Wrote {len(rows)} predictions to {options.out}")
     return 0
-
-
-def _rows(found: Sequence[Sequence[float]], classes: Sequence[str]) -> list[dict[str, object]]:
-    """Return one record a sequence: its number, class, and the probability of every class."""
-    return [
-        {
-            "index": i,
-            "class": classes[max(range(len(row)), key=row.__getitem__)],
-            **{f"p({name})": round(p, 6) for name, p in zip(classes, row, strict=True)},
-        }
-        for i, row in enumerate(found)
-    ]

@@ -122,6 +122,11 @@ class PairSequences(Dataset[dict[str, Tensor]]):
         """One class a pair."""
         return self.first.labels
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of the longer text of every pair."""
+        return np.maximum(self.first.lengths, self.second.lengths)
+
     def select(self, indices: Sequence[int] | np.ndarray) -> "PairSequences":
         """Return the pairs at ``indices``, in that order."""
         return PairSequences(self.first.select(indices), self.second.select(indices))

@@ -1,32 +1,32 @@
 from .data import (
-    Series,
+    SeriesCollection,
     SeriesDataset,
     Standardizer,
     collate_series,
-    list_series,
-    load_series,
-    read_npz,
-    read_ts,
     series_from_arrays,
-    series_root,
-    stratified_split,
 )
 from .estimator import PrimalTimeSeriesClassifier
+from .files import list_series, load_series, read_npz, read_series, read_ts, series_root
 from .model import SeriesClassifier, SeriesConfig
+from .settings import SeriesOptions, SeriesSettings
+from .task import SeriesTask
 
 __all__ = [
     "PrimalTimeSeriesClassifier",
-    "Series",
     "SeriesClassifier",
+    "SeriesCollection",
     "SeriesConfig",
     "SeriesDataset",
+    "SeriesOptions",
+    "SeriesSettings",
+    "SeriesTask",
     "Standardizer",
     "collate_series",
     "list_series",
     "load_series",
     "read_npz",
+    "read_series",
     "read_ts",
     "series_from_arrays",
     "series_root",
-    "stratified_split",
 ]

@@ -8,42 +8,37 @@ what happened when, for series of any length; the published model buys this with
 all ``L · c`` outputs and a fixed ``L``.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
 
-from primal_attention.attention import PublishesTerms
 from primal_attention.functional.precision import accumulator
 from primal_attention.models import (
-    ClassifierOutput,
-    EncoderBlock,
-    EncoderConfig,
+    BlockStack,
+    ModelOutput,
+    PretrainedModel,
     sinusoidal_positions,
 )
+from primal_attention.tasks.timeseries.settings import CONV_WIDTHS, SeriesOptions, Stem
 
-__all__ = ["SeriesClassifier", "SeriesConfig", "segment_means"]
-
-Stem = Literal["both", "conv", "patch"]
-
-_WIDTHS = (3, 9, 19)
-"""What the convolutions of the stem see, in time steps, or in strides where they stride."""
-
+__all__ = ["SeriesClassifier", "SeriesConfig", "patch_for", "segment_means"]
 
 _DENSE = 8
 """Up to this patch the convolutions look at every step, beyond only at four places per patch."""
 
 
-@dataclass(frozen=True)
-class SeriesConfig:
+@dataclass(frozen=True, kw_only=True)
+class SeriesConfig(SeriesOptions):
     """What a :class:`SeriesClassifier` is made of.
 
     Example:
-        >>> SeriesConfig(9, 12, attention="primal", primal_layers="last:1").layer_attentions
+        >>> options = {"attention": "primal", "primal_layers": "last:1"}
+        >>> SeriesConfig(num_classes=9, num_channels=12, **options).layer_attentions
         ('softmax', 'primal')
     """
 
@@ -51,56 +46,13 @@ class SeriesConfig:
     """Classes to tell apart."""
     num_channels: int
     """Channels of every time step."""
-    stem: Stem = "conv"
-    """``"patch"``: a linear map of every patch. ``"conv"``: convolutions of three widths, then one
-    that gathers a patch and its surroundings. ``"both"``: their sum."""
     patch: int = 1
     """Time steps per token."""
-    segments: int = 8
-    """Points of the series around which the head averages."""
-    dim: int = 64
-    """Model width."""
-    num_heads: int = 4
-    """Heads; must divide ``dim``."""
-    num_layers: int = 2
-    """Blocks."""
-    hidden_dim: int | None = None
-    """Width inside each block's perceptron; by default ``2 * dim``."""
-    attention: str = "primal"
-    """Name of an attention in the registry."""
-    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Options of that attention's constructor, such as ``{"rank": 16}``."""
-    primal_layers: str | tuple[int, ...] = "all"
-    """Blocks that use ``attention``: ``"all"``, ``"last:k"`` or indices. The others use softmax."""
-    dropout: float = 0.1
-    """Probability of dropping an element of each branch in training."""
 
     def __post_init__(self) -> None:
-        if self.stem not in get_args(Stem):
-            raise ValueError(f"stem must be one of {get_args(Stem)}, got {self.stem!r}.")
-        for name in ("patch", "segments"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.stem != "patch" and self.dim < len(_WIDTHS):
-            raise ValueError(
-                f"stem={self.stem!r} needs dim of at least {len(_WIDTHS)}, got {self.dim}."
-            )
-        _ = self.layer_attentions
-
-    @property
-    def layer_attentions(self) -> tuple[str, ...]:
-        """The attention of every block, first to last."""
-        return EncoderConfig(
-            num_classes=self.num_classes,
-            num_features=self.num_channels,
-            dim=self.dim,
-            num_heads=self.num_heads,
-            num_layers=self.num_layers,
-            hidden_dim=self.hidden_dim,
-            attention=self.attention,
-            primal_layers=self.primal_layers,
-            dropout=self.dropout,
-        ).layer_attentions
+        super().__post_init__()
+        for name in ("num_classes", "num_channels", "patch"):
+            self._check_count(name)
 
 
 def patch_for(length: int, max_tokens: int) -> int:
@@ -114,11 +66,13 @@ def patch_for(length: int, max_tokens: int) -> int:
     return patch if patch <= _DENSE else 4 * -(-patch // 4)
 
 
-class SeriesClassifier(PublishesTerms):
+class SeriesClassifier(PretrainedModel):
     """Classify series of any length; padding at their end changes nothing.
 
     Args:
         config: What the model is made of.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
 
     Example:
         >>> model = SeriesClassifier(SeriesConfig(num_classes=3, num_channels=2, patch=4))
@@ -127,31 +81,25 @@ class SeriesClassifier(PublishesTerms):
         torch.Size([2, 3])
     """
 
-    def __init__(self, config: SeriesConfig) -> None:
+    config_class: ClassVar[type[SeriesConfig]] = SeriesConfig
+    config: SeriesConfig
+
+    def __init__(self, config: SeriesConfig, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.config = config
         self.stem: nn.Module = _STEMS[config.stem](config)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                config.dim,
-                config.num_heads,
-                attention=name,
-                attention_options=config.attention_options if name == config.attention else None,
-                hidden_dim=config.hidden_dim or 2 * config.dim,
-                dropout=config.dropout,
-            )
-            for name in config.layer_attentions
-        )
+        self.blocks = BlockStack(config)
         self.norm = nn.LayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(config.segments * config.dim, config.num_classes)
+        self.to(device=device, dtype=dtype)
 
     def forward(
         self,
         x: Float[Tensor, "b time channels"],
         *,
         key_mask: Bool[Tensor, "b time"] | None = None,
-    ) -> ClassifierOutput:
+    ) -> ModelOutput:
         """Return the logits of every series.
 
         Args:
@@ -173,19 +121,10 @@ class SeriesClassifier(PublishesTerms):
         x = self.stem(x, key_mask)
         position = torch.arange(x.shape[1], device=x.device)
         x = x + sinusoidal_positions(position, self.config.dim).to(x.dtype)
-        terms: dict[str, Tensor] = {}
-        for i, block in enumerate(self.blocks):
-            attention: Any = block.attention
-            if self.training and attention.capabilities.aux_loss:
-                x, aux = block(x, key_mask=keep, return_aux=True)
-                terms[f"blocks.{i}.attention"] = aux.loss
-            else:
-                x = block(x, key_mask=keep)
-        if terms:
-            self.publish(terms)
-        means = segment_means(self.norm(x), keep, self.config.segments)
-        aux_loss = torch.stack(list(terms.values())).mean() if terms else None
-        return ClassifierOutput(self.head(self.dropout(means.flatten(1))), aux_loss)
+        hidden, terms = self.blocks(x, key_mask=keep)
+        means = segment_means(self.norm(hidden), keep, self.config.segments)
+        logits = self.head(self.dropout(means.flatten(1)))
+        return ModelOutput(logits, self.collect("blocks", terms))
 
 
 class _PatchStem(nn.Module):
@@ -214,7 +153,7 @@ class _ConvStem(nn.Module):
         self.stride = 1 if dense else config.patch // 4
         self.views = nn.ModuleList(
             nn.Conv1d(config.num_channels, size, width * self.stride, stride=self.stride)
-            for size, width in zip(sizes, _WIDTHS, strict=True)
+            for size, width in zip(sizes, CONV_WIDTHS, strict=True)
         )
         self.norm = nn.LayerNorm(config.dim)
         self.dropout = nn.Dropout(config.dropout)

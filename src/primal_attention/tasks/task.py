@@ -1,0 +1,400 @@
+"""The seam between domains and everything else.
+
+A domain is a folder with a :class:`Task`: how to read its data, build a model for it, score and
+show it. Training, reports, predictions and commands know tasks by this face alone. To add one,
+write the class and add a line to :data:`TASKS`; ``docs/adding_a_task.md`` does so in 60 lines.
+
+Modules of tasks import torch inside their methods, so that ``--help`` answers at once.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.output import to_json, write_atomically
+from primal_attention.settings import build
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+    from primal_attention.analysis import Report
+    from primal_attention.models import PretrainedModel
+    from primal_attention.tasks.experiment import Result
+    from primal_attention.training.evaluation import Evaluation
+    from primal_attention.training.scores import Answers, Scores
+
+__all__ = [
+    "TASKS",
+    "ClassificationTask",
+    "DataSettings",
+    "Parts",
+    "RegressionTask",
+    "Task",
+    "TaskEntry",
+    "find_task",
+    "load_task",
+    "register_task",
+    "save_task",
+]
+
+FORMAT = 1
+FILE = "task.json"
+
+
+class Parts(NamedTuple):
+    """The data of an experiment."""
+
+    train: "Dataset[Any]"
+    """Items to learn from."""
+    valid: "Dataset[Any]"
+    """Items that choose the epoch."""
+    test: "Dataset[Any]"
+    """Items that are scored once, at the end."""
+    rows: Sequence[int] = ()
+    """Where the training items stood in their file, for error messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What to learn from: a known set, generated examples, or files."""
+
+    name: str | None = None
+    """Name of a known data set."""
+    train: Path | None = None
+    """File to train on, instead of a known set."""
+    test: Path | None = None
+    """File to score at the end; belongs to train."""
+    valid: float = 0.2
+    """Share of the training part that chooses the epoch, the same of every class."""
+    length: int | None = None
+    """Longest sequence; what is longer is cut off."""
+    train_size: int | None = None
+    """Training items, those for validation included; by default all, 10,000 if generated."""
+    test_size: int | None = None
+    """Test items; by default all, 1,000 if generated."""
+    seed: int = 0
+    """Seed of the split, and of generated examples."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.valid < 1:
+            raise ValueError(f"valid must be a share between 0 and 1, got {self.valid}.")
+        for key in ("length", "train_size", "test_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ValueError(f"{key} must be at least 1, got {value}.")
+        if (self.train is None) != (self.test is None):
+            raise ValueError("train and test are given together: files to learn from and to score.")
+        if self.name is not None and self.train is not None:
+            raise ValueError("give a name or the files train and test, not both.")
+
+
+class Task(ABC):
+    """How to read, learn, score and show one kind of data.
+
+    A subclass is a frozen dataclass. Its fields are what a trained model must know of its data,
+    such as names of classes and means of channels; they are saved beside the model.
+    """
+
+    Settings: ClassVar[type[Any]]
+    """Dataclass of the recipe's ``data:``."""
+    Model: ClassVar[type[Any]]
+    """Dataclass of the recipe's ``model:``, a :class:`StackConfig`."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, settings: Any) -> tuple[Self, Parts]:
+        """Return the task and the data that settings describe."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str, int]:
+        """Fields of the model's configuration that the data decide, such as ``num_classes``."""
+
+    @abstractmethod
+    def build(self, options: Any) -> "PretrainedModel":
+        """Return an untrained model for this data; ``options`` is a ``Model``."""
+
+    @abstractmethod
+    def read(self, path: Path, *, labelled: bool, part: str = "test") -> "Dataset[Any]":
+        """Return the items of a file, ready for the model.
+
+        Args:
+            path: The file.
+            labelled: Whether labels are needed; otherwise those in the file are ignored.
+            part: Which part of a file that holds several.
+        """
+
+    def collate(self, items: Sequence[Any]) -> Mapping[str, Any]:
+        """Return a batch: keyword inputs of the model, and ``labels``."""
+        from primal_attention.training import pad_collate
+
+        return pad_collate(items)
+
+    @abstractmethod
+    def objective(self, output: Any, labels: Any) -> "Tensor":
+        """Return the mean loss of a batch."""
+
+    @abstractmethod
+    def answer(self, output: Any, labels: Any) -> "Answers":
+        """Return what is kept of every item to score and show it."""
+
+    @abstractmethod
+    def score(self, answers: "Answers") -> "Scores":
+        """Return the named scores of all answers."""
+
+    @abstractmethod
+    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+        """Return one row an item for a file of predictions."""
+
+    @abstractmethod
+    def show(self, report: "Report", results: "Sequence[Result]") -> None:
+        """Add the task's section to a report."""
+
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+        """Return header and rows of a table below the scores; by default no table."""
+        return [], []
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The data in a few words, such as ``"9 classes"``."""
+
+    def measure(
+        self, model: "PretrainedModel", data: "Dataset[Any]", *, batch_size: int = 64
+    ) -> "Evaluation":
+        """Return the scores of a model on some data, and its answers to every item."""
+        from primal_attention.training import evaluate
+
+        return evaluate(
+            model,
+            data,
+            batch_size=batch_size,
+            objective=self.objective,
+            answer=self.answer,
+            score=self.score,
+            collate=self.collate,
+        )
+
+
+class ClassificationTask(Task):
+    """A task with one class an item; a subclass writes only how to read data and build a model."""
+
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of the logits."""
+
+    @property
+    def summary(self) -> str:
+        """The number of classes."""
+        return f"{len(self.classes)} classes"
+
+    def objective(self, output: Any, labels: Any) -> "Tensor":
+        """Return the cross-entropy."""
+        from primal_attention.training import cross_entropy
+
+        return cross_entropy(output, labels)
+
+    def answer(self, output: Any, labels: Any) -> "Answers":
+        """Return logits and labels."""
+        from primal_attention.training.scores import class_answers
+
+        return class_answers(output, labels)
+
+    def score(self, answers: "Answers") -> "Scores":
+        """Return the accuracy."""
+        from primal_attention.training.scores import class_scores
+
+        return class_scores(answers)
+
+    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+        """Return index, class, and the probability of every class."""
+        shares = answers["logits"].double().softmax(-1).tolist()
+        return [
+            {
+                "index": i,
+                "class": self.classes[max(range(len(row)), key=row.__getitem__)],
+                **{f"p({name})": round(p, 6) for name, p in zip(self.classes, row, strict=True)},
+            }
+            for i, row in enumerate(shares)
+        ]
+
+    def confusion(self, answers: "Answers") -> "Tensor":
+        """Return how many items of each true class (row) got each class (column)."""
+        import torch
+
+        count = len(self.classes)
+        pairs = answers["labels"] * count + answers["logits"].argmax(-1)
+        return torch.bincount(pairs, minlength=count**2).view(count, count)
+
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+        """Return the recall of every class."""
+        matrix = self.confusion(answers)
+        totals = matrix.sum(1)
+        recall = (matrix.diagonal() / totals.clamp_min(1)).tolist()
+        rows = [
+            [name, f"{100 * r:.1f}" if n else "–", n]
+            for name, r, n in zip(self.classes, recall, totals.tolist(), strict=True)
+        ]
+        return ["class", "recall (%)", "cases"], rows
+
+    def show(self, report: "Report", results: "Sequence[Result]") -> None:
+        """Add the confusion matrices."""
+        from primal_attention.analysis import plot_confusion
+
+        report.section("Confusion").figure(
+            plot_confusion({r.name: self.confusion(r.test.answers) for r in results}, self.classes),
+            "Test cases of each true class (row) by predicted class (column).",
+        )
+
+
+class RegressionTask(Task):
+    """A task with one number an item; a subclass writes only how to read data and build a model."""
+
+    @property
+    def summary(self) -> str:
+        """That the answer is a number."""
+        return "one number an item"
+
+    def objective(self, output: Any, labels: Any) -> "Tensor":
+        """Return the mean squared error."""
+        from primal_attention.training import squared_error
+
+        return squared_error(output, labels)
+
+    def answer(self, output: Any, labels: Any) -> "Answers":
+        """Return predicted and true numbers."""
+        from primal_attention.training.scores import value_answers
+
+        return value_answers(output, labels)
+
+    def score(self, answers: "Answers") -> "Scores":
+        """Return root mean squared error, mean absolute error and R²."""
+        from primal_attention.training.scores import value_scores
+
+        return value_scores(answers)
+
+    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+        """Return index and predicted number."""
+        return [{"index": i, "value": v} for i, v in enumerate(answers["values"].tolist())]
+
+    def show(self, report: "Report", results: "Sequence[Result]") -> None:
+        """Add a picture of predicted against true numbers."""
+        from primal_attention.analysis import plot_values
+
+        pairs = {
+            r.name: (r.test.answers["labels"].tolist(), r.test.answers["values"].tolist())
+            for r in results
+        }
+        report.section("Predictions").figure(
+            plot_values(pairs), "Predicted against true numbers of the test part."
+        )
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """Where a task is, and what it is for."""
+
+    where: str
+    """Module and class, ``module:Class``."""
+    summary: str
+    """One line for the list of tasks."""
+
+    @property
+    def kind(self) -> type[Task]:
+        """The class, imported now."""
+        module, _, name = self.where.partition(":")
+        found: type[Task] = getattr(import_module(module), name)
+        return found
+
+
+@dataclass(frozen=True)
+class _Registered(TaskEntry):
+    """A task of the user's own, which may be defined in a script."""
+
+    given: type[Task] | None = None
+
+    @property
+    def kind(self) -> type[Task]:
+        return self.given or super().kind
+
+
+TASKS: dict[str, TaskEntry] = {
+    "timeseries": TaskEntry(
+        "primal_attention.tasks.timeseries.task:SeriesTask", "classify whole time series"
+    ),
+    "longrange": TaskEntry(
+        "primal_attention.tasks.longrange.task:TokenTask",
+        "classify long token sequences: text, pairs, pictures, ListOps, Pathfinder",
+    ),
+}
+"""All tasks by name. A module is imported when its task is asked for."""
+
+
+def register_task(name: str, task: type[Task], summary: str) -> None:
+    """Add a task of your own under a new name, for this process.
+
+    Args:
+        name: What recipes write after ``task:``.
+        task: The class.
+        summary: One line for the list of tasks.
+    """
+    where = _where(task)
+    if name in TASKS and TASKS[name].where != where:
+        raise ValueError(f"A task named {name!r} is already registered; choose another name.")
+    TASKS[name] = _Registered(where, summary, task)
+
+
+def _where(task: type[Task]) -> str:
+    return f"{task.__module__}:{task.__qualname__}"
+
+
+def find_task(name: str) -> type[Task]:
+    """Return the class of a task by name.
+
+    Raises:
+        UserError: If there is no such task; the message lists those there are.
+    """
+    if name not in TASKS:
+        raise UserError(
+            f"there is no task {name!r}.{did_you_mean(name, TASKS)} Tasks: {', '.join(TASKS)}."
+        )
+    return TASKS[name].kind
+
+
+def save_task(task: Task, folder: Path) -> None:
+    """Write ``task.json`` into a folder: the task's name and what it knows of its data."""
+    names = [name for name, entry in TASKS.items() if entry.where == _where(type(task))]
+    if not names:
+        raise ValueError(f"{type(task).__name__} is not registered; call register_task first.")
+    content = {"format": FORMAT, "task": names[0], "values": asdict(task)}  # type: ignore[call-overload]
+    write_atomically(folder / FILE, to_json(content))
+
+
+def load_task(folder: Path) -> Task:
+    """Return the task in the folder of a trained model.
+
+    Raises:
+        UserError: If the folder holds no task, a damaged one, or one of another format.
+    """
+    path = folder / FILE
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; give the folder of a trained model.")
+    if not path.is_file():
+        inside = [p.parent.name for p in sorted(folder.glob(f"*/{FILE}"))]
+        hint = f" Did you mean {folder / inside[0]}?" if inside else ""
+        raise UserError(f"{folder} is not the folder of a model that primal trained.{hint}")
+    with user_errors(f"{path} is damaged", UserError, ValueError, TypeError, LookupError):
+        content = json.loads(path.read_text("utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}.")
+        kind = find_task(content["task"])
+        values = content["values"]
+        missing = [f.name for f in fields(kind) if f.name not in values]  # type: ignore[arg-type]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}.")
+        return build(kind, values)

@@ -1,0 +1,177 @@
+"""The task of classifying whole series."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from primal_attention.command import UserError, user_errors
+from primal_attention.tasks.files import FILE_ERRORS, list_some
+from primal_attention.tasks.task import ClassificationTask, Parts
+from primal_attention.tasks.timeseries.settings import SeriesOptions, SeriesSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from primal_attention.tasks.timeseries.data import SeriesCollection, SeriesDataset
+    from primal_attention.tasks.timeseries.model import SeriesClassifier
+
+__all__ = ["SeriesTask"]
+
+_FARTHEST = 1e15
+"""Largest standardised value; the squares of much larger ones overflow in a model."""
+
+
+@dataclass(frozen=True)
+class SeriesTask(ClassificationTask):
+    """Classify whole series: what a model must know of its training data."""
+
+    Settings: ClassVar[type[SeriesSettings]] = SeriesSettings
+    Model: ClassVar[type[SeriesOptions]] = SeriesOptions
+
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of the logits."""
+    mean: tuple[float, ...]
+    """Mean of every channel of the training part."""
+    std: tuple[float, ...]
+    """Standard deviation of every channel of the training part."""
+    longest: int
+    """Time steps of the longest training series; it decides the patch."""
+    length: int | None = None
+    """Longest sequence to read; what is longer is cut off."""
+    target: str = "label"
+    """Tables: column of the classes."""
+    case: str = "case"
+    """Tables with one row a time step: column that tells the series apart."""
+
+    @classmethod
+    def fit(cls, series: "SeriesCollection", settings: SeriesSettings | None = None) -> Self:
+        """Return the task of some training series."""
+        from primal_attention.tasks.timeseries.data import Standardizer
+
+        settings = settings or SeriesSettings()
+        fitted = Standardizer.fit(series)
+        longest = int(series.length.max())
+        return cls(
+            series.classes,
+            tuple(fitted.mean.tolist()),
+            tuple(fitted.std.tolist()),
+            min(longest, settings.length or longest),
+            settings.length,
+            settings.target,
+            settings.case,
+        )
+
+    @classmethod
+    def load(cls, settings: SeriesSettings) -> tuple[Self, Parts]:
+        """Return the task and the three parts of a set or of files."""
+        import numpy as np
+
+        from primal_attention.tasks.splits import choose, hold_out
+        from primal_attention.tasks.timeseries.data import SeriesDataset
+
+        with user_errors(str(settings.train or ""), *FILE_ERRORS):
+            official, test = _read_parts(settings)
+        if official.y is None or test.y is None:
+            raise UserError("the files to train on and to score need labels.")
+        chosen = choose(official.y, settings.train_size)
+        split = hold_out(official.y[chosen], settings.valid, settings.seed)
+        train, valid = chosen[split.train], chosen[split.valid]
+        task = cls.fit(official.take(train), settings)
+        with user_errors(str(settings.train or ""), *FILE_ERRORS):
+            whole = task.prepare(official).series  # all of a file: a broken case keeps its number
+        with user_errors(str(settings.test or "the test part"), *FILE_ERRORS):
+            held = task.prepare(test).series
+        held = held.take(choose(np.asarray(test.y), settings.test_size))
+        return task, Parts(
+            SeriesDataset(whole.take(train), settings.jitter),
+            SeriesDataset(whole.take(valid)),
+            SeriesDataset(held),
+            train.tolist(),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Classes and channels."""
+        return {"num_classes": len(self.classes), "num_channels": len(self.mean)}
+
+    def build(self, options: SeriesOptions) -> "SeriesClassifier":
+        """Return an untrained classifier."""
+        from primal_attention.tasks.timeseries.model import (
+            SeriesClassifier,
+            SeriesConfig,
+            patch_for,
+        )
+
+        patch = patch_for(self.longest, options.max_tokens)
+        return SeriesClassifier(SeriesConfig(**asdict(options), **self.sizes, patch=patch))
+
+    def read(self, path: Path, *, labelled: bool, part: str = "test") -> "SeriesDataset":
+        """Return the series of a file, standardised as the training part was."""
+        from dataclasses import replace
+
+        import numpy as np
+
+        from primal_attention.tasks.timeseries.files import read_series
+
+        with user_errors(str(path), *FILE_ERRORS):
+            if not path.is_file():
+                raise UserError(f"there is no file {path}.")
+            series = read_series(
+                path,
+                part,  # type: ignore[arg-type]
+                classes=self.classes if labelled else None,
+                target=self.target,
+                case=self.case,
+            )
+            if not labelled:
+                y = np.zeros(len(series), np.int64)
+                return self.prepare(replace(series, y=y, classes=self.classes))
+            if series.y is None:
+                raise UserError(f"{path} has no labels; primal predict needs none.")
+            if series.classes != self.classes:
+                raise UserError(
+                    f"{path} has the classes {list_some(series.classes)}, the model knows "
+                    f"{list_some(self.classes)}."
+                )
+            return self.prepare(series)
+
+    def prepare(self, series: "SeriesCollection") -> "SeriesDataset":
+        """Return series standardised as the training part was, and cut to length."""
+        import numpy as np
+
+        from primal_attention.tasks.timeseries.data import SeriesDataset, Standardizer
+
+        if not len(series):
+            raise ValueError("it holds no series.")
+        standardize = Standardizer(np.asarray(self.mean), np.asarray(self.std))
+        series = standardize(series).cut(self.length)
+        far = np.flatnonzero(np.abs(series.x).max((1, 2)) > _FARTHEST)
+        if len(far):
+            raise ValueError(
+                f"Case {far[0]}, counted from 0, holds a value more than {_FARTHEST:g} standard "
+                "deviations from the mean of the training part."
+            )
+        return SeriesDataset(series)
+
+    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+        """Return a padded batch, always with a mask."""
+        from primal_attention.tasks.timeseries.data import collate_series
+
+        return collate_series(items)
+
+
+def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesCollection]":
+    """Return the official training and test part, of files or of a set."""
+    from primal_attention.tasks.timeseries.files import load_series, packaged_root, read_series
+
+    columns = {"target": settings.target, "case": settings.case}
+    if settings.train is not None and settings.test is not None:
+        train = read_series(settings.train, "train", **columns)
+        with user_errors(str(settings.test), *FILE_ERRORS):
+            return train, read_series(settings.test, "test", classes=train.classes, **columns)
+    if settings.name is None:
+        raise UserError("data.name, a UEA set, or the files data.train and data.test are missing.")
+    root = packaged_root(settings.name)
+    train, test = (load_series(settings.name, part, root=root) for part in ("train", "test"))  # type: ignore[arg-type]
+    return train, test
