@@ -44,6 +44,7 @@ __all__ = [
     "recipe_type",
     "result_table",
     "run_experiment",
+    "save_trained",
     "verdict",
 ]
 
@@ -104,6 +105,12 @@ class TrainedModel(NamedTuple):
 
     task: Task
     model: "PretrainedModel"
+
+
+def save_trained(folder: Path, task: Task, model: "PretrainedModel") -> None:
+    """Write a model and its task to a folder that :func:`load_trained` reads."""
+    model.save_pretrained(folder / "model")
+    save_task(task, folder)
 
 
 def load_trained(folder: Path) -> TrainedModel:

@@ -225,7 +225,26 @@ class StudyEntry:
     """One line for the list of studies."""
 
 
-STUDIES: dict[str, StudyEntry] = {}
+_SERIES = "primal_attention.tasks.timeseries.study"
+_LONG = "primal_attention.tasks.longrange.study"
+STUDIES: dict[str, StudyEntry] = {
+    "uea": StudyEntry(
+        f"{_SERIES}:TableOne",
+        "repro",
+        "Table 1: accuracy on the UEA sets, by held-out data and as published",
+    ),
+    "uea-ablation": StudyEntry(
+        f"{_SERIES}:Ablation", "repro", "one change at a time from PrimalFormer on three UEA sets"
+    ),
+    "uea-trainings": StudyEntry(
+        f"{_SERIES}:Trainings", "repro", "held-out thirds choose the training of Table 1"
+    ),
+    "longrange-accuracy": StudyEntry(
+        f"{_LONG}:Accuracy",
+        "repro",
+        "Long Range Arena: accuracy at equal processor time or equal steps",
+    ),
+}
 """All studies by name. A module is imported when its study is asked for."""
 
 

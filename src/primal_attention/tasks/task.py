@@ -20,7 +20,7 @@ from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import build
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.data import Dataset
 
     from primal_attention.analysis import Report
@@ -113,7 +113,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def sizes(self) -> Mapping[str, int]:
+    def sizes(self) -> Mapping[str, Any]:
         """Fields of the model's configuration that the data decide, such as ``num_classes``."""
 
     @abstractmethod
@@ -166,7 +166,7 @@ class Task(ABC):
         """The data in a few words, such as ``"9 classes"``."""
 
     def measure(
-        self, model: "PretrainedModel", data: "Dataset[Any]", *, batch_size: int = 64
+        self, model: "nn.Module", data: "Dataset[Any]", *, batch_size: int = 64
     ) -> "Evaluation":
         """Return the scores of a model on some data, and its answers to every item."""
         from primal_attention.training import evaluate

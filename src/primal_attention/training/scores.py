@@ -38,17 +38,21 @@ class Score:
     """One measured number.
 
     Example:
-        >>> str(Score(0.912, 0.021))
-        '0.912 ± 0.021'
+        >>> str(Score(0.912, 0.021)), str(Score(0.912, 0.021, is_share=True))
+        ('0.912 ± 0.021', '91.2 ± 2.1 %')
     """
 
     value: float
     error: float | None = None
     """Standard error over the items; ``None`` if it is not known."""
     larger_is_better: bool = True
+    is_share: bool = False
+    """Whether to show it in per cent."""
 
     def __str__(self) -> str:
-        return f"{self.value:.3f}" + ("" if self.error is None else f" ± {self.error:.3f}")
+        factor, digits, unit = (100, 1, " %") if self.is_share else (1, 3, "")
+        parts = [p for p in (self.value, self.error) if p is not None]
+        return " ± ".join(f"{factor * part:.{digits}f}" for part in parts) + unit
 
     def is_better_than(self, value: float) -> bool:
         """Return whether this beats an earlier value; a NaN never does, and any number beats it."""
@@ -121,7 +125,8 @@ def class_scores(answers: Answers) -> dict[str, Score]:
     if not count:
         return {}
     share = hits / count
-    return {"accuracy": Score(share, (share * (1 - share) / count) ** 0.5)}
+    error = (share * (1 - share) / count) ** 0.5
+    return {"accuracy": Score(share, error, is_share=True)}
 
 
 def squared_error(output: Any, labels: Float[Tensor, " b"]) -> Float[Tensor, ""]:

@@ -1,3 +1,4 @@
+import csv
 import json
 import subprocess
 import sys
@@ -6,8 +7,10 @@ import numpy as np
 import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
 
+from primal_attention.cli.main import main
+from primal_attention.tasks.experiment import load_trained
 from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
-from primal_attention.tasks.timeseries.settings import MODELS, Settings
+from primal_attention.tasks.timeseries.table1 import MODELS, Settings
 
 SMALL = {"dim": 16, "num_heads": 2, "n_steps": 40, "random_state": 0}
 
@@ -44,9 +47,44 @@ def test_learns_series_of_unequal_length_with_gaps_and_survives_saving(tmp_path)
     np.testing.assert_array_equal(back.predict(X), clf.predict(X))
     assert back.get_params() == clf.get_params()
     assert sorted(f.name for f in (tmp_path / "clf").iterdir()) == [
-        "classifier.json",
-        "classifier.safetensors",
+        "estimator.json",
+        "model",
+        "task.json",
     ]
+
+
+def test_the_command_line_reads_what_the_classifier_saved(tmp_path):
+    clf = PrimalTimeSeriesClassifier(**SMALL).fit(*waves(12, 0))
+    clf.save(tmp_path / "clf")
+    X, _ = waves(5, 1, uneven=False, gaps=False)
+    # time before channels: the order of .npz files
+    np.savez(tmp_path / "new.npz", X=np.stack(X).transpose(0, 2, 1))
+    out = tmp_path / "answers.csv"
+    assert (
+        main(["predict", str(tmp_path / "clf"), str(tmp_path / "new.npz"), "--out", str(out)]) == 0
+    )
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["class"] for row in rows] == clf.predict(X).tolist()
+    found = np.array([[float(row[f"p({name})"]) for name in clf.classes_] for row in rows])
+    np.testing.assert_allclose(found, clf.predict_proba(X), atol=1e-6)
+
+
+def test_the_classifier_reads_what_the_command_line_trained(tmp_path):
+    X, y = waves(16, 0, uneven=False, gaps=False)
+    x = np.stack(X).transpose(0, 2, 1)
+    np.savez(tmp_path / "train.npz", X=x, y=y)
+    np.savez(tmp_path / "test.npz", X=x[:6], y=y[:6])
+    out = tmp_path / "run"
+    files = ["--data.train", str(tmp_path / "train.npz"), "--data.test", str(tmp_path / "test.npz")]
+    sizes = ["--model.dim", "16", "--model.num-heads", "2", "--training.epochs", "1"]
+    assert main(["train", "basic-motions", *files, *sizes, "--out", str(out)]) == 0
+    clf = PrimalTimeSeriesClassifier.load(out / "primal")
+    assert clf.attention == "primal"
+    task, model = load_trained(out / "primal")
+    answers = task.measure(model, task.read(tmp_path / "test.npz", labelled=True)).answers
+    np.testing.assert_allclose(
+        clf.predict_proba(X[:6]), answers["logits"].double().softmax(-1).numpy(), atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("labels", [[3, 7], [1.0, 2.0], ["a", "b"]])
@@ -98,29 +136,40 @@ def test_the_callers_random_streams_are_left_alone():
 
 def test_broken_folders_get_one_clear_sentence(tmp_path):
     load = PrimalTimeSeriesClassifier.load
-    with pytest.raises(ValueError, match=r"classifier\.json is missing"):
+    with pytest.raises(ValueError, match="is not the folder of a model that primal trained"):
         load(tmp_path)
     clf = PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=2).fit(*waves(8, 0))
     clf.save(tmp_path)
-    weights, config = tmp_path / "classifier.safetensors", tmp_path / "classifier.json"
+    weights, own = tmp_path / "model" / "model.safetensors", tmp_path / "estimator.json"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
         load(tmp_path)
     weights.write_bytes(whole)
-    content = json.loads(config.read_text())
-    config.write_text(json.dumps(content | {"model": content["model"] | {"dim": 16}}))
-    with pytest.raises(ValueError, match="do not fit"):
-        load(tmp_path)
-    for part in ("parameters", "model", "classes", "metadata"):
-        config.write_text(json.dumps({k: v for k, v in content.items() if k != part}))
+    content = json.loads(own.read_text())
+    for part in ("parameters", "classes", "metadata"):
+        own.write_text(json.dumps({k: v for k, v in content.items() if k != part}))
         with pytest.raises(ValueError, match=f"is damaged .*{part}"):
             load(tmp_path)
-    config.write_text(json.dumps(content | {"parameters": {"depth": 3}}))
+    own.write_text(json.dumps(content | {"parameters": {"depth": 3}}))
     with pytest.raises(ValueError, match=r"is damaged .*depth"):
         load(tmp_path)
-    config.write_text("{}")
-    with pytest.raises(ValueError, match="has format None"):
+    own.write_text(json.dumps(content | {"classes": ["a", "b", "c"]}))
+    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
+        load(tmp_path)
+    own.write_text("not JSON")
+    with pytest.raises(ValueError, match="is damaged"):
+        load(tmp_path)
+    own.write_text(json.dumps(content))
+    task = tmp_path / "task.json"
+    known = json.loads(task.read_text())
+    known["values"]["mean"] = known["values"]["mean"][:1]
+    task.write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="do not belong together"):
+        load(tmp_path)
+    del known["values"]["mean"]
+    task.write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="is damaged: it lacks mean"):
         load(tmp_path)
 
 
@@ -128,7 +177,7 @@ def test_the_package_imports_without_aeon():
     code = (
         "import sys; sys.modules['aeon'] = None\n"
         "import primal_attention.tasks.timeseries as t\n"
-        "t.SeriesConfig(2, 1)\n"
+        "t.SeriesConfig(num_classes=2, num_channels=1)\n"
         "try: t.PrimalTimeSeriesClassifier\n"
         "except ImportError as error: print(error)\n"
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
 from primal_attention.models.config import EncoderConfig, EncoderOptions
@@ -82,7 +82,7 @@ class TokenTask(ClassificationTask):
             return self.cut(load_tokens(settings, part))
 
     @property
-    def sizes(self) -> Mapping[str, int]:
+    def sizes(self) -> Mapping[str, Any]:
         """Classes and rows of the embedding."""
         from primal_attention.tasks.longrange.published import LRA
 

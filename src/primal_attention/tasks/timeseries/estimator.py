@@ -4,24 +4,26 @@ The class needs aeon, the rest of the package does not: it is defined when its n
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from primal_attention.command import UserError
 from primal_attention.output import to_json, write_atomically
+from primal_attention.tasks.experiment import load_trained, save_trained
 from primal_attention.tasks.timeseries.data import (
-    Series,
+    SeriesCollection,
     SeriesDataset,
-    Standardizer,
     collate_series,
     series_from_arrays,
 )
-from primal_attention.tasks.timeseries.model import SeriesClassifier, SeriesConfig, patch_for
+from primal_attention.tasks.timeseries.model import SeriesClassifier
+from primal_attention.tasks.timeseries.settings import SeriesOptions
+from primal_attention.tasks.timeseries.task import SeriesTask
 
 try:
     from aeon.classification.base import BaseClassifier
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PrimalTimeSeriesClassifier"]
 
-_FORMAT = "primal-attention/timeseries/1"
-_CONFIG, _WEIGHTS = "classifier.json", "classifier.safetensors"
+_FILE = "estimator.json"
+"""Parameters and classes as given; beside ``model/`` and ``task.json``."""
 _EPOCHS = 20
-"""Records in the history of a fit."""
+"""Epochs in the history of a fit."""
 _PASSES = 6
 """Fewest passes over the training data."""
 _PREDICT_BATCH = 256
@@ -108,8 +110,8 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
     model_ : SeriesClassifier
         The trained model.
 
-    standardizer_ : Standardizer
-        Mean and deviation of every channel of the training data.
+    task_ : SeriesTask
+        Classes, and mean and deviation of every channel of the training data.
 
     history_ : History
         Loss, KSVD term and learning rate, epoch by epoch; None after :meth:`load`.
@@ -176,84 +178,58 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         super().__init__()
 
     def save(self, path: str | Path) -> None:
-        """Write the fitted classifier to a folder: JSON and safetensors, nothing pickled.
+        """Write the fitted classifier to a folder, which ``primal predict`` reads too.
 
         Parameters
         ----------
         path : str or Path
             Folder, made if it is not there. Read it with :meth:`load`.
         """
-        from safetensors.torch import save
-
         self._check_is_fitted()
-        folder = Path(path)
         labels = self.classes_
         content = {
-            "format": _FORMAT,
             "parameters": self._plain_parameters(),
-            "model": asdict(self.model_.config),
             "classes": [label.item() if hasattr(label, "item") else label for label in labels],
             "classes_dtype": labels.dtype.str,
             "metadata": {key: _plain(value) for key, value in self.metadata_.items()},
         }
-        tensors: dict[str, Tensor] = {
-            f"model.{name}": value.contiguous() for name, value in self.model_.state_dict().items()
-        }
-        tensors["standardizer.mean"] = torch.from_numpy(self.standardizer_.mean.copy())
-        tensors["standardizer.std"] = torch.from_numpy(self.standardizer_.std.copy())
-        write_atomically(folder / _WEIGHTS, save(tensors))
-        write_atomically(folder / _CONFIG, to_json(content))
+        save_trained(Path(path), self.task_, self.model_)
+        write_atomically(Path(path) / _FILE, to_json(content))
 
     @classmethod
     def load(cls, path: str | Path) -> "Self":
-        """Return the classifier that :meth:`save` wrote.
+        """Return the classifier in a folder that :meth:`save` or ``primal train`` wrote.
 
         Parameters
         ----------
         path : str or Path
-            The folder.
+            The folder, such as ``outputs/japanese-vowels/primal``.
 
         Returns
         -------
         classifier : PrimalTimeSeriesClassifier
-            Fitted, ready to predict.
+            Fitted, ready to predict. From ``primal train`` its classes are strings.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         folder = Path(path)
-        for file in (folder / _CONFIG, folder / _WEIGHTS):
-            if not file.is_file():
-                raise ValueError(f"{folder} holds no saved classifier: {file.name} is missing.")
         try:
-            content = json.loads((folder / _CONFIG).read_text())
-            tensors = load((folder / _WEIGHTS).read_bytes())
-        except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-            raise ValueError(f"The classifier in {folder} is damaged ({error}).") from None
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != _FORMAT:
-            raise ValueError(
-                f"{folder / _CONFIG} has format {found!r}, expected {_FORMAT!r}; it was written "
-                "by another program or version."
-            )
-        prefix = "model."
-        weights = {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
+            task, model = load_trained(folder)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        if not (isinstance(task, SeriesTask) and isinstance(model, SeriesClassifier)):
+            raise ValueError(f"{folder} holds a {type(model).__name__}, not a series classifier.")
+        content = _read_content(folder / _FILE, task, model)
         try:
             classifier = cls(**content["parameters"])
-            model = SeriesClassifier(SeriesConfig(**content["model"]))
-            classifier.standardizer_ = Standardizer(
-                tensors["standardizer.mean"].numpy(), tensors["standardizer.std"].numpy()
-            )
             classifier.classes_ = np.array(content["classes"], dtype=content["classes_dtype"])
             classifier.metadata_ = content["metadata"]
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"The classifier in {folder} is damaged ({error!r}).") from None
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError(f"The weights in {folder} do not fit its config: {error}") from None
-        classifier.model_ = model.eval()
-        classifier.history_ = None
+            raise ValueError(f"{folder / _FILE} is damaged ({error!r}).") from None
+        if len(classifier.classes_) != len(task.classes):
+            raise ValueError(
+                f"{folder / _FILE} has {len(classifier.classes_)} classes, the model "
+                f"{len(task.classes)}; they do not belong together."
+            )
+        classifier.task_, classifier.model_, classifier.history_ = task, model, None
         classifier.n_classes_ = len(classifier.classes_)
         classifier._class_dictionary = {c: i for i, c in enumerate(classifier.classes_)}
         classifier.is_fitted = True
@@ -266,26 +242,23 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
 
         series = self._series(X)
         labels = np.searchsorted(self.classes_, y).astype(np.int64)
-        series = Series(series.x, series.length, labels, tuple(map(str, self.classes_)))
-        self.standardizer_ = Standardizer.fit(series)
-        options: dict[str, Any] = self.attention_options or {}
-        config = SeriesConfig(
-            num_classes=self.n_classes_,
-            num_channels=series.num_channels,
+        series = replace(series, y=labels, classes=tuple(map(str, self.classes_)))
+        self.task_ = SeriesTask.fit(series)
+        options = SeriesOptions(
             stem=self.stem,  # type: ignore[arg-type]
-            patch=patch_for(int(series.length.max()), self.max_tokens),
+            max_tokens=self.max_tokens,
             dim=self.dim,
             num_heads=self.num_heads,
             num_layers=self.num_layers,
             attention=self.attention,
-            attention_options=options,
+            attention_options=self.attention_options or {},
             primal_layers=self.primal_layers,
             dropout=self.dropout,
         )
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model_ = SeriesClassifier(config)
+            self.model_ = self.task_.build(options)
         steps = max(self.n_steps, _PASSES * -(-len(series) // self.batch_size))
         training = TrainingConfig(
             epochs=_EPOCHS if steps >= _EPOCHS else 1,
@@ -295,7 +268,7 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
             eta=self.eta,
             seed=seed,
         )
-        data = SeriesDataset(self.standardizer_(series), self.jitter)
+        data = SeriesDataset(self.task_.prepare(series).series, self.jitter)
         self.history_: History | None = fit(
             self.model_, data, config=training, collate=collate_series
         )
@@ -305,17 +278,11 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         return self.classes_[self._predict_proba(X).argmax(1)]
 
     def _predict_proba(self, X: Any) -> NDArray[np.float64]:
-        data = SeriesDataset(self.standardizer_(self._series(X)))
-        items = [data[i] for i in range(len(data))]
-        probabilities = []
-        with torch.no_grad():
-            for start in range(0, len(items), _PREDICT_BATCH):
-                batch = collate_series(items[start : start + _PREDICT_BATCH])
-                logits = self.model_(batch["x"], key_mask=batch["key_mask"]).logits
-                probabilities.append(logits.double().softmax(-1))
-        return torch.cat(probabilities).numpy()
+        data = self.task_.prepare(self.task_.without_labels(self._series(X)))
+        answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
+        return answers["logits"].double().softmax(-1).numpy()
 
-    def _series(self, X: Any) -> Series:
+    def _series(self, X: Any) -> SeriesCollection:
         return series_from_arrays(list(X))
 
     def _plain_parameters(self) -> dict[str, Any]:
@@ -328,6 +295,26 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
         """Return parameters with which aeon's checks run in seconds."""
         return {"dim": 8, "num_heads": 2, "num_layers": 1, "max_tokens": 8, "n_steps": 4}
+
+
+def _read_content(path: Path, task: SeriesTask, model: SeriesClassifier) -> dict[str, Any]:
+    """Return the estimator's own file; for a model of ``primal train`` what it would hold."""
+    if not path.is_file():
+        config = model.config
+        names = ("attention", "primal_layers", "stem", "dim", "num_heads", "num_layers")
+        parameters = {name: getattr(config, name) for name in (*names, "max_tokens", "dropout")}
+        options = dict(config.attention_options) or None
+        return {
+            "parameters": {**parameters, "attention_options": options},
+            "classes": list(task.classes),
+            "classes_dtype": np.array(task.classes).dtype.str,
+            "metadata": {"multivariate": len(task.mean) > 1, "n_channels": len(task.mean)},
+        }
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}).") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _plain(value: Any) -> Any:

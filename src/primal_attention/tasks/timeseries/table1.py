@@ -1,4 +1,4 @@
-"""What Table 1 and its ablation compare: the columns, the sets, and what all runs share.
+"""Table 1 of Chen et al. (2023): columns, sets, and the settings of every run.
 
 Everything that decides a result is here.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from primal_attention.tasks.timeseries.model import Stem
+from primal_attention.tasks.timeseries.settings import Stem
 
 __all__ = [
     "ABLATION",
@@ -26,7 +26,7 @@ __all__ = [
     "SETTINGS",
     "ModelChoice",
     "Settings",
-    "fingerprint",
+    "mark",
     "published_choice",
 ]
 
@@ -40,12 +40,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "clip": 4.0,
     },
 }
-"""What a run changes of the defaults of :class:`TrainingConfig`."""
+"""Changes of the defaults of :class:`TrainingConfig`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all models of a set share; by default the settings of the classifier.
+    """Settings that all models of a set share; by default those of the classifier.
 
     These come from runs on held-out parts of the training data of JapaneseVowels,
     UWaveGestureLibrary, Handwriting and SelfRegulationSCP1. What ``ours`` has of its own was chosen
@@ -85,7 +85,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What one column of the table has of its own."""
+    """Settings of one column of the table."""
 
     title: str
     """Head of its column."""
@@ -144,8 +144,8 @@ PUBLISHED_TRAINING = dict.fromkeys(SETS, _AS_PUBLISHED) | {
 """The published optimiser, rate and batches; its 100 passes where one thread can do them."""
 
 PUBLISHED_SETTINGS = PUBLISHED_TRAINING | {"SelfRegulationSCP2": SETTINGS["SelfRegulationSCP2"]}
-"""Those of the published protocol: the published training but for the set on which held-out
-training data prefer ours (``examples/uea_trainings.py``)."""
+"""Settings of the published protocol: the published training, except on the set where held-out
+training data prefer ours (``primal repro uea-trainings``)."""
 
 PUBLISHED = {
     "Handwriting": (32.0, 29.6, 28.7),
@@ -187,11 +187,11 @@ GRID = {
     for rank in (5, 8, 10)
     for eta in (0.1, 0.2, 0.5)
 }
-"""What the paper chose its Primal.+ from, set by set, by the test part: ranks of 20, 30 and 40 in
-heads of width 64, which are these in ours."""
+"""Pairs among which the paper chose its Primal.+ by the test part, set by set. Its ranks of 20, 30
+and 40 in heads of width 64 correspond to these in ours."""
 
 GRID_SETS = tuple(name for name in SETS if name in PUBLISHED and name != "SpokenArabicDigits")
-"""Sets of the paper on which that choice can be repeated."""
+"""Sets of the paper on which the choice among the pairs is repeated."""
 
 _BASE = MODELS["primal"]
 ABLATION = {
@@ -216,9 +216,9 @@ ABLATION_SETTINGS = Settings(epochs=1)
 """Those of the classifier, scored once, at the end."""
 
 
-def fingerprint(choice: ModelChoice, settings: Settings) -> str:
-    """Return a short name of everything that decides a row, so that old rows do not mix in."""
+def mark(choice: ModelChoice, settings: Settings) -> str:
+    """Return the fingerprint of everything that decides a row."""
     values = asdict(choice), asdict(settings)
     if settings.recipe == "ours":
-        del values[1]["recipe"]  # as rows of finished runs were named
+        del values[1]["recipe"]  # finished rows have fingerprints without it
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,12 +1,11 @@
-"""Table 1 and its ablation as CSV, one line a run, and as markdown, published figures beside."""
+"""Markdown tables of Table 1 and its ablation, published figures beside ours."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from primal_attention.output import hardware, markdown_table, percent, to_csv, write_atomically
-from primal_attention.tasks.timeseries.settings import (
+from primal_attention.output import markdown_table, percent
+from primal_attention.tasks.timeseries.table1 import (
     ABLATION,
     GRID,
     GRID_SETS,
@@ -16,63 +15,54 @@ from primal_attention.tasks.timeseries.settings import (
     Settings,
 )
 
-__all__ = ["write_ablation", "write_tables"]
+__all__ = ["ablation_table", "table_one", "trainings_table"]
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def write_tables(
-    selected: Sequence[Mapping[str, Any]],
-    best: Sequence[Mapping[str, Any]],
-    grid: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Settings],
-    best_settings: Mapping[str, Settings],
-    out: Path,
-) -> None:
-    """Write one line a run, ``uea.csv`` and its like, and the tables, ``uea.md``.
+def table_one(
+    rows: Rows, settings: Mapping[str, Settings], published: Mapping[str, Settings]
+) -> str:
+    """Return the tables of all protocols.
 
     Args:
-        selected: Runs whose epoch was chosen by held-out training data.
-        best: Runs by the published protocol.
-        grid: Runs of Primal.+ by that protocol with every pair of rank and η.
-        settings: Settings of the former, set by set.
-        best_settings: Settings of the latter.
-        out: Where to write.
+        rows: Rows of the study; ``protocol`` tells them apart.
+        settings: Settings of the selected protocol, set by set.
+        published: Settings of the published protocol.
     """
+    by = {key: [r for r in rows if r["protocol"] == key] for key in ("selected", "best", "grid")}
+    selected, best = by["selected"], by["best"]
     parts = ["Test accuracy in %, mean ± standard deviation over seeds. One thread of a CPU."]
     if selected:
-        write_atomically(out / "uea.csv", to_csv([dict(r) for r in selected], _machine()))
         parts += [
             "**Validation-selected** (the epoch chosen without the test part). "
             + _caption(selected, settings),
             _table(selected, "selected_test"),
-            "**Last epoch** of the same runs (nothing chosen; what the classifier does).",
+            "**Last epoch** of the same runs (nothing is chosen; as in the classifier).",
             _table(selected, "last_test"),
         ]
     if best:
-        write_atomically(out / "uea_published.csv", to_csv([dict(r) for r in best], _machine()))
         parts += [
             "**Best test epoch** (the protocol of the paper; optimistic, for comparison only). "
             "PrimalFormer and Primal.+ have the published η of each set. "
-            + _caption(best, best_settings),
+            + _caption(best, published),
             _table(best, "best_test"),
             _verdict(best),
         ]
-    if grid:
-        write_atomically(out / "uea_grid.csv", to_csv([dict(r) for r in grid], _machine()))
-    if pairs := _pairs(grid):
+    if pairs := _pairs(by["grid"]):
         parts += [
             "**Best pair and best test epoch**, Primal.+ alone: the best of nine pairs of rank and "
             "η, chosen by the test part as in the paper. The published figure is of one seed; "
             "*best for each* chooses for every seed, then averages.",
             pairs,
         ]
-    write_atomically(out / "uea.md", "\n\n".join(part for part in parts if part) + "\n")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: Path) -> None:
-    """Write ``uea_ablation.csv``, one line a run, and ``uea_ablation.md``."""
+def ablation_table(rows: Rows, settings: Settings) -> str:
+    """Return the table of the ablation."""
     sets = [n for n in SETS if any(r["set"] == n for r in rows)]
     variants = [v for v in ABLATION if any(r["model"] == v for r in rows)]
-    write_atomically(out / "uea_ablation.csv", to_csv([dict(r) for r in rows], _machine()))
     grid = _grid(rows, "last_test", sets, variants)
     lines = []
     for variant in variants:
@@ -83,7 +73,21 @@ def write_ablation(rows: Sequence[Mapping[str, Any]], settings: Settings, out: P
     table = markdown_table(["variant", *sets, "average"], lines)
     text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
     text += f"All variants have {_describe(settings)} One thread of a CPU."
-    write_atomically(out / "uea_ablation.md", f"{text}\n\n{table}\n")
+    return f"{text}\n\n{table}\n"
+
+
+def trainings_table(rows: Rows) -> str:
+    """Return which training held-out thirds prefer, set by set."""
+    lines = []
+    for name in dict.fromkeys(r["set"] for r in rows):
+        found: dict[str, list[float]] = {}
+        for row in rows:
+            if row["set"] == name:
+                found.setdefault(row["training"], []).append(row["best"])
+        means = {training: statistics.fmean(scores) for training, scores in found.items()}
+        better = max(means, key=lambda training: means[training])  # the first of equals
+        lines.append([name, *(f"{100 * means[t]:.1f}" for t in ("published", "ours")), better])
+    return markdown_table(["set", "published", "ours", "to use"], lines) + "\n"
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -91,7 +95,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _grid(
-    rows: Sequence[Mapping[str, Any]], field_: str, sets: Sequence[str], models: Sequence[str]
+    rows: Rows, field_: str, sets: Sequence[str], models: Sequence[str]
 ) -> dict[tuple[str, str], list[float]]:
     return {
         (name, model): found
@@ -101,7 +105,7 @@ def _grid(
     }
 
 
-def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
+def _table(rows: Rows, field_: str) -> str:
     """Return one protocol as markdown, the published figures beside, averages at the foot."""
     sets, models = _present(rows)
     grid = _grid(rows, field_, sets, models)
@@ -129,7 +133,7 @@ def _table(rows: Sequence[Mapping[str, Any]], field_: str) -> str:
     return markdown_table(["set", *titles, *published], lines)
 
 
-def _verdict(best: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(best: Rows) -> str:
     """Return which columns reach the published Primal.+, set by set."""
     sets, models = _present(best)
     grid = _grid(best, "best_test", sets, models)
@@ -147,7 +151,7 @@ def _verdict(best: Sequence[Mapping[str, Any]]) -> str:
     return f"Means at or above the published Primal.+: {'; '.join(found)}." if found else ""
 
 
-def _pairs(grid: Sequence[Mapping[str, Any]]) -> str:
+def _pairs(grid: Rows) -> str:
     """Return what choosing among the pairs by the test part gives, beside the published figure."""
     lines = []
     for name in GRID_SETS:
@@ -171,13 +175,13 @@ def _pairs(grid: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(columns, lines) if lines else ""
 
 
-def _present(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+def _present(rows: Rows) -> tuple[list[str], list[str]]:
     """Return the sets and the models that have rows, in the order of the table."""
     sets = [n for n in SETS if any(r["set"] == n for r in rows)]
     return sets, [m for m in MODELS if any(r["model"] == m for r in rows)]
 
 
-def _caption(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Settings]) -> str:
+def _caption(rows: Rows, settings: Mapping[str, Settings]) -> str:
     """Return the settings of most sets, those of the others, and how long all were trained."""
     sets, _ = _present(rows)
     used: dict[Settings, list[str]] = {}
@@ -204,7 +208,3 @@ def _describe(settings: Settings) -> str:
         f"{s.max_tokens} tokens, {s.segments} segments in the head, {rate} and "
         f"batches of {s.batch_size} for {length}."
     )
-
-
-def _machine() -> str:
-    return ", ".join(f"{key}: {value}" for key, value in hardware().items())

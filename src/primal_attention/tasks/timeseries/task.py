@@ -1,7 +1,7 @@
 """The task of classifying whole series."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -91,7 +91,7 @@ class SeriesTask(ClassificationTask):
         )
 
     @property
-    def sizes(self) -> Mapping[str, int]:
+    def sizes(self) -> Mapping[str, Any]:
         """Classes and channels."""
         return {"num_classes": len(self.classes), "num_channels": len(self.mean)}
 
@@ -108,10 +108,6 @@ class SeriesTask(ClassificationTask):
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "SeriesDataset":
         """Return the series of a file, standardised as the training part was."""
-        from dataclasses import replace
-
-        import numpy as np
-
         from primal_attention.tasks.timeseries.files import read_series
 
         with user_errors(str(path), *FILE_ERRORS):
@@ -125,8 +121,7 @@ class SeriesTask(ClassificationTask):
                 case=self.case,
             )
             if not labelled:
-                y = np.zeros(len(series), np.int64)
-                return self.prepare(replace(series, y=y, classes=self.classes))
+                return self.prepare(self.without_labels(series))
             if series.y is None:
                 raise UserError(f"{path} has no labels; primal predict needs none.")
             if series.classes != self.classes:
@@ -135,6 +130,12 @@ class SeriesTask(ClassificationTask):
                     f"{list_some(self.classes)}."
                 )
             return self.prepare(series)
+
+    def without_labels(self, series: "SeriesCollection") -> "SeriesCollection":
+        """Return series with the first class as a stand-in for labels, to be predicted."""
+        import numpy as np
+
+        return replace(series, y=np.zeros(len(series), np.int64), classes=self.classes)
 
     def prepare(self, series: "SeriesCollection") -> "SeriesDataset":
         """Return series standardised as the training part was, and cut to length."""
@@ -173,5 +174,5 @@ def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesColl
     if settings.name is None:
         raise UserError("data.name, a UEA set, or the files data.train and data.test are missing.")
     root = packaged_root(settings.name)
-    train, test = (load_series(settings.name, part, root=root) for part in ("train", "test"))  # type: ignore[arg-type]
+    train, test = (load_series(settings.name, part, root=root) for part in ("train", "test"))
     return train, test
