@@ -128,7 +128,8 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
                 raise UserError(f"the setting {prefix}{name} is missing.")
             tree = {**tree, name: {}}
     values = {key: check_value(value, hints[key], prefix + key) for key, value in tree.items()}
-    with user_errors(where):
+    kinds = (ValueError, TypeError, OSError)
+    with user_errors(where, *kinds, *((UserError,) if where else ())):
         return kind(**values)
 
 

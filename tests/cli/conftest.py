@@ -26,11 +26,15 @@ def write_ts(path: Path, cases: int, seed: int, channels: int = 2, labels: bool 
     path.write_text("\n".join(lines) + "\n")
 
 
-def write_recipe(path: Path, task: str, train: Path, test: Path) -> Path:
+def write_recipe(path: Path, kind: str, train: Path, test: Path) -> Path:
+    is_series = kind == "timeseries"
     path.write_text(
-        f"# A small {task} recipe.\n"
-        f"data:\n  task: {task}\n  train: {train}\n  test: {test}\n"
-        "model:\n  dim: 16\n  num_heads: 2\n  num_layers: 2\n  attention_options: {rank: 4}\n"
+        f"# A small {kind} recipe.\n"
+        f"task: {'timeseries' if is_series else 'longrange'}\n"
+        f"data:\n  train: {train}\n  test: {test}\n"
+        + ("" if is_series else f"  kind: {kind}\n")
+        + "model:\n  dim: 16\n  num_heads: 2\n  num_layers: 2\n  attention: primal\n"
+        "  attention_options: {rank: 4}\n"
         "training:\n  epochs: 2\n  batch_size: 8\n  lr: 1e-2\n"
     )
     return path

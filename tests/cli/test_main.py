@@ -27,7 +27,7 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
      ["repro", "--help"], ["bench", "--help"], ["bench", "layers", "--help"],
      ["bench", "family", "--help"], ["list"], ["info"], ["--version"], ["trian"],
      ["train", "japanese-vowels", "--help"], ["repro", "uea", "--help"],
-     ["repro", "longrange", "--help"]],
+     ["repro", "longrange-accuracy", "--help"], ["list", "tasks"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_and_lists_do_not_wait_for_torch(arguments):

@@ -34,7 +34,7 @@ def test_predictions_follow_the_file_and_agree_with_the_score(series_run, series
     assert found["accuracy"] == pytest.approx(np.mean(hits))
     assert main(["eval", str(series_run / "primal"), "--out", "again.json"]) == 0
     again = json.loads(Path("again.json").read_text("utf-8"))
-    assert again["confusion"] == found["confusion"]
+    assert again["details"] == found["details"]
 
 
 def test_batches_labels_and_formats_change_no_prediction(series_run, tmp_path):
@@ -69,8 +69,8 @@ def test_pairs_are_learned_scored_and_predicted_by_two_towers(pairs_run, fails, 
     test = pairs_run.parent / "test.tsv"
     assert main(["eval", str(model), "--data", str(test), "--out", "again.json"]) == 0
     found, again = (json.loads(Path(f).read_text()) for f in ("e.json", "again.json"))
-    assert found["confusion"] == again["confusion"]
-    assert found["classes"] == ["unrelated", "citing"]
+    assert found["details"] == again["details"]
+    assert [row["class"] for row in found["details"]] == ["unrelated", "citing"]
     assert main(["predict", str(model), str(test), "--out", "a.csv"]) == 0
     # the same pairs without labels
     fields = [line.split("\t") for line in test.read_text().splitlines()]
@@ -107,7 +107,7 @@ def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails
     save_file(weights, path)
     test = series_recipe.parent / "test.ts"
     for command in (["predict", model, test], ["eval", model, "--data", test]):
-        assert "no finite answer to sequence 0" in fails(*command)
+        assert "no finite answer to item 0" in fails(*command)
 
 
 def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_path):
@@ -172,7 +172,7 @@ def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_pat
     assert "left" in fails("eval", model, "--data", text)
     (tmp_path / "new.txt").write_text("good\n")
     told = fails("eval", text_run / "primal", "--data", tmp_path / "new.txt")
-    assert "read from a .jsonl" in told
+    assert "read from a .jsonl or .csv" in told
     (tmp_path / "bad.jsonl").write_text('{"text": "x", "label": 7}\n')
     told = fails("eval", text_run / "primal", "--data", tmp_path / "bad.jsonl")
     assert "labels must be from 0 to 1" in told
@@ -186,12 +186,12 @@ def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_pat
         ("model/model.safetensors", lambda p: p.unlink(), "missing"),
         ("model/config.json", lambda p: p.write_text("{"), "damaged"),
         ("model/config.json", lambda p: p.write_text('{"model_type": "bert"}'), "save_pretrained"),
-        ("model/config.json", lambda p: p.write_text(p.read_text().replace("16", "8")), "belong"),
-        ("reader.json", lambda p: p.write_text("[1"), "reader.json is damaged"),
-        ("reader.json", lambda p: p.write_text('{"task": "music", "classes": []}'), "music"),
-        ("reader.json", lambda p: p.write_text('{"colour": 1}'), "damaged"),
-        ("reader.json", lambda p: p.write_text(p.read_text().replace('"up"', '"a","b"')), "belong"),
-        ("reader.json", lambda p: p.unlink(), "not the folder of a model"),
+        ("model/config.json", lambda p: p.write_text(p.read_text().replace("16", "8")), "does not belong"),
+        ("task.json", lambda p: p.write_text("[1"), "task.json is damaged"),
+        ("task.json", lambda p: p.write_text('{"format": 1, "task": "music"}'), "music"),
+        ("task.json", lambda p: p.write_text('{"colour": 1}'), "damaged"),
+        ("task.json", lambda p: p.write_text(p.read_text().replace('"up"', '"a","b"')), "belong"),
+        ("task.json", lambda p: p.unlink(), "not the folder of a model"),
         ("model", lambda p: shutil.rmtree(p), "no finished model"),
     ],
 )  # fmt: skip

@@ -9,17 +9,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
 from primal_attention.cli.main import main
-from primal_attention.cli.problems import load_problem
-from primal_attention.cli.recipes import build, read_recipe
-from primal_attention.cli.settings import Recipe
-from primal_attention.tasks.timeseries import read_ts
+from primal_attention.settings import build, read_yaml
+from primal_attention.tasks.experiment import recipe_type
+from primal_attention.tasks.timeseries import SeriesTask, read_ts
 from primal_attention.training.data import Order
 
 
@@ -40,9 +38,11 @@ def test_a_run_leaves_models_settings_table_spectra_and_report(series_run):
     for name in ("primal", "softmax"):
         folder = series_run / name
         assert (folder / "model" / "model.safetensors").exists()
-        recipe = build(Recipe, yaml.safe_load((folder / "config.yaml").read_text()))
+        recipe = build(recipe_type("timeseries"), read_yaml(folder / "config.yaml"))
         assert recipe.compare == ("softmax",)
-        assert json.loads((folder / "reader.json").read_text())["classes"] == ["down", "up"]
+        task = json.loads((folder / "task.json").read_text())
+        assert task["task"] == "timeseries"
+        assert task["values"]["classes"] == ["down", "up"]
         assert (folder / "config.yaml").read_text().startswith("# A small timeseries recipe.\n")
     assert "The recipe says: A small timeseries recipe." in (series_run / "report.html").read_text()
     history = json.loads((series_run / "result.json").read_text())["histories"]["primal"]
@@ -64,10 +64,10 @@ def test_the_demo_learns_which_speaker_it_is(tmp_path, capsys):
 def test_a_stopped_run_continues_to_the_same_weights(
     series_recipe, series_run, tmp_path, monkeypatch
 ):
-    from primal_attention.cli import experiment
+    from primal_attention import analysis
 
     two = tmp_path / "two"
-    real, seen = experiment.spectrum_summary, []
+    real, seen = analysis.spectrum_summary, []
 
     def interrupt(spectra):
         seen.append(spectra)
@@ -75,7 +75,7 @@ def test_a_stopped_run_continues_to_the_same_weights(
             raise KeyboardInterrupt
         return real(spectra)
 
-    monkeypatch.setattr(experiment, "spectrum_summary", interrupt)
+    monkeypatch.setattr(analysis, "spectrum_summary", interrupt)
     assert main(["train", str(series_recipe), "--out", str(two)]) == 130
     monkeypatch.undo()
     assert not (two / "report.html").exists()
@@ -107,7 +107,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
         ("training.lr", "0.5", "0.01"),
         ("data.valid", "0.3", "0.2"),
         ("data.seed", "5", "0"),
-        ("model.dropout", "0.5", "0.1"),
+        ("model.dropout", "0.5", "0.2"),
     ],
 )
 def test_other_settings_are_not_resumed_and_leave_the_run_alone(
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_is_refused_leaves_the_run_alone(series_run, fails, tm
     (run / "primal" / "config.yaml").unlink()
     before = contents(run)
     told = fails("train", run, "--resume", "--compare", "--data.valid", "0.3")
-    assert told.startswith("primal: training primal: ")
+    assert told.startswith("primal: training: ")
     assert "the training data had 20 items and have 16" in told
     assert contents(run) == before
     next(run.glob("primal/checkpoints/*/best.safetensors")).unlink()
@@ -146,7 +146,7 @@ def test_overwrite_removes_nothing_before_all_is_accepted(series_run, fails, tmp
     for mistake in (
         ["--data.test", "none.ts"],
         ["--model.num-heads", "5"],
-        ["--model.positions", "learned", "--model.max-length", "3"],
+        ["--model.stem", "middle"],
     ):
         fails("train", run, "--overwrite", *mistake)
         assert contents(run) == before
@@ -159,7 +159,8 @@ def test_a_file_is_a_run_only_in_the_folder_of_one(series_run, series_recipe, fa
     assert own.read_bytes() == series_recipe.read_bytes()
     assert (tmp_path / "outputs" / "config" / "primal" / "model").is_dir()
     assert "holds no run" in fails("train", tmp_path)
-    assert "config.yaml is not of a run" in fails("train", series_recipe, "--out", tmp_path)
+    told = fails("train", series_recipe, "--out", tmp_path)
+    assert "config.yaml does not belong to a run" in told
     before = contents(series_run)
     for path in (series_run / "primal", series_run / "primal" / "config.yaml"):
         told = fails("train", path, "--resume")
@@ -178,20 +179,18 @@ def test_saved_settings_hold_in_other_folders(series_recipe, tmp_path, monkeypat
     assert main(["train", "../outputs/slopes", "--resume"]) == 0
 
 
-def test_sequences_beyond_learned_positions_are_told_before_training(
-    series_recipe, fails, capsys, tmp_path
-):
-    arguments = ["train", series_recipe, "--model.positions", "learned", "--model.max-length"]
-    told = fails(*arguments, "7")
-    assert "train part of the data: the longest sequence has 8 tokens" in told
-    assert "max_length=7" in told
+def test_sequences_beyond_learned_positions_are_told_before_training(text_run, fails, tmp_path):
+    recipe = text_run.parent / "words.yaml"
+    arguments = ["train", recipe, "--model.positions", "learned", "--model.max-length"]
+    told = fails(*arguments, "14")
+    assert "train part of the data: the longest sequence has 15 tokens" in told
+    assert "max_length=14" in told
     assert not (tmp_path / "outputs").exists()
-    assert main([str(word) for word in (*arguments, "8", "--training.epochs", "1")]) == 0
-    long = np.zeros((2, 9, 2))
-    np.savez(tmp_path / "long.npz", X=long, y=np.array(["up", "down"]))
-    model = tmp_path / "outputs" / "slopes" / "primal"
-    for command in (["predict", model, "long.npz"], ["eval", model, "--data", "long.npz"]):
-        assert "long.npz: the longest sequence has 9 tokens" in fails(*command)
+    assert main([str(word) for word in (*arguments, "15", "--training.epochs", "1")]) == 0
+    (tmp_path / "long.jsonl").write_text(json.dumps({"text": "x" * 16, "label": 1}) + "\n")
+    model = tmp_path / "outputs" / "words" / "primal"
+    for command in (["predict", model, "long.jsonl"], ["eval", model, "--data", "long.jsonl"]):
+        assert "long.jsonl: the longest sequence has 16 tokens" in fails(*command)
 
 
 def test_overwrite_starts_anew(series_run, tmp_path):
@@ -224,7 +223,6 @@ def test_overwrite_starts_anew(series_run, tmp_path):
         ),
         (["japanese-vowels", "--compare", "sofmax"], "Did you mean 'softmax'?"),
         (["japanese-vowels", "--data.name", "JapaneseVowel"], "PRIMAL_DATA"),
-        (["japanese-vowels", "--data.task", "text"], "has no sets to name"),
         (["lra-text"], "PRIMAL_DATA"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -239,20 +237,21 @@ def test_wrong_data_files_are_told(series_recipe, fails, tmp_path):
     assert "'x' is not a number" in told
     assert "none.ts" in fails("train", series_recipe, "--data.test", tmp_path / "none.ts")
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.mp3")
-    assert "ends in .ts or .npz" in told
+    assert "ends in .ts, .npz, .csv" in told
 
 
 def test_broken_items_are_told_by_their_place_in_the_file(series_recipe, fails):
     told = fails("train", series_recipe, "--training.lr", "1e30", "--data.train-size", "16")
     step = int(told.partition("Step ")[2].split()[0])
     items = told.partition("the items ")[2].partition(" of")[0]
-    recipe = build(Recipe, read_recipe(series_recipe))
+    recipe = build(recipe_type("timeseries"), read_yaml(series_recipe))
     settings = replace(recipe.data, train_size=16)
-    rows = load_problem(settings).rows
+    _, parts = SeriesTask.load(settings)
+    rows = parts.rows
     order = Order(len(rows), recipe.training.batch_size, recipe.training.seed)
     assert json.loads(items) == [rows[i] for i in order.batch(step - 1)]
     assert rows != list(range(len(rows)))
-    lengths = load_problem(settings).train.series.length
+    lengths = parts.train.series.length
     assert lengths.tolist() == read_ts(settings.train).length[rows].tolist()
 
 
@@ -267,7 +266,8 @@ def test_every_setting_is_shown_with_its_meaning(capsys):
 def test_listops_are_drawn_and_learned(tmp_path):
     recipe = tmp_path / "lists.yaml"
     recipe.write_text(
-        "# ListOps, short.\ndata: {task: listops, length: 30, train_size: 24, test_size: 8}\n"
+        "# ListOps, short.\ntask: longrange\n"
+        "data: {kind: listops, length: 30, train_size: 24, test_size: 8}\n"
         "model: {dim: 16, num_heads: 2, num_layers: 1}\ntraining: {epochs: 1}\n"
     )
     assert main(["train", str(recipe)]) == 0

@@ -35,6 +35,10 @@ def main(argv: list[str]) -> int:
     options = parse(Eval, argv, prog="primal eval")
     if options.batch_size < 1 or options.threads < 1:
         raise UserError("--batch-size and --threads must be at least 1.")
+    if options.out is not None and options.out.suffix != ".json":
+        raise UserError(f"--out must end in .json, got {options.out.name!r}.")
+    if options.data is None and options.part != "test":
+        raise UserError("--part chooses a part of the file --data; give that too.")
     import torch
 
     from primal_attention.output import markdown_table, to_json, write_atomically

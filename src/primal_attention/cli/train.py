@@ -1,5 +1,6 @@
 """``primal train``: the models of a recipe, a table, spectra and a report."""
 
+import functools
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def _help() -> str:
 def _train(name: str, options: TrainOptions[Any, Any], comment: list[str]) -> None:
     import torch
 
-    from primal_attention.tasks.experiment import run_experiment
+    from primal_attention.tasks.experiment import check_experiment, run_experiment
     from primal_attention.training import CheckpointError, NonFiniteLossError, join_processes
 
     recipe, out = options.recipe, options.out
@@ -107,10 +108,7 @@ def _train(name: str, options: TrainOptions[Any, Any], comment: list[str]) -> No
         print(to_yaml(recipe), flush=True)
     processes.wait_for_everyone()
     task, data = find_task(recipe.task).load(recipe.data)
-
-    def start(line: str) -> None:
-        print(line, flush=True)
-
+    check_experiment(task, data, recipe)  # before anything is removed
     if processes.is_main_process and options.overwrite:
         for attention in _trained(options):
             shutil.rmtree(out / attention)
@@ -124,7 +122,7 @@ def _train(name: str, options: TrainOptions[Any, Any], comment: list[str]) -> No
             resume=options.resume,
             title=name,
             comment=comment,
-            report=start,
+            report=functools.partial(print, flush=True),
         )
     if processes.is_main_process:
         _print_results(name, results)

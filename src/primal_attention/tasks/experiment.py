@@ -38,6 +38,7 @@ __all__ = [
     "Recipe",
     "Result",
     "TrainedModel",
+    "check_experiment",
     "check_finite",
     "check_lengths",
     "load_trained",
@@ -232,11 +233,7 @@ def run_experiment(
     run = _Run(
         task, data, recipe, out, resume, title or out.name, comment, processes.is_main_process
     )
-    for name in recipe.names:
-        with user_errors(f"the model {name}"):
-            model = run.build(name)
-        for part in ("train", "valid", "test"):
-            check_lengths(getattr(data, part), model, f"the {part} part of the data")
+    check_experiment(task, data, recipe)
     results = []
     for name in recipe.names:
         if run.writes:
@@ -245,6 +242,15 @@ def run_experiment(
     if run.writes:
         _write_report(run, results)
     return results
+
+
+def check_experiment(task: Task, data: Parts, recipe: Recipe[Any, Any]) -> None:
+    """Raise if a model of a recipe cannot be built, or cannot read the data."""
+    for name in recipe.names:
+        with user_errors(f"the model {name}"):
+            model = task.build(recipe.options(name))
+        for part in ("train", "valid", "test"):
+            check_lengths(getattr(data, part), model, f"the {part} part of the data")
 
 
 def check_lengths(data: "Dataset[Any]", model: "PretrainedModel", where: str) -> None:

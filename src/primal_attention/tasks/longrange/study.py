@@ -26,7 +26,11 @@ __all__ = ["Accuracy", "AccuracyOptions", "load_splits", "plot_accuracy"]
 _TASKS = ("listops", "text", "image")
 _VARIANTS = ("softmax", "primal", "primal+", "dual")
 _TITLES = {"listops": "ListOps", "text": "Text (IMDb bytes)", "image": "Image (CIFAR-10 grey)"}
-_LABELS: dict[str, str] = {"softmax": "Transformer", "primal": "PrimalFormer", "primal+": "Primal.+"}
+_LABELS: dict[str, str] = {
+    "softmax": "Transformer",
+    "primal": "PrimalFormer",
+    "primal+": "Primal.+",
+}
 
 
 @dataclass(frozen=True)

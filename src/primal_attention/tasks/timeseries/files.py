@@ -217,13 +217,14 @@ def read_npz(
     path = Path(path)
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            if "X" in file.files:
-                return _one_part({key: file[key] for key in file.files}, classes)
-            found = {key: file[key] for key in file.files if key.endswith((f"_{part}", "classes"))}
+            ends = f"_{part}", "classes", "X", "y", "length"
+            found = {key: file[key] for key in file.files if key.endswith(ends)}
     except (OSError, ValueError) as error:
         if not path.exists():
             raise
         raise ValueError(f"{path} is not a readable .npz file ({error}).") from None
+    if "X" in found:
+        return _one_part(found, classes)
     missing = {f"X_{part}", f"y_{part}", "classes"} - found.keys()
     if missing:
         raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from primal_attention.tasks.longrange.settings import (
+from primal_attention.tasks.longrange.published import (
     LRA,
     build_model,
     model_config,

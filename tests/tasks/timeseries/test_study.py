@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
 
 from primal_attention.tasks.timeseries import repro
-from primal_attention.tasks.timeseries.repro import ablate_uea, reproduce_uea
 from primal_attention.tasks.timeseries.settings import (
     ABLATION,
     GRID,

@@ -5,7 +5,6 @@ import lzma
 
 import numpy as np
 import pytest
-
 from primal_attention.tasks.longrange.compare import (
     Comparison,
     load_splits,
