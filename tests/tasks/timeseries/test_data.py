@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from primal_attention.tasks.splits import stratified_sample, stratified_split
 from primal_attention.tasks.timeseries import (
-    Series,
+    SeriesCollection,
     SeriesDataset,
     Standardizer,
     collate_series,
@@ -12,9 +13,8 @@ from primal_attention.tasks.timeseries import (
     read_npz,
     read_ts,
     series_from_arrays,
-    stratified_split,
 )
-from primal_attention.tasks.timeseries.data import jittered, stratified_sample
+from primal_attention.tasks.timeseries.data import jittered
 
 FULL = """#A comment
 @problemName Toy
@@ -187,7 +187,7 @@ def test_arrays_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="no series"):
         series_from_arrays([])
     with pytest.raises(ValueError, match="one label a case"):
-        Series(np.zeros((2, 3, 1), np.float32), np.array([3, 3]), np.array([0]), ("a",))
+        SeriesCollection(np.zeros((2, 3, 1), np.float32), np.array([3, 3]), np.array([0]), ("a",))
 
 
 def test_standardisation_sees_neither_padding_nor_missing_values_nor_test_data():
