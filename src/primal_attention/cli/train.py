@@ -21,7 +21,7 @@ from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
 from primal_attention.tasks.task import find_task
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.experiment import Result
+    from primal_attention.tasks.results import Result
 
 __all__ = ["main"]
 
@@ -186,7 +186,7 @@ def _print_results(title: str, results: "list[Result]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from primal_attention.tasks.experiment import result_table, verdict
+    from primal_attention.tasks.results import result_table, verdict
 
     rows = result_table(results)
     shown = Table(title=title)

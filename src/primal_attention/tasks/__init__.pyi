@@ -1,12 +1,12 @@
 from . import longrange, timeseries
 from .experiment import (
     Recipe,
-    Result,
     TrainedModel,
     load_trained,
     recipe_type,
     run_experiment,
 )
+from .results import Result
 from .study import Study, find_study, run_study
 from .task import (
     ClassificationTask,

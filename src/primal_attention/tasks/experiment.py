@@ -12,15 +12,15 @@ A run folder holds one folder a model, which :func:`load_trained` reads::
     <out>/<attention>/checkpoints/     to resume; history.csv, history.jsonl, result.json
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.output import hardware, to_csv, to_json, write_atomically
+from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import to_yaml
+from primal_attention.tasks.results import SPECTRUM_TOKENS, Result, write_report
 from primal_attention.tasks.task import Parts, Task, find_task, load_task, save_task
 from primal_attention.training.config import TrainingConfig
 
@@ -28,33 +28,26 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.data import Dataset
 
-    from primal_attention.analysis import LayerSpectrum
     from primal_attention.models import PretrainedModel
-    from primal_attention.training import History
-    from primal_attention.training.evaluation import Evaluation
-    from primal_attention.training.scores import Answers, Score
+    from primal_attention.training.scores import Answers
 
 __all__ = [
     "Recipe",
-    "Result",
     "TrainedModel",
     "check_experiment",
     "check_finite",
     "check_lengths",
     "load_trained",
     "recipe_type",
-    "result_table",
     "run_experiment",
     "save_trained",
-    "verdict",
 ]
 
 DataT = TypeVar("DataT")
 ModelT = TypeVar("ModelT")
 
-_SEQUENCES, _TOKENS, _MATRIX = 128, 256, 4096
-"""Most sequences, tokens of each, and tokens of all in the measurement of spectra: the time of a
-singular value decomposition grows with the cube of the length."""
+_SEQUENCES, _MATRIX = 128, 4096
+"""Most items, and tokens of all items together, in the measurement of spectra."""
 
 
 @dataclass(frozen=True)
@@ -140,33 +133,6 @@ def load_trained(folder: Path) -> TrainedModel:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One trained model and what was measured."""
-
-    name: str
-    """Its attention."""
-    history: "History"
-    test: "Evaluation"
-    """Scores and answers of the test part."""
-    facts: Mapping[str, Any]
-    """Chosen epoch, seconds, peak memory, parameters; diagnostics of the layers."""
-    spectra: "Sequence[LayerSpectrum]" = ()
-    """Of the trained layers."""
-    control: "Sequence[LayerSpectrum]" = ()
-    """Of the same layers before training."""
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Everything measured, as plain values by name."""
-        scores: dict[str, Any] = {}
-        for name, score in self.test.scores.items():
-            scores[f"test {name}"] = score.value
-            if score.error is not None:
-                scores[f"test {name}, standard error"] = score.error
-        return scores | dict(self.facts)
-
-
-@dataclass(frozen=True)
 class _Run:
     """An experiment under way."""
 
@@ -240,7 +206,15 @@ def run_experiment(
             report(f"Training {name} …")
         results.append(_train(run, name))
     if run.writes:
-        _write_report(run, results)
+        write_report(
+            out,
+            results,
+            task=task,
+            data=data,
+            title=run.title,
+            settings=to_yaml(recipe),
+            comment=comment,
+        )
     return results
 
 
@@ -337,7 +311,7 @@ def _sample(task: Task, data: "Dataset[Any]") -> "dict[str, Tensor]":
     total = len(data)  # type: ignore[arg-type]
     chosen = range(0, total, -(-total // _SEQUENCES))
     batch = task.collate([data[i] for i in chosen])
-    inputs = {key: value[:, :_TOKENS] for key, value in batch.items() if key != "labels"}
+    inputs = {key: value[:, :SPECTRUM_TOKENS] for key, value in batch.items() if key != "labels"}
     tokens = max(value.shape[1] for value in inputs.values())
     step = -(-len(chosen) * tokens // _MATRIX)
     return {key: value[:: max(step, 1)] for key, value in inputs.items()}
@@ -364,170 +338,3 @@ def _peak_memory(run: _Run, name: str) -> float:
         loss.backward()
         optimizer.step()
     return memory.peak / 1e6
-
-
-# showing
-
-
-def result_table(results: Sequence[Result]) -> list[list[str]]:
-    """Return the results as rows of text, names of the models first."""
-    columns = {r.name: _cells(r) for r in results}
-    keys = dict.fromkeys(key for column in columns.values() for key in column)
-    rows = [[key, *(column.get(key, "–") for column in columns.values())] for key in keys]
-    return [["", *columns], *rows]
-
-
-def _cells(result: Result) -> dict[str, str]:
-    cells = {f"test {name}": str(score) for name, score in result.test.scores.items()}
-    facts = result.facts
-    cells |= {
-        "chosen epoch": str(facts["chosen epoch"]),
-        "seconds": f"{facts['seconds']:.1f}",
-        "peak memory (MB)": f"{facts['peak memory (MB)']:.1f}",
-        "parameters": f"{facts['parameters']:,}",
-    }
-    for key, value in facts.items():
-        if f"{key}, untrained" in facts:
-            cells[key] = f"{value:.3g} (untrained {facts[f'{key}, untrained']:.3g})"
-    return cells
-
-
-def verdict(results: Sequence[Result]) -> str:
-    """Return who won by the first score after the loss, by how much, and at what cost.
-
-    The first model is compared with each of the others. A difference below two standard errors
-    counts as none.
-    """
-    first, *others = results
-    name = next((n for n in first.test.scores if n != "loss"), "loss")
-    mine = first.test.scores[name]
-    if not others:
-        return f"{first.name} reaches a test {name} of {mine}."
-    sentences = []
-    for other in others:
-        theirs = other.test.scores[name]
-        sentences.append(
-            f"{_comparison(first.name, mine, other.name, theirs, name)} {_cost(first, other)}"
-        )
-    return " ".join(sentences)
-
-
-def _comparison(first: str, mine: "Score", second: str, theirs: "Score", name: str) -> str:
-    noise = 2 * ((mine.error or 0.0) ** 2 + (theirs.error or 0.0) ** 2) ** 0.5
-    numbers = f"test {name} {mine} against {theirs}"
-    if abs(mine.value - theirs.value) <= noise:
-        return f"{first} and {second} do equally well within the error: {numbers}."
-    word = "better" if mine.is_better_than(theirs.value) else "worse"
-    return f"{first} does {word} than {second}: {numbers}."
-
-
-def _cost(first: Result, other: Result) -> str:
-    parts = []
-    for key, words in (("seconds", "of the training time"), ("peak memory (MB)", "of the memory")):
-        if other.facts[key] > 0:
-            parts.append(f"{first.facts[key] / other.facts[key]:.2f} {words}")
-    return f"It takes {' and '.join(parts)} of {other.name}." if parts else ""
-
-
-_NOTES = (
-    "One seed: ± is the standard error over the test items. The epoch was chosen on a part of the "
-    "training data; the test part was scored once. Seconds are training alone, in processor time "
-    "on a CPU. Peak memory is the most bytes of tensors alive in one training step, model and "
-    "optimiser included."
-)
-_SPECTRA = (
-    "Share of the sum of singular values in the first k, mean over {count} test items (their first "
-    "{tokens} tokens) and all heads; band: one standard deviation. Primal layers: of the kernel "
-    "they induce. Other layers: of the attention matrix. Dotted: the same layers before training."
-)
-_DIAGNOSTICS = (
-    "On validation items after every epoch. A squared KKT residual of 0 would mean that the "
-    "learned directions are singular directions; balance and off-diagonality are 0 there too. The "
-    "effective rank counts the directions that carry the spectrum."
-)
-
-
-def _write_report(run: _Run, results: Sequence[Result]) -> None:
-    """Write ``report.html``, ``spectra.png``, ``result.csv`` and ``result.json`` of a run."""
-    from primal_attention.analysis import Report, plot_curves, plot_spectra, to_png
-
-    out, sizes = run.out, [len(d) for d in run.data[:3]]  # type: ignore[arg-type]
-    lead = (
-        f"{run.task.summary[:1].upper()}{run.task.summary[1:]}, {sizes[0]:,} training, "
-        f"{sizes[1]:,} validation and {sizes[2]:,} test items."
-    )
-    report = Report(f"{run.title}: {' and '.join(r.name for r in results)}", lead)
-    report.section("Result").text(verdict(results))
-    rows = result_table(results)
-    report.tiles(_tiles(results)).table(rows[0], rows[1:]).text(_NOTES)
-    if any(run.comment):
-        report.text(f"The recipe says: {' '.join(filter(None, run.comment))}")
-    report.section("Curves").figure(_curves(results), _curves_caption(results))
-    run.task.show(report, results)
-    measured = {r.name: r.spectra for r in results if r.spectra}
-    if measured:
-        picture = to_png(plot_spectra(measured, {r.name: r.control for r in results}))
-        write_atomically(out / "spectra.png", picture)
-        count = next(iter(measured.values()))[0].singular_values.shape[0]
-        report.section("Spectra").figure(picture, _SPECTRA.format(count=count, tokens=_TOKENS))
-        chosen = {r.name: r.history.best_epoch or 0 for r in results}
-        report.section("KSVD diagnostics").figure(
-            plot_curves(_diagnostics(results), chosen=chosen), _DIAGNOSTICS
-        )
-    facts = "".join(f"# {key}: {value}\n" for key, value in hardware().items())
-    report.section("Configuration").config(facts + to_yaml(run.recipe))
-    report.write(out / "report.html")
-    records = [{"model": r.name, **r.numbers} for r in results]
-    keys = dict.fromkeys(key for record in records for key in record)
-    write_atomically(out / "result.csv", to_csv([{k: r.get(k) for k in keys} for r in records]))
-    histories = {r.name: r.history.to_dict() for r in results}
-    content = {"title": run.title, "results": records, "histories": histories}
-    write_atomically(out / "result.json", json.dumps(content) + "\n")
-
-
-def _tiles(results: Sequence[Result]) -> dict[str, str]:
-    tiles = {}
-    for result in results:
-        name = next((n for n in result.test.scores if n != "loss"), "loss")
-        tiles[f"{result.name}: test {name}"] = f"{result.test[name]:.3f}"
-        tiles[f"{result.name}: training time"] = f"{result.facts['seconds']:.1f} s"
-        peak = result.facts["peak memory (MB)"]
-        tiles[f"{result.name}: peak memory of a step"] = f"{peak:.1f} MB"
-    return tiles
-
-
-def _curves(results: Sequence[Result]) -> Any:
-    from primal_attention.analysis import plot_curves
-
-    panels: dict[str, dict[str, list[float]]] = {"loss": {}}
-    for result in results:
-        rows = [asdict(record) for record in result.history.records]
-        panels["loss"][f"{result.name}, training"] = [row["loss"] for row in rows]
-        for score in rows[0]["valid"] if rows else ():
-            line = [row["valid"][score] for row in rows]
-            panels.setdefault(score, {})[f"{result.name}, validation"] = line
-        if rows and rows[0]["ksvd"] is not None:
-            panels.setdefault("KSVD term", {})[result.name] = [row["ksvd"] for row in rows]
-    dashed = [name for name in panels["loss"] if name.endswith("training")]
-    chosen = {r.name: r.history.best_epoch or 0 for r in results}
-    if "KSVD term" in panels:
-        panels["KSVD term"] = panels.pop("KSVD term")  # last
-    return plot_curves(panels, dashed=dashed, log=("loss", "KSVD term"), chosen=chosen)
-
-
-def _curves_caption(results: Sequence[Result]) -> str:
-    words = "Loss and scores over the epochs; dashed: training"
-    if any(r.history.records[0].ksvd is not None for r in results):
-        words += "; the KSVD term of primal layers, before its weight eta"
-    return f"{words}. The dotted line marks the chosen epoch."
-
-
-def _diagnostics(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
-    """Return the diagnostics of every epoch: quantity, model, numbers."""
-    panels: dict[str, dict[str, list[float]]] = {}
-    for result in results:
-        keys = dict.fromkeys(k for record in result.history.records for k in record.metrics)
-        for key in keys:
-            line = [record.metrics.get(key, float("nan")) for record in result.history.records]
-            panels.setdefault(key, {})[result.name] = line
-    return panels

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from primal_attention.analysis import Report
     from primal_attention.models import PretrainedModel
-    from primal_attention.tasks.experiment import Result
+    from primal_attention.tasks.results import Result
     from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 

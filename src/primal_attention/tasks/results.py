@@ -1,0 +1,234 @@
+"""Results of an experiment: tables, a verdict in words, and the report."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.output import hardware, to_csv, write_atomically
+from primal_attention.tasks.task import Parts, Task
+
+if TYPE_CHECKING:
+    from primal_attention.analysis import LayerSpectrum
+    from primal_attention.training import History
+    from primal_attention.training.evaluation import Evaluation
+    from primal_attention.training.scores import Score
+
+__all__ = ["Result", "result_table", "verdict", "write_report"]
+
+SPECTRUM_TOKENS = 256
+"""Most tokens of an item in the measurement of spectra: the time of a singular value decomposition
+grows with the cube of the length."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One trained model and what was measured."""
+
+    name: str
+    """Its attention."""
+    history: "History"
+    test: "Evaluation"
+    """Scores and answers of the test part."""
+    facts: Mapping[str, Any]
+    """Chosen epoch, seconds, peak memory, parameters; diagnostics of the layers."""
+    spectra: "Sequence[LayerSpectrum]" = ()
+    """Of the trained layers."""
+    control: "Sequence[LayerSpectrum]" = ()
+    """Of the same layers before training."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything measured, as plain values by name."""
+        scores: dict[str, Any] = {}
+        for name, score in self.test.scores.items():
+            scores[f"test {name}"] = score.value
+            if score.error is not None:
+                scores[f"test {name}, standard error"] = score.error
+        return scores | dict(self.facts)
+
+
+def result_table(results: Sequence[Result]) -> list[list[str]]:
+    """Return the results as rows of text, names of the models first."""
+    columns = {r.name: _cells(r) for r in results}
+    keys = dict.fromkeys(key for column in columns.values() for key in column)
+    rows = [[key, *(column.get(key, "–") for column in columns.values())] for key in keys]
+    return [["", *columns], *rows]
+
+
+def _cells(result: Result) -> dict[str, str]:
+    cells = {f"test {name}": str(score) for name, score in result.test.scores.items()}
+    facts = result.facts
+    cells |= {
+        "chosen epoch": str(facts["chosen epoch"]),
+        "seconds": f"{facts['seconds']:.1f}",
+        "peak memory (MB)": f"{facts['peak memory (MB)']:.1f}",
+        "parameters": f"{facts['parameters']:,}",
+    }
+    for key, value in facts.items():
+        if f"{key}, untrained" in facts:
+            cells[key] = f"{value:.3g} (untrained {facts[f'{key}, untrained']:.3g})"
+    return cells
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """Return who won by the first score after the loss, by how much, and at what cost.
+
+    The first model is compared with each of the others. A difference below two standard errors
+    counts as none.
+    """
+    first, *others = results
+    name = next((n for n in first.test.scores if n != "loss"), "loss")
+    mine = first.test.scores[name]
+    if not others:
+        return f"{first.name} reaches a test {name} of {mine}."
+    sentences = []
+    for other in others:
+        theirs = other.test.scores[name]
+        sentences.append(
+            f"{_comparison(first.name, mine, other.name, theirs, name)} {_cost(first, other)}"
+        )
+    return " ".join(sentences)
+
+
+def _comparison(first: str, mine: "Score", second: str, theirs: "Score", name: str) -> str:
+    noise = 2 * ((mine.error or 0.0) ** 2 + (theirs.error or 0.0) ** 2) ** 0.5
+    numbers = f"test {name} {mine} against {theirs}"
+    if abs(mine.value - theirs.value) <= noise:
+        return f"{first} and {second} do equally well within the error: {numbers}."
+    word = "better" if mine.is_better_than(theirs.value) else "worse"
+    return f"{first} does {word} than {second}: {numbers}."
+
+
+def _cost(first: Result, other: Result) -> str:
+    parts = []
+    for key, words in (("seconds", "of the training time"), ("peak memory (MB)", "of the memory")):
+        if other.facts[key] > 0:
+            parts.append(f"{first.facts[key] / other.facts[key]:.2f} {words}")
+    return f"It takes {' and '.join(parts)} of {other.name}." if parts else ""
+
+
+_NOTES = (
+    "One seed: ± is the standard error over the test items. The epoch was chosen on a part of the "
+    "training data; the test part was scored once. Seconds are training alone, in processor time "
+    "on a CPU. Peak memory is the most bytes of tensors alive in one training step, model and "
+    "optimiser included."
+)
+_SPECTRA = (
+    "Share of the sum of singular values in the first k, mean over {count} test items (their first "
+    "{tokens} tokens) and all heads; band: one standard deviation. Primal layers: of the kernel "
+    "they induce. Other layers: of the attention matrix. Dotted: the same layers before training."
+)
+_DIAGNOSTICS = (
+    "On validation items after every epoch. A squared KKT residual of 0 would mean that the "
+    "learned directions are singular directions; balance and off-diagonality are 0 there too. The "
+    "effective rank counts the directions that carry the spectrum."
+)
+
+
+def write_report(
+    out: Path,
+    results: Sequence[Result],
+    *,
+    task: Task,
+    data: Parts,
+    title: str,
+    settings: str,
+    comment: Sequence[str] = (),
+) -> None:
+    """Write ``report.html``, ``spectra.png``, ``result.csv`` and ``result.json`` of a run.
+
+    Args:
+        out: Folder to write to.
+        results: The trained models.
+        task: Adds its own section.
+        data: The parts that were used.
+        title: Name of the experiment.
+        settings: The recipe as YAML.
+        comment: What the recipe says about itself, line by line.
+    """
+    from primal_attention.analysis import Report, plot_curves, plot_spectra, to_png
+
+    sizes = [len(part) for part in data[:3]]  # type: ignore[arg-type]
+    lead = (
+        f"{task.summary[:1].upper()}{task.summary[1:]}, {sizes[0]:,} training, "
+        f"{sizes[1]:,} validation and {sizes[2]:,} test items."
+    )
+    report = Report(f"{title}: {' and '.join(r.name for r in results)}", lead)
+    report.section("Result").text(verdict(results))
+    rows = result_table(results)
+    report.tiles(_tiles(results)).table(rows[0], rows[1:]).text(_NOTES)
+    if any(comment):
+        report.text(f"The recipe says: {' '.join(filter(None, comment))}")
+    report.section("Curves").figure(_curves(results), _curves_caption(results))
+    task.show(report, results)
+    measured = {r.name: r.spectra for r in results if r.spectra}
+    if measured:
+        picture = to_png(plot_spectra(measured, {r.name: r.control for r in results}))
+        write_atomically(out / "spectra.png", picture)
+        count = next(iter(measured.values()))[0].singular_values.shape[0]
+        report.section("Spectra").figure(
+            picture, _SPECTRA.format(count=count, tokens=SPECTRUM_TOKENS)
+        )
+        chosen = {r.name: r.history.best_epoch or 0 for r in results}
+        report.section("KSVD diagnostics").figure(
+            plot_curves(_diagnostics(results), chosen=chosen), _DIAGNOSTICS
+        )
+    facts = "".join(f"# {key}: {value}\n" for key, value in hardware().items())
+    report.section("Configuration").config(facts + settings)
+    report.write(out / "report.html")
+    records = [{"model": r.name, **r.numbers} for r in results]
+    keys = dict.fromkeys(key for record in records for key in record)
+    write_atomically(out / "result.csv", to_csv([{k: r.get(k) for k in keys} for r in records]))
+    histories = {r.name: r.history.to_dict() for r in results}
+    content = {"title": title, "results": records, "histories": histories}
+    write_atomically(out / "result.json", json.dumps(content) + "\n")
+
+
+def _tiles(results: Sequence[Result]) -> dict[str, str]:
+    tiles = {}
+    for result in results:
+        name = next((n for n in result.test.scores if n != "loss"), "loss")
+        tiles[f"{result.name}: test {name}"] = f"{result.test[name]:.3f}"
+        tiles[f"{result.name}: training time"] = f"{result.facts['seconds']:.1f} s"
+        peak = result.facts["peak memory (MB)"]
+        tiles[f"{result.name}: peak memory of a step"] = f"{peak:.1f} MB"
+    return tiles
+
+
+def _curves(results: Sequence[Result]) -> Any:
+    from primal_attention.analysis import plot_curves
+
+    panels: dict[str, dict[str, list[float]]] = {"loss": {}}
+    for result in results:
+        rows = [asdict(record) for record in result.history.records]
+        panels["loss"][f"{result.name}, training"] = [row["loss"] for row in rows]
+        for score in rows[0]["valid"] if rows else ():
+            line = [row["valid"][score] for row in rows]
+            panels.setdefault(score, {})[f"{result.name}, validation"] = line
+        if rows and rows[0]["ksvd"] is not None:
+            panels.setdefault("KSVD term", {})[result.name] = [row["ksvd"] for row in rows]
+    dashed = [name for name in panels["loss"] if name.endswith("training")]
+    chosen = {r.name: r.history.best_epoch or 0 for r in results}
+    if "KSVD term" in panels:
+        panels["KSVD term"] = panels.pop("KSVD term")  # last
+    return plot_curves(panels, dashed=dashed, log=("loss", "KSVD term"), chosen=chosen)
+
+
+def _curves_caption(results: Sequence[Result]) -> str:
+    words = "Loss and scores over the epochs; dashed: training"
+    if any(r.history.records[0].ksvd is not None for r in results):
+        words += "; the KSVD term of primal layers, before its weight eta"
+    return f"{words}. The dotted line marks the chosen epoch."
+
+
+def _diagnostics(results: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
+    """Return the diagnostics of every epoch: quantity, model, numbers."""
+    panels: dict[str, dict[str, list[float]]] = {}
+    for result in results:
+        keys = dict.fromkeys(k for record in result.history.records for k in record.metrics)
+        for key in keys:
+            line = [record.metrics.get(key, float("nan")) for record in result.history.records]
+            panels.setdefault(key, {})[result.name] = line
+    return panels
