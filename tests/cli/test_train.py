@@ -129,7 +129,7 @@ def test_a_checkpoint_that_is_refused_leaves_the_run_alone(series_run, fails, tm
     assert contents(run) == before
     next(run.glob("primal/checkpoints/*/best.safetensors")).unlink()
     before = contents(run)
-    assert "is no complete checkpoint" in fails("train", run, "--resume", "--compare")
+    assert "is not a complete checkpoint" in fails("train", run, "--resume", "--compare")
     assert contents(run) == before
 
 

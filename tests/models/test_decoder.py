@@ -184,7 +184,7 @@ def test_checkpointed_decoder_has_the_same_gradients():
         ({"attention": "nystromformer"}, "'nystromformer' cannot run causally.*primal-dual"),
         ({"other_attention": "linformer", "primal_layers": "last:1"}, "'linformer' cannot run"),
         ({"vocab_size": 0}, "vocab_size must be at least 1"),
-        ({"positions": "rotary"}, "Rotary positions mean nothing to 'primal'"),
+        ({"positions": "rotary"}, "Rotary positions need an attention that compares tokens"),
         ({"positions": "learned"}, "need max_length"),
         ({"max_length": 5}, "only they have one"),
         ({"positions": "relative"}, "positions must be one of sinusoidal"),

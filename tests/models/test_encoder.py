@@ -346,7 +346,7 @@ def test_positions_of_a_prefix_do_not_depend_on_the_length(dim):
         ({"primal_layers": (2,)}, "indices below 2"),
         ({"pooling": "max"}, "pooling must be"),
         ({"head_dim": 0}, "head_dim must be"),
-        ({"positions": "rotary"}, "Rotary positions mean nothing to 'primal'"),
+        ({"positions": "rotary"}, "Rotary positions need an attention that compares tokens"),
         ({"attention": "linformer", "is_causal": True}, "'linformer' cannot run causally"),
     ],
 )

@@ -282,7 +282,7 @@ def test_damaged_checkpoints_are_named(name, damage, tmp_path):
                 damage
             ]
         )
-    with pytest.raises(CheckpointError, match=f"{path.name} is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{path.name} is not a complete checkpoint"):
         run(tmp_path, resume=True)
 
 
@@ -294,13 +294,13 @@ def test_states_that_lack_something_are_named(part, value, tmp_path):
     content = json.loads((path / "state.json").read_text())
     content.pop(part) if value == "gone" else content.update({part: value})
     (path / "state.json").write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=f"{path.name} is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{path.name} is not a complete checkpoint"):
         run(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("state", "is no complete checkpoint"), ("best", "the model has other weights")],
+    [("state", "is not a complete checkpoint"), ("best", "the model has other weights")],
 )
 def test_tensors_of_something_else_are_refused(name, message, tmp_path):
     run(tmp_path)

@@ -1,4 +1,4 @@
-"""What all models share: their outputs, and folders that hold them.
+"""Outputs of models, and folders that hold saved models.
 
 A folder has two files: ``config.json`` with the class, its configuration and the version of the
 format, and ``model.safetensors`` with the weights. Neither can run code.
@@ -26,12 +26,12 @@ _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 
 
 class ModelFileError(ValueError):
-    """A folder that holds no model, a damaged one, or another one than was asked for."""
+    """A folder without a model, with a damaged model, or with a model of another class."""
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a model returns."""
+    """Output of a model."""
 
     logits: Float[Tensor, "b *n classes"]
     """Unnormalised log-probabilities, of every sequence or of every token."""
@@ -39,14 +39,14 @@ class ModelOutput:
     """Mean regulariser of the layers, unweighted, as ``ksvd_loss`` returns it; ``None`` outside
     training or if no layer has one."""
     hidden: Float[Tensor, "b n c"] | None = None
-    """Normalised stream after the last block, if it was asked for."""
+    """Normalised stream after the last block, if requested."""
 
 
 torch.export.register_dataclass(ModelOutput)
 
 
 class PretrainedModel(PublishesTerms):
-    """A model that is made of a configuration, and can be saved to a folder and read again.
+    """A model with a configuration that can be saved to a folder and loaded again.
 
     A subclass names the dataclass of its configuration and takes ``(config, *, device, dtype)``.
     """
@@ -72,7 +72,7 @@ class PretrainedModel(PublishesTerms):
         return torch.stack(list(terms.values())).mean()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model to a folder, each file at once or not at all.
+        """Write the model to a folder; each file is written completely or not at all.
 
         Args:
             folder: Where to put ``config.json`` and ``model.safetensors``; created if missing.

@@ -28,7 +28,7 @@ class EncoderBlock(nn.Module):
         attention: Name in the registry.
         attention_options: Options of that attention's constructor.
         hidden_dim: Width inside the perceptron; by default ``4 * dim``.
-        norm: Whether the norm stands before a branch, or after its sum with the stream.
+        norm: ``"pre"``: the norm comes before a branch; ``"post"``: after the sum.
         dropout: Probability of dropping an element of each branch in training.
         device: Where to create the parameters.
         dtype: Type of the parameters.
@@ -114,11 +114,11 @@ class EncoderBlock(nn.Module):
         return self._after(x, y), state
 
     def _before(self, x: Tensor) -> Tensor:
-        """Return what the attention sees."""
+        """Return the input of the attention."""
         return self.attention_norm(x) if self.norm == "pre" else x
 
     def _after(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add the attention's answer, then the perceptron's."""
+        """Add the output of the attention, then that of the perceptron."""
         if self.norm == "pre":
             x = x + y
             return x + self.mlp(self.mlp_norm(x))

@@ -1,4 +1,4 @@
-"""What models are made of, as frozen dataclasses.
+"""Configurations of models, as frozen dataclasses.
 
 PrimalFormer, Primal.+ and their softmax twin (Chen et al. 2023) are one line apart::
 
@@ -6,8 +6,7 @@ PrimalFormer, Primal.+ and their softmax twin (Chen et al. 2023) are one line ap
     EncoderConfig(num_classes=9, num_features=12, primal_layers="last:1")  # softmax, primal on top
     EncoderConfig(num_classes=9, num_features=12, attention="softmax")     # the twin
 
-Nothing here imports torch before a configuration is made, so that a command can tell its options at
-once.
+This module imports torch only when a configuration is made, so that ``--help`` answers at once.
 """
 
 import inspect
@@ -42,7 +41,7 @@ ROTARY_ATTENTIONS = (
     "softmax",
     "softmax-explicit",
 )
-"""Attentions whose weights depend on distances when queries and keys are turned by positions."""
+"""Attentions whose weights depend on distances when queries and keys are rotated by positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +173,7 @@ class SequenceConfig(StackConfig):
     positions: Positions = "sinusoidal"
     """Positions: sinusoidal or learned vectors, rotary queries and keys, or none."""
     max_length: int | None = None
-    """Longest sequence that learned positions can tell; the others take any length."""
+    """Number of learned positions; the other kinds of positions take any length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,8 +187,8 @@ class SequenceConfig(StackConfig):
         for name in self.layer_attentions if self.positions == "rotary" else ():
             if name not in ROTARY_ATTENTIONS:
                 raise ValueError(
-                    f"Rotary positions mean nothing to {name!r}, which does not compare tokens by "
-                    f"inner products; use sinusoidal positions, or one of: "
+                    f"Rotary positions need an attention that compares tokens by inner "
+                    f"products, got {name!r}; use sinusoidal positions, or one of: "
                     f"{', '.join(ROTARY_ATTENTIONS)}."
                 )
 
@@ -215,7 +214,7 @@ class EncoderOptions(SequenceConfig):
 
 @dataclass(frozen=True)
 class EncoderConfig(EncoderOptions):
-    """What an :class:`EncoderClassifier` or a :class:`DualTowerClassifier` is made of.
+    """Configuration of an :class:`EncoderClassifier` or a :class:`DualTowerClassifier`.
 
     Example:
         >>> EncoderConfig(num_classes=9, num_features=12, primal_layers="last:1").layer_attentions
@@ -223,7 +222,7 @@ class EncoderConfig(EncoderOptions):
     """
 
     num_classes: int
-    """Classes to tell apart."""
+    """Number of classes."""
     num_features: int | None = None
     """Channels of each token, for inputs ``[b n features]``; give this or ``vocab_size``."""
     vocab_size: int | None = None
@@ -242,7 +241,7 @@ class EncoderConfig(EncoderOptions):
 
 @dataclass(frozen=True)
 class DecoderConfig(SequenceConfig):
-    """What a :class:`CausalDecoder` is made of.
+    """Configuration of a :class:`CausalDecoder`.
 
     Example:
         >>> DecoderConfig(vocab_size=256, attention="primal-dual", positions="rotary").dim

@@ -15,12 +15,12 @@ __all__ = ["CausalDecoder", "DecoderState"]
 
 
 class DecoderState(NamedTuple):
-    """Everything a decoder remembers of the tokens it has read. Never changed in place."""
+    """Decoding state after the tokens read so far. Never changed in place."""
 
     layers: tuple[State, ...]
     """The state of every block's attention."""
     seen: Int[Tensor, " b"]
-    """How many real tokens each sequence has seen."""
+    """Real tokens read so far, per sequence."""
 
     def reorder(self, index: Int[Tensor, " k"]) -> "DecoderState":
         """Return the state of the sequences in ``index``, as beam search needs it."""
@@ -29,7 +29,7 @@ class DecoderState(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many numbers the state holds."""
+        """Numbers in the state."""
         return self.seen.numel() + sum(layer.numel for layer in self.layers)
 
 
@@ -37,10 +37,10 @@ class CausalDecoder(SequenceModel):
     """Predict the next token at every position; input and output embedding are one matrix.
 
     ``step`` continues a sequence from a state. With linear attentions that state has a constant
-    size, whatever was read before; softmax attention keeps every token.
+    size at any length; softmax attention keeps every token.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         device: Where to create the parameters.
         dtype: Type of the parameters.
 
@@ -76,7 +76,7 @@ class CausalDecoder(SequenceModel):
 
         Args:
             x: Token ids.
-            key_mask: ``True`` where a token is real; what the other slots hold does not matter.
+            key_mask: ``True`` where a token is real; the content of the other slots is ignored.
             return_hidden: Also return the stream after the last block.
         """
         hidden, aux_loss = self.encode(x, key_mask)

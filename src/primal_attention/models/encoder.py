@@ -20,7 +20,7 @@ class _Classifier(SequenceModel):
     config_class: ClassVar[type[EncoderConfig]] = EncoderConfig
     config: EncoderConfig
     vectors: ClassVar[int] = 1
-    """How many vectors of the model's width the head sees."""
+    """Vectors of the model's width in the input of the head."""
 
     def __init__(self, config: EncoderConfig, *, device: Any = None, dtype: Any = None) -> None:
         factory = {"device": device, "dtype": dtype}
@@ -55,7 +55,7 @@ class EncoderClassifier(_Classifier):
     published once, for ``ksvd_loss``.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         device: Where to create the parameters.
         dtype: Type of the parameters.
 
@@ -78,7 +78,7 @@ class EncoderClassifier(_Classifier):
 
         Args:
             x: Channels, or token ids if the model has a vocabulary.
-            key_mask: ``True`` where a token is real; what the other slots hold does not matter.
+            key_mask: ``True`` where a token is real; the content of the other slots is ignored.
             return_hidden: Also return the stream after the last block.
         """
         hidden, aux_loss = self.encode(x, key_mask)
@@ -89,11 +89,11 @@ class EncoderClassifier(_Classifier):
 class DualTowerClassifier(_Classifier):
     """Classify pairs of sequences, read by one encoder: the Retrieval task of Long Range Arena.
 
-    The head sees ``[a, b, a · b, a − b]`` of the two vectors. Both sequences pass the blocks in one
+    The input of the head is ``[a, b, a · b, a − b]`` of the two vectors. Both sequences run in one
     batch, so the regulariser is the mean over both.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         device: Where to create the parameters.
         dtype: Type of the parameters.
 

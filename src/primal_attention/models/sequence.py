@@ -16,7 +16,7 @@ __all__ = ["Encoded", "SequenceModel"]
 
 
 class Encoded(NamedTuple):
-    """What the blocks made of a sequence."""
+    """Output of the blocks for a sequence."""
 
     hidden: Float[Tensor, "b n c"]
     """The normalised stream after the last block."""
@@ -31,7 +31,7 @@ class SequenceModel(PretrainedModel):
     regularisers of all layers are published once, for ``ksvd_loss``.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         num_features: Channels of each token, for inputs ``[b n features]``.
         vocab_size: Distinct token ids, for inputs ``[b n]``.
         is_causal: Let no token see a later one.
@@ -76,7 +76,7 @@ class SequenceModel(PretrainedModel):
 
         Args:
             x: Channels, or token ids if the model has a vocabulary.
-            key_mask: ``True`` where a token is real; what the other slots hold does not matter.
+            key_mask: ``True`` where a token is real; the content of the other slots is ignored.
         """
         self._check(x, key_mask)
         position = _count(x, key_mask)

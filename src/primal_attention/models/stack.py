@@ -23,7 +23,7 @@ class StackOutput(NamedTuple):
 
 
 class BlockStack(nn.ModuleList):
-    """A list of blocks that runs as one module. Every model of the library stands on it.
+    """A list of blocks that runs as one module; every model of the library uses it.
 
     Args:
         config: Widths, attentions and options of the blocks.

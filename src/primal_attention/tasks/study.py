@@ -245,7 +245,7 @@ STUDIES: dict[str, StudyEntry] = {
         "Long Range Arena: accuracy at equal processor time or equal steps",
     ),
 }
-"""All studies by name. A module is imported when its study is asked for."""
+"""All studies by name. A module is imported when its study is used."""
 
 
 def find_study(name: str, group: str | None = None) -> Study[Any]:

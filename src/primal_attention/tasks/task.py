@@ -1,8 +1,8 @@
 """The seam between domains and everything else.
 
 A domain is a folder with a :class:`Task`: how to read its data, build a model for it, score and
-show it. Training, reports, predictions and commands know tasks by this face alone. To add one,
-write the class and add a line to :data:`TASKS`; ``docs/adding_a_task.md`` does so in 60 lines.
+show it. Training, reports, predictions and commands use this interface only. To add a task, write
+the class and add a line to :data:`TASKS`; ``docs/adding_a_task.md`` does so in 60 lines.
 
 Modules of tasks import torch inside their methods, so that ``--help`` answers at once.
 """
@@ -257,7 +257,7 @@ class RegressionTask(Task):
 
     @property
     def summary(self) -> str:
-        """That the answer is a number."""
+        """Kind of answer."""
         return "one number an item"
 
     def objective(self, output: Any, labels: Any) -> "Tensor":
@@ -332,7 +332,7 @@ TASKS: dict[str, TaskEntry] = {
         "classify long token sequences: text, pairs, pictures, ListOps, Pathfinder",
     ),
 }
-"""All tasks by name. A module is imported when its task is asked for."""
+"""All tasks by name. A module is imported when its task is used."""
 
 
 def register_task(name: str, task: type[Task], summary: str) -> None:

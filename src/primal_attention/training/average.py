@@ -18,7 +18,7 @@ class WeightAverage:
     """The average ``a ← a + (1 − decay) (w − a)`` of floating-point weights; others are copied.
 
     The decay starts small, ``(1 + t) / (10 + t)`` at update ``t``, so that the initial weights are
-    forgotten at once.
+    forgotten quickly.
 
     Args:
         model: The model to follow.

@@ -1,4 +1,4 @@
-"""Checkpoints: a directory that holds everything, or does not exist.
+"""Checkpoints: folders that are complete or absent.
 
     epoch-0012-step-00001234/      after 12 whole epochs and 1234 steps
         state.json            step, history, configuration, optimiser settings
@@ -6,8 +6,8 @@
         best.safetensors      weights of the best epoch so far, once there is one
         state.safetensors     optimiser, average of the weights, random generators
 
-A checkpoint is written under another name, flushed and renamed, so that a kill at any moment leaves
-the last complete one. Nothing is pickled: a checkpoint from elsewhere cannot run code.
+A checkpoint is written under another name, flushed and renamed. So a kill at any moment leaves the
+last complete one. Nothing is pickled: a foreign checkpoint cannot run code.
 """
 
 import json
@@ -39,12 +39,12 @@ class CheckpointError(RuntimeError):
 
 @dataclass
 class Checkpoint:
-    """Everything a run needs to go on as if nothing had happened."""
+    """Everything a run needs to continue exactly."""
 
     epoch: int
     """Whole epochs done."""
     step: int
-    """Optimiser steps done, and with them the position of the sampler and of the schedule."""
+    """Optimiser steps done; they decide the position of the sampler and of the schedule."""
     values: dict[str, Any]
     """Plain values: history, configuration, running sums."""
     model: dict[str, Tensor]
@@ -60,7 +60,7 @@ class Checkpoint:
 
     def save(self, folder: Path) -> Path:
         """Write the checkpoint into ``folder``, remove older ones, return its path."""
-        # no name comes twice in a run, so that no checkpoint is ever in the way of its successor
+        # names never repeat within a run, so the rename below never hits an existing folder
         path = folder / f"epoch-{self.epoch:04d}-step-{self.step:08d}"
         temporary = folder / f".{path.name}.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -132,7 +132,7 @@ class Checkpoint:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Tell whatever goes wrong with what is in a checkpoint as a :class:`CheckpointError`."""
+    """Turn errors about the content of a checkpoint into :class:`CheckpointError`."""
     try:
         yield
     except CheckpointError:
@@ -140,7 +140,7 @@ def reading(path: Path) -> Iterator[None]:
     except (OSError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         words = " ".join(str(error).split())
         raise CheckpointError(
-            f"{path} is no complete checkpoint ({words}); remove it and resume from an older "
+            f"{path} is not a complete checkpoint ({words}); remove it and resume from an older "
             "one, or start anew."
         ) from error
 
@@ -152,7 +152,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors that may share memory, each on its own."""
+    """Write tensors; those that share memory are copied."""
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
 
 

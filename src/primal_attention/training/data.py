@@ -1,4 +1,4 @@
-"""Items, batches and their order."""
+"""Data sets, batches and their order."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,9 +2,9 @@
 
     loss = objective(output, labels) + eta * ksvd_loss(model)
 
-A step's items follow from the seed and the step's number, its learning rate from the share of the
-training that is done. So a run is the same on one process or on several, in one part or in many,
-and after a restart.
+The items of a step depend on the seed and the number of the step, its learning rate on the progress
+of the training. So a run gives the same weights on one process or several, in one part or many, and
+after a restart.
 """
 
 import json
@@ -56,7 +56,7 @@ from primal_attention.training.scores import Score, Scores, cross_entropy
 __all__ = ["FREE", "NonFiniteLossError", "fit"]
 
 FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
-"""Settings that change no result, and so may change when a run is resumed."""
+"""Settings that change no result; they may change when a run is resumed."""
 
 
 Measure = Callable[[nn.Module, Dataset[Any]], Scores]
@@ -93,10 +93,10 @@ def fit(
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
     on_epoch: Callable[[nn.Module, EpochRecord], None] | None = None,
 ) -> History:
-    """Train a model in place; it ends in eval mode with the weights of the best epoch.
+    """Train a model in place and return its history.
 
-    The best epoch is the best on ``valid``, or the last without it. Random streams of the caller
-    are left as they were.
+    The model ends in eval mode with the weights of the best epoch: the best on ``valid``, or the
+    last one without it. The random state of the caller does not change.
 
     Args:
         model: Called with the keyword inputs of a batch; its output has ``logits``, or suits the
@@ -104,16 +104,16 @@ def fit(
         train: Map-style data set whose items are dictionaries of tensors: keyword inputs of the
             model, and ``labels``.
         config: How to train.
-        valid: Data to choose the epoch by.
+        valid: Data that choose the epoch.
         objective: From output and labels to the mean loss of a batch; the KSVD term is added.
         measure: From a model and a data set to the scores that ``config.monitor`` may name; by
             default those of :func:`evaluate`: the objective, and the accuracy of classes.
         collate: From a list of items to a batch.
         out: Folder for checkpoints, logs and the final model.
-        resume: Continue the run in ``out``, if there is one, to the weights of a run without a
-            break.
-        evaluate: Called after every epoch, in every process, with the weights that would be kept;
-            its numbers go into the record and never choose the epoch.
+        resume: Continue the run in ``out``, if there is one. It ends with the same weights as a
+            run without a break.
+        evaluate: Called after every epoch in every process; its numbers go into the record and
+            never choose the epoch.
         on_epoch: Called after every epoch in the main process.
 
     Raises:
@@ -139,7 +139,7 @@ def fit(
 
 @dataclass
 class _Sums:
-    """What the steps of the running epoch add up to."""
+    """Sums over the steps of the running epoch."""
 
     count: int = 0
     loss: float = 0.0
@@ -148,7 +148,7 @@ class _Sums:
 
 
 class _Run:
-    """One run: the pieces that change, and the few methods that change them."""
+    """State of a run, and the methods that change it."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Run:
         return None if self.out is None else self.out / "checkpoints"
 
     def start(self, resume: bool) -> None:
-        """Restore the run in the output folder, or make sure that there is none."""
+        """Restore the run in the output folder; without ``resume`` there must be none."""
         found = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
         if resume and self.checkpoints is None:
             raise ValueError("resume=True needs out, the folder of the run to continue.")
@@ -263,7 +263,7 @@ class _Run:
         )
         batches = iter(loader)
         self.model.train()
-        while self.step < stop and not self._is_late():
+        while self.step < stop and not self._is_out_of_time():
             self._step(batches)
             # after the last step the epoch is measured, then saved
             if self.step < stop and self.step % (self.config.save_steps or stop) == 0:
@@ -287,7 +287,7 @@ class _Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip or math.inf)
         loss, ksvd = self.accelerator.reduce(total, "sum").tolist()
         if not math.isfinite(loss + ksvd) or not torch.isfinite(norm):
-            self._stop_for_good(loss, ksvd, float(norm))
+            self._raise_non_finite(loss, ksvd, float(norm))
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.average is not None:
@@ -306,7 +306,7 @@ class _Run:
             task = self.objective(self.forward(**inputs), labels)
         return task, ksvd_loss(self.model) if self.has_term else task.new_zeros(())
 
-    def _stop_for_good(self, loss: float, ksvd: float, norm: float) -> NoReturn:
+    def _raise_non_finite(self, loss: float, ksvd: float, norm: float) -> NoReturn:
         self.optimizer.zero_grad()
         indices = self.order.batch(self.step)
         good = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
@@ -323,7 +323,7 @@ class _Run:
         done = (self.step + 0.5) / (self.config.epochs * self.epoch_steps)
         return done if self.config.max_seconds is None else max(done, self._time_share())
 
-    def _is_late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return self.config.max_seconds is not None and self._time_share() >= 1
 
     def _time_share(self) -> float:
@@ -337,7 +337,7 @@ class _Run:
     def _finish_epoch(
         self, evaluate: Callable[[nn.Module], Mapping[str, float]] | None
     ) -> EpochRecord:
-        """Measure the epoch, keep its weights if it is the best, decide whether it is the last."""
+        """Measure the epoch, keep its weights if it is the best, decide whether to stop."""
         sums, self.sums = self.sums, _Sums()
         count = max(sums.count, 1)
         record = EpochRecord(
@@ -393,7 +393,7 @@ class _Run:
 
     def _ending(self) -> Ending:
         done, best = len(self.history.records), self.history.best_epoch or 0
-        if self._is_late():
+        if self._is_out_of_time():
             return "seconds"
         if done >= self.config.epochs:
             return "epochs"
@@ -402,7 +402,7 @@ class _Run:
         return "running"
 
     def _save(self) -> None:
-        """Write a checkpoint; every process adds its random state, the main one writes."""
+        """Write a checkpoint; every process adds its random state."""
         if self.checkpoints is None:
             return
         states = [random_state()]
@@ -476,9 +476,9 @@ class _Run:
 
 
 def join_processes() -> Any:
-    """Return the accelerator of this process, after meeting the others of ``torchrun``, if any.
+    """Return the accelerator of this process, joined with the other processes of ``torchrun``.
 
-    ``fit`` does this by itself. Call it to know who writes the files: ``is_main_process``.
+    ``fit`` calls this itself. Its ``is_main_process`` tells which process writes files.
     """
     try:
         from accelerate import Accelerator
@@ -487,7 +487,7 @@ def join_processes() -> Any:
         raise ImportError(
             "Training needs accelerate: pip install 'primal-attention[train]'."
         ) from error
-    # told of the CPU, accelerate joins the processes of torchrun there too; else each trains alone
+    # without cpu=True accelerate ignores torchrun on a CPU, and every process trains alone
     accelerator = Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         raise ValueError(
@@ -498,7 +498,7 @@ def join_processes() -> Any:
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of a model of the library as JSON keeps it; of others nothing."""
+    """Return the configuration of a model of this library as JSON values; empty for others."""
     if not isinstance(model, PretrainedModel):
         return {}
     found: dict[str, Any] = json.loads(json.dumps(asdict(model.config), default=str))
@@ -515,5 +515,5 @@ def _export(model: nn.Module, folder: Path) -> None:
 
 
 def _clock(device: torch.device) -> float:
-    """Return seconds: of the processor where it computes, else of the clock on the wall."""
+    """Return processor seconds on a CPU, wall-clock seconds elsewhere."""
     return time.process_time() if device.type == "cpu" else time.perf_counter()

@@ -23,9 +23,9 @@ _START, _END, _MOMENTUM = 1 / 25, 1 / 250_000, (0.95, 0.85)
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two groups: parameters that decay, and those that must not.
 
-    Out of weight decay stay the parameters of norms, biases, anything with one axis, and what a
-    module names in ``undecayed``, for which zero is no neutral value: weights of positions,
-    landmarks, ``lam``. Frozen parameters are in no group.
+    Not decayed are parameters of norms, biases, parameters with one axis, and those that a module
+    names in ``undecayed``: position weights, landmarks and ``lam``, for which zero is not neutral.
+    Frozen parameters are in no group.
 
     Example:
         >>> groups = parameter_groups(torch.nn.Linear(3, 2), 0.1)
@@ -87,7 +87,7 @@ def learning_rate(config: TrainingConfig, progress: float) -> float:
 
 
 def _fall(config: TrainingConfig, progress: float) -> float:
-    """Return the fraction of the time after the warm-up that has passed."""
+    """Return the fraction of the time after the warm-up that is over."""
     return min(1.0, (progress - config.warmup) / max(1 - config.warmup, 1e-9))
 
 

@@ -1,4 +1,4 @@
-"""Seeds, and the state of every generator a run may draw from."""
+"""Seeds, and the state of every random generator of a run."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(state: dict[str, Tensor]) -> None:
-    """Return the generators to what :func:`random_state` saw."""
+    """Restore the generators to a state of :func:`random_state`."""
     torch.set_rng_state(state["torch"])
     *keys, position, has_gauss = state["numpy"].tolist()
     gauss = state["numpy_gauss"].item()
@@ -55,7 +55,7 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Leave the caller's random streams as they were, whatever happens inside.
+    """Restore the caller's random state at the end of the context.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -77,7 +77,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
     if not enabled:
         yield
         return
-    # the matrix products of CUDA ask for it
+    # matrix products of CUDA need it
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

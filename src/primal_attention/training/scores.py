@@ -1,7 +1,7 @@
 """Named scores: what is measured on a data set, how sure it is, and which direction is better.
 
-A measure of a task returns ``{"accuracy": Score(0.91, 0.02), "loss": Score(0.3, …)}``. The training
-loop knows none of the names; ``TrainingConfig.monitor`` picks one of them.
+A task measures ``{"accuracy": Score(0.91, 0.02), "loss": Score(0.3, …)}``. The training loop does
+not depend on the names; ``TrainingConfig.monitor`` picks one of them.
 """
 
 import math

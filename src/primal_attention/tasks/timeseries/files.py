@@ -50,7 +50,7 @@ def read_series(
         part: Which part of an ``.npz`` file with several.
         classes: Names of the classes in their order; by default those of the file.
         target: Tables: column of the classes.
-        case: Tables with one row a time step: column that tells the series apart.
+        case: Tables with one row a time step: column with the name of the series.
     """
     path = Path(path)
     if path.suffix == ".ts":

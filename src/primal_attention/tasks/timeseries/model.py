@@ -3,9 +3,9 @@
     tokens = stem(x)  →  blocks  →  means over segments of the series  →  linear
 
 The stem turns ``patch`` time steps into one token. The head averages the tokens near each of
-``segments`` evenly spaced points of the series and classifies the averages together. So it knows
-what happened when, for series of any length; the published model buys this with a classifier over
-all ``L · c`` outputs and a fixed ``L``.
+``segments`` evenly spaced points of the series and classifies the averages together. So the order
+of events counts, for series of any length. The published model has a classifier over all ``L · c``
+outputs instead, with a fixed ``L``.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _DENSE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesConfig(SeriesOptions):
-    """What a :class:`SeriesClassifier` is made of.
+    """Configuration of a :class:`SeriesClassifier`.
 
     Example:
         >>> options = {"attention": "primal", "primal_layers": "last:1"}
@@ -43,7 +43,7 @@ class SeriesConfig(SeriesOptions):
     """
 
     num_classes: int
-    """Classes to tell apart."""
+    """Number of classes."""
     num_channels: int
     """Channels of every time step."""
     patch: int = 1
@@ -70,7 +70,7 @@ class SeriesClassifier(PretrainedModel):
     """Classify series of any length; padding at their end changes nothing.
 
     Args:
-        config: What the model is made of.
+        config: Configuration of the model.
         device: Where to create the parameters.
         dtype: Type of the parameters.
 
@@ -171,7 +171,7 @@ class _ConvStem(nn.Module):
 
 
 class _BothStems(nn.Module):
-    """The sum of the two: what convolutions find, beside the values as they are."""
+    """The sum of both stems."""
 
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
@@ -201,12 +201,12 @@ def segment_means(
 ) -> Float[Tensor, "b {segments} c"]:
     """Return averages around evenly spaced points of each sequence.
 
-    Token ``i`` of ``n`` stands at ``(i + ½) / n``, point ``j`` of ``k`` at ``(j + ½) / k``. Weights
+    Token ``i`` of ``n`` is at ``(i + ½) / n``, point ``j`` of ``k`` at ``(j + ½) / k``. Weights
     fall linearly to zero at a distance of ``1 / k``, or of one token where tokens are sparser. With
     one segment this is the mean, weighted towards the middle.
 
     Args:
-        x: Tokens; what padded ones hold does not matter.
+        x: Tokens; the content of padded ones is ignored.
         keep: ``True`` where a token is real.
         segments: Number of points.
 

@@ -24,7 +24,7 @@ class SeriesSettings(DataSettings):
     target: str = "label"
     """Tables: column of the classes."""
     case: str = "case"
-    """Tables with one row a time step: column that tells the series apart."""
+    """Tables with one row a time step: column with the name of the series."""
     jitter: float = 0.0
     """Strength of random changes of every training series; 0.1 suits most sets."""
 

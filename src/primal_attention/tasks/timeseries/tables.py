@@ -26,7 +26,7 @@ def table_one(
     """Return the tables of all protocols.
 
     Args:
-        rows: Rows of the study; ``protocol`` tells them apart.
+        rows: Rows of the study; each has a ``protocol``.
         settings: Settings of the selected protocol, set by set.
         published: Settings of the published protocol.
     """

@@ -42,7 +42,7 @@ class SeriesTask(ClassificationTask):
     target: str = "label"
     """Tables: column of the classes."""
     case: str = "case"
-    """Tables with one row a time step: column that tells the series apart."""
+    """Tables with one row a time step: column with the name of the series."""
 
     @classmethod
     def fit(cls, series: "SeriesCollection", settings: SeriesSettings | None = None) -> Self:
@@ -126,7 +126,7 @@ class SeriesTask(ClassificationTask):
                 raise UserError(f"{path} has no labels; primal predict needs none.")
             if series.classes != self.classes:
                 raise UserError(
-                    f"{path} has the classes {list_some(series.classes)}, the model knows "
+                    f"{path} has the classes {list_some(series.classes)}, the model has "
                     f"{list_some(self.classes)}."
                 )
             return self.prepare(series)
