@@ -7,7 +7,7 @@ from primal_attention.analysis.attention_maps import (
     mass_at_rank,
     rank_for_mass,
 )
-from primal_attention.attention import create_attention
+from primal_attention.attention import Rotary, create_attention
 
 
 def test_maps_are_the_softmax_matrices_of_the_real_tokens():
@@ -19,7 +19,7 @@ def test_maps_are_the_softmax_matrices_of_the_real_tokens():
     torch.testing.assert_close(maps[1], (q @ k.mT / 2).softmax(-1))
     assert len(attention_maps(layer, {"x": x}, sequences=1)["core"]) == 1
     assert layer.training
-    assert not layer.core._forward_pre_hooks
+    assert not layer._forward_pre_hooks
 
 
 def test_causal_maps_are_triangular():
@@ -34,6 +34,24 @@ def test_causal_maps_are_triangular():
     (one,) = attention_maps(Causal(), torch.randn(1, 5, 8))["layer.core"]
     torch.testing.assert_close(one, one.tril())
     torch.testing.assert_close(one.sum(-1), torch.ones(2, 5))
+
+
+def test_rotary_positions_are_part_of_the_matrix():
+    layer, x = create_attention("softmax", 8, 2), torch.randn(1, 6, 8)
+    angle = torch.arange(6.0)[None, :, None] * torch.tensor([1.0, 0.1])
+    rotary = Rotary(angle.cos().repeat(1, 1, 2), angle.sin().repeat(1, 1, 2))
+    (matrix,) = attention_maps(layer, {"x": x, "rotary": rotary})["core"]
+    v = layer.v_proj(x[0]).unflatten(-1, (2, 4)).transpose(0, 1)
+    y = layer.out_proj((matrix @ v).transpose(0, 1).flatten(1))
+    torch.testing.assert_close(y[None], layer(x, rotary=rotary))
+
+
+def test_a_mask_on_the_context_cuts_columns_and_keeps_all_rows():
+    layer, keep = create_attention("softmax", 8, 2), torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]])
+    batch = {"x": torch.randn(2, 4, 8), "context": torch.randn(2, 4, 8), "key_mask": keep.bool()}
+    maps = attention_maps(layer, batch)["core"]
+    assert [m.shape for m in maps] == [(2, 4, 3), (2, 4, 0)]
+    assert map_spectra({"core": maps})["core"].plain[1].abs().max() == 0
 
 
 def test_a_matrix_that_looks_everywhere_alike_has_rank_one_and_none_when_centred():

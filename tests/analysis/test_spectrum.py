@@ -88,5 +88,5 @@ def test_picture_has_one_panel_a_layer_and_dotted_controls():
     assert styles == ["-", ":", "-", ":"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["primal", "softmax"]
     plt.close(figure)
-    with pytest.raises(ValueError, match="no spectrum to draw"):
+    with pytest.raises(ValueError, match="holds no layer"):
         plot_spectra({"primal": []})

@@ -1,20 +1,29 @@
-"""Pictures of a run: curves over epochs, and which classes are taken for which."""
+"""Figures of a run: curves over epochs and confusion matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxtyping import Int
 from torch import Tensor
 
-from primal_attention.analysis.spectrum import model_colors, name_models, spaced
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import LayoutEngine
 
-__all__ = ["plot_confusion", "plot_curves", "plot_values"]
+__all__ = [
+    "add_legend",
+    "model_colors",
+    "panel_layout",
+    "plot_confusion",
+    "plot_curves",
+    "plot_values",
+]
 
 Curves = Mapping[str, Mapping[str, Sequence[float]]]
-"""Panel, then line, then one number an epoch."""
+"""Panel, then line, then one number per epoch."""
+
+COLORS = ("#c2410c", "#1d4ed8", "#047857", "#7c3aed", "#b45309", "#0e7490")
+"""Line colours, in the order of the models."""
 
 
 def plot_curves(
@@ -26,23 +35,23 @@ def plot_curves(
     xlabel: str = "epoch",
     start: int = 1,
 ) -> "Figure":
-    """Draw one panel a quantity, with one line a name, over the epochs.
+    """Return a figure with one panel per quantity and one line per name, over the epochs.
 
-    Lines whose names share the part before the first comma share a colour, so that the training
-    and the validation loss of one model belong together; the colours are named above the panels.
+    The part of a line's name before the first comma is its model. Lines of one model share a
+    colour. A legend above the panels names the models.
 
     Args:
-        curves: Panel, line, numbers; a ``nan`` leaves a gap.
+        curves: Numbers by panel and line; a ``nan`` leaves a gap.
         dashed: Names of lines to dash.
         log: Panels with a logarithmic axis.
-        chosen: Epoch to mark for a model.
-        xlabel: What the horizontal axis counts.
+        chosen: Epoch to mark, by model.
+        xlabel: Label of the horizontal axis.
         start: Number of the first epoch.
     """
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    color = model_colors(_model(name) for lines in curves.values() for name in lines)
+    color = model_colors(_model_of(name) for lines in curves.values() for name in lines)
     columns = 2 if len(curves) == 4 else min(len(curves), 3)
     rows = -(-len(curves) // columns)
     figure, axes = plt.subplots(
@@ -50,7 +59,7 @@ def plot_curves(
         columns,
         figsize=(12 if columns > 1 else 6, 3.4 * rows + 0.4),
         squeeze=False,
-        layout=spaced(),
+        layout=panel_layout(),
     )
     for axis in axes.flat[len(curves) :]:
         axis.set_axis_off()
@@ -59,33 +68,33 @@ def plot_curves(
             epochs = range(start, start + len(values))
             style = "--" if name in dashed else "-"
             marker = "o" if len(values) == 1 else None
-            axis.plot(epochs, values, style, marker=marker, color=color[_model(name)])
+            axis.plot(epochs, values, style, marker=marker, color=color[_model_of(name)])
         for name, epoch in (chosen or {}).items():
-            if any(_model(line) == name for line in lines):
+            if any(_model_of(line) == name for line in lines):
                 axis.axvline(epoch, color=color[name], lw=1, ls=":", alpha=0.8)
         axis.set(title=panel, xlabel=xlabel)
         if panel in log:
             axis.set_yscale("log")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
-    name_models(figure, color)
+    add_legend(figure, color)
     return figure
 
 
-def _model(line: str) -> str:
+def _model_of(line: str) -> str:
     return line.split(",")[0]
 
 
 def plot_confusion(
     counts: Mapping[str, Int[Tensor, "classes classes"]], labels: Sequence[str]
 ) -> "Figure":
-    """Draw which class (row) was taken for which (column), one panel a model, two in a row.
+    """Return a figure of confusion matrices (rows: true class), one panel per model.
 
-    Shades are shares of the row; numbers are cases, written where they fit.
+    A shade is the share of its row. Counts are written in the cells for up to twelve classes.
 
     Args:
-        counts: Confusion matrix of each model, by its name.
-        labels: Names of the classes, in their order.
+        counts: Confusion matrix of each model, by the name of the model.
+        labels: Names of the classes, in the order of the rows.
     """
     from matplotlib import pyplot as plt
 
@@ -93,7 +102,7 @@ def plot_confusion(
     rows = -(-len(counts) // columns)
     size = min(max(0.36 * len(labels) + 1.6, 3.4), 6.0)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout=spaced()
+        rows, columns, figsize=(size * columns, size * rows), squeeze=False, layout=panel_layout()
     )
     for axis in axes.flat[len(counts) :]:
         axis.set_axis_off()
@@ -108,8 +117,8 @@ def plot_confusion(
                         axis.text(j, i, count, ha="center", va="center", color=shade, fontsize=8)
         ticks = range(0, len(labels), max(1, len(labels) // 26))
         names = [labels[i] for i in ticks]
-        turned = 90 if max(map(len, labels)) > 3 else 0
-        axis.set_xticks(ticks, names, rotation=turned, fontsize=8)
+        rotation = 90 if max(map(len, labels)) > 3 else 0
+        axis.set_xticks(ticks, names, rotation=rotation, fontsize=8)
         axis.set_yticks(ticks, names, fontsize=8)
         axis.set(title=name, xlabel="predicted", ylabel="true")
     return figure
@@ -124,7 +133,7 @@ def plot_values(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(
-        1, len(pairs), figsize=(4 * len(pairs), 4), squeeze=False, layout=spaced()
+        1, len(pairs), figsize=(4 * len(pairs), 4), squeeze=False, layout=panel_layout()
     )
     for axis, (name, (true, predicted)) in zip(axes.flat, pairs.items(), strict=True):
         ends = min(true), max(true)
@@ -133,3 +142,28 @@ def plot_values(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
         axis.set(title=name, xlabel="true", ylabel="predicted")
         axis.grid(alpha=0.25)
     return figure
+
+
+def model_colors(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for every model, in the order of the names."""
+    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def panel_layout() -> "LayoutEngine":
+    """Return a layout with space between the panels."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+
+
+def add_legend(figure: "Figure", colors: Mapping[str, str]) -> None:
+    """Add a legend of the models above all panels."""
+    from matplotlib.lines import Line2D
+
+    figure.legend(
+        [Line2D([], [], color=color) for color in colors.values()],
+        list(colors),
+        loc="outside upper center",
+        ncols=min(len(colors), 6),
+        frameon=False,
+    )

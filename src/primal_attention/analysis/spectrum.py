@@ -1,64 +1,83 @@
-"""What attention layers have learned, seen through their singular values.
+"""Singular values of attention layers, and the analysis ``spectrum`` that reports them.
 
-A primal layer is measured through the kernel it induces, from its factors and without an ``n × n``
-matrix. A layer of queries, keys and values is measured through its attention matrix, rows and
-columns of real tokens alone. Untrained layers already concentrate their spectrum: draw them beside
-the trained ones (``control``) before reading anything into a picture.
+For a primal layer they are those of its induced kernel. They are computed from the factors, without
+an ``n × n`` matrix. For a layer of queries, keys and values they are those of its attention matrix,
+restricted to real tokens. Untrained layers already have a concentrated spectrum: compare a trained
+model with an untrained one (``control``) before you draw conclusions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
+from primal_attention.analysis.attention_maps import (
+    Batch,
+    batch_arguments,
+    layer_inputs,
+    singular_values,
+)
+from primal_attention.analysis.options import SpectrumOptions
+from primal_attention.analysis.plots import add_legend, model_colors, panel_layout
+from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.report import Report, to_png
+from primal_attention.attention import Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
+from primal_attention.output import to_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import LayoutEngine
 
-__all__ = ["LayerSpectrum", "layer_spectra", "plot_spectra", "spectrum_summary"]
-
-COLORS = ("#c2410c", "#1d4ed8", "#047857", "#7c3aed", "#b45309", "#0e7490")
-"""Line colours, in the order of the models."""
+__all__ = [
+    "LayerSpectrum",
+    "SpectrumResult",
+    "analyze_spectrum",
+    "layer_spectra",
+    "plot_spectra",
+    "spectrum_summary",
+]
 
 
 class LayerSpectrum(NamedTuple):
-    """One attention layer on a batch of sequences."""
+    """Spectrum of one attention layer on a batch of sequences."""
 
     name: str
-    """Where the layer is in the model, such as ``blocks.0.attention``."""
+    """Name of the layer in the model, such as ``blocks.0.attention``."""
     singular_values: Float[Tensor, "b h k"]
-    """Of the induced kernel or the attention matrix, largest first; zero beyond a sequence's
+    """Of the induced kernel or the attention matrix, largest first, zero beyond a sequence's
     length."""
     diagnostics: Diagnostics | None
-    """How far a primal layer is from a singular value decomposition; ``None`` for other layers."""
+    """Distance of a primal layer from a singular value decomposition; ``None`` for other layers."""
+
+    @property
+    def head_ranks(self) -> Float[Tensor, " h"]:
+        """Effective rank of each head, mean over sequences."""
+        return effective_rank(self.singular_values).mean(0)
 
 
-class _Call(NamedTuple):
-    """What a layer was asked."""
-
-    x: Tensor
-    context: Tensor | None
-    key_mask: Tensor | None
-    is_causal: bool
+_DIAGNOSTICS = {
+    "squared KKT residual": "kkt",
+    "balance": "balance",
+    "off-diagonality": "off_diagonality",
+}
+"""Names in tables, and the fields of :class:`~primal_attention.attention.Diagnostics`."""
 
 
 @torch.no_grad()
 def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpectrum]:
     """Return the spectrum of every attention layer, in the order of the forward pass.
 
-    Layers without one matrix behind them (``primal-relative``, and causal ``primal`` with
-    data-dependent weights) are left out. Attention matrices take ``O(n²)`` memory and ``O(n³)``
-    time: give long sequences in samples.
+    Layers that are not one matrix (``primal-relative``, and causal ``primal`` with data-dependent
+    weights) are left out. An attention matrix takes ``O(n²)`` memory and ``O(n³)`` time: use a
+    sample of long sequences.
 
     Args:
         model: Any module with layers of :class:`~primal_attention.attention.Attention` inside.
-        args: What the model's forward takes.
-        kwargs: What the model's forward takes by name.
+        args: Positional arguments of the model's forward.
+        kwargs: Keyword arguments of the model's forward.
 
     Example:
         >>> from primal_attention.models import EncoderClassifier, EncoderConfig
@@ -66,67 +85,19 @@ def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpec
         >>> [layer.name for layer in layer_spectra(model, torch.randn(4, 9, 3))]
         ['blocks.0.attention', 'blocks.1.attention']
     """
-    calls: dict[str, _Call] = {}
-
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            context = args[1] if len(args) > 1 else kwargs.get("context")
-            x = args[0] if args else kwargs["x"]
-            calls[name] = _Call(
-                x, context, kwargs.get("key_mask"), bool(kwargs.get("is_causal", False))
-            )
-
-        return keep
-
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, Attention)}
-    hooks = [m.register_forward_pre_hook(hook(n), with_kwargs=True) for n, m in layers.items()]
-    was_training = model.training
-    try:
-        model.eval()(*args, **kwargs)
-    finally:
-        model.train(was_training)
-        for handle in hooks:
-            handle.remove()
-    found = (_measure(name, layers[name], call) for name, call in calls.items())
-    return [spectrum for spectrum in found if spectrum is not None]
-
-
-def _measure(name: str, layer: nn.Module, call: _Call) -> LayerSpectrum | None:
-    if isinstance(layer, PrimalAttention):
-        if call.is_causal and layer.weights == "data":
-            return None
-        found = layer.diagnose(
-            call.x, call.context, key_mask=call.key_mask, is_causal=call.is_causal
-        )
-        return LayerSpectrum(name, found.singular_values, found)
-    if isinstance(layer, MultiHeadAttention):
-        return LayerSpectrum(name, _matrix_spectrum(layer, call), None)
-    return None
-
-
-def _matrix_spectrum(layer: MultiHeadAttention, call: _Call) -> Float[Tensor, "b h k"]:
-    """Return the singular values of the attention matrix, sequence by sequence of one length.
-
-    Without padding there is nothing to mask: every mechanism treats a sequence alone as it does in
-    a padded batch.
-    """
-    memory = call.x if call.context is None else call.context
-    b, m, _ = memory.shape
-    keep = memory.new_ones(b, m, dtype=torch.bool) if call.key_mask is None else call.key_mask
-    lengths = keep.sum(1)
-    sigma = memory.new_zeros(b, layer.num_heads, min(call.x.shape[1], m))
-    for length in lengths.unique().tolist():
-        if length == 0:
-            continue
-        chosen = lengths == length
-        answers = memory[chosen][keep[chosen]].view(-1, length, memory.shape[-1])
-        asks = answers if call.context is None else call.x[chosen]
-        q, k = layer.q_proj(asks), layer.k_proj(answers)
-        q, k = (t.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for t in (q, k))
-        matrix = layer.core.weights(q, k, is_causal=call.is_causal)
-        values = torch.linalg.svdvals(matrix.float())
-        sigma[chosen, :, : values.shape[-1]] = values.to(sigma.dtype)
-    return sigma
+    spectra = []
+    for name, inputs in layer_inputs(model, *args, **kwargs).items():
+        layer = model.get_submodule(name)
+        if isinstance(layer, MultiHeadAttention):
+            values = singular_values(inputs.matrices(layer))
+            spectra.append(LayerSpectrum(name, values, None))
+        elif isinstance(layer, PrimalAttention):
+            x, context, key_mask, is_causal = inputs[:4]
+            if is_causal and layer.weights == "data":
+                continue
+            found = layer.diagnose(x, context, key_mask=key_mask, is_causal=is_causal)
+            spectra.append(LayerSpectrum(name, found.singular_values, found))
+    return spectra
 
 
 def spectrum_summary(spectra: Sequence[LayerSpectrum]) -> dict[str, float]:
@@ -143,14 +114,93 @@ def spectrum_summary(spectra: Sequence[LayerSpectrum]) -> dict[str, float]:
     numbers = {"effective rank": torch.stack(ranks).mean().item()}
     measured = [layer.diagnostics for layer in spectra if layer.diagnostics is not None]
     if measured:
-        for name, key in (
-            ("squared KKT residual", "kkt"),
-            ("balance", "balance"),
-            ("off-diagonality", "off_diagonality"),
-        ):
-            means = [getattr(found, key).mean() for found in measured]
+        for name, field in _DIAGNOSTICS.items():
+            means = [getattr(found, field).mean() for found in measured]
             numbers[name] = torch.stack(means).mean().item()
     return numbers
+
+
+@dataclass(frozen=True)
+class SpectrumResult(AnalysisResult):
+    """Spectra of the attention layers of a model."""
+
+    layers: Sequence[LayerSpectrum]
+    first: int = 16
+    """Number of singular values to draw."""
+
+    def plot(self) -> bytes:
+        """Return the cumulative spectra as PNG, one panel per layer."""
+        return to_png(plot_spectra({"model": self.layers}, first=self.first))
+
+    def to_json(self) -> str:
+        """Return the summary, and per layer the ranks, singular values and diagnostics as JSON."""
+        return to_json(
+            {
+                "summary": spectrum_summary(self.layers),
+                "layers": [
+                    {
+                        "name": layer.name,
+                        "effective_rank": layer.head_ranks.tolist(),
+                        "singular_values": layer.singular_values.mean(0).tolist(),
+                        **_layer_diagnostics(layer),
+                    }
+                    for layer in self.layers
+                ],
+            }
+        )
+
+    def report(self) -> Report:
+        """Return a page with the summary, the picture and a table of the layers."""
+        summary = spectrum_summary(self.layers)
+        page = Report(
+            "Spectrum of the attention layers",
+            "Primal layers: singular values of the induced kernel. Other layers: of the attention "
+            "matrix on real tokens. Compare with an untrained model before you draw conclusions.",
+        )
+        page.tiles({name: f"{value:.3g}" for name, value in summary.items()}, len(summary))
+        page.figure(
+            self.plot(),
+            "Share of the sum of singular values in the first k. Mean over sequences and heads; "
+            "band: one standard deviation.",
+        )
+        names = ["effective rank", "lowest head", "highest head", *_DIAGNOSTICS]
+        rows = []
+        for layer in self.layers:
+            ranks, measured = layer.head_ranks, _layer_diagnostics(layer)
+            numbers = [ranks.mean(), ranks.min(), ranks.max()]
+            cells = [f"{float(number):.3g}" for number in numbers]
+            cells += [f"{measured[n]:.3g}" if n in measured else "–" for n in _DIAGNOSTICS]
+            rows.append([layer.name, *cells])
+        return page.section("Layers").table(["layer", *names], rows)
+
+
+def _layer_diagnostics(layer: LayerSpectrum) -> dict[str, float]:
+    """Return the diagnostics of a layer by name, mean over sequences and heads."""
+    if layer.diagnostics is None:
+        return {}
+    return {
+        name: getattr(layer.diagnostics, field).mean().item()
+        for name, field in _DIAGNOSTICS.items()
+    }
+
+
+def analyze_spectrum(
+    model: nn.Module, batches: Sequence[Batch], options: SpectrumOptions
+) -> SpectrumResult:
+    """Return the spectra of a model on the first batch; see :func:`layer_spectra`.
+
+    Convert a model of another library to ``"softmax"`` first. This does not change its output.
+    """
+    if not batches:
+        raise ValueError("batches is empty; the analysis spectrum needs one batch.")
+    args, kwargs = batch_arguments(batches[0], options.sequences)
+    layers = layer_spectra(model, *args, **kwargs)
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no attention layer with a spectrum; use a model of this "
+            "library, or convert its layers to 'softmax' first."
+        )
+    return SpectrumResult(layers, options.first)
 
 
 def plot_spectra(
@@ -159,12 +209,13 @@ def plot_spectra(
     *,
     first: int = 16,
 ) -> "Figure":
-    """Draw how much of the spectrum the first ``k`` singular values hold, layer by layer.
+    """Return a figure of the share of ``Σσ`` in the first ``k`` values, one panel per layer.
+
+    Lines are means over sequences and heads; bands are one standard deviation.
 
     Args:
-        spectra: Layers of each model, by its name: mean over sequences and heads, with a band of
-            one standard deviation.
-        control: The same before training, dotted.
+        spectra: Layers of each model, by the name of the model.
+        control: The same models before training; drawn as dotted lines.
         first: Largest ``k`` to draw.
     """
     from matplotlib import pyplot as plt
@@ -172,10 +223,10 @@ def plot_spectra(
     control = control or {}
     columns = max((len(layers) for layers in spectra.values()), default=0)
     if not columns:
-        raise ValueError("There is no spectrum to draw; give at least one layer of one model.")
+        raise ValueError("spectra holds no layer; give at least one layer of one model.")
     width = 6 if columns == 1 else max(12, 3 * columns)
     figure, axes = plt.subplots(
-        1, columns, figsize=(width, 4), sharey=True, squeeze=False, layout=spaced()
+        1, columns, figsize=(width, 4), sharey=True, squeeze=False, layout=panel_layout()
     )
     color = model_colors(spectra)
     for i, axis in enumerate(axes[0]):
@@ -186,7 +237,7 @@ def plot_spectra(
                     continue
                 mean, spread = _cumulative(group[i].singular_values, first)
                 k = range(1, len(mean) + 1)
-                longest = max(longest, _settled(mean))
+                longest = max(longest, _saturation(mean))
                 axis.plot(k, mean, style, color=color[name])
                 if style == "-":
                     low, high = mean - spread, (mean + spread).clamp_max(1)
@@ -194,42 +245,17 @@ def plot_spectra(
         axis.set(title=f"layer {i + 1}", xlabel="singular values k", xlim=(1, longest))
         axis.grid(alpha=0.25)
     axes[0][0].set_ylabel("share of Σσ in the first k")
-    name_models(figure, color)
+    add_legend(figure, color)
     return figure
 
 
-def model_colors(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for every model, in the order in which their names come."""
-    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(dict.fromkeys(names))}
-
-
-def spaced() -> "LayoutEngine":
-    """Return a layout in which neighbouring panels do not touch."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    return ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-
-
-def name_models(figure: "Figure", colors: Mapping[str, str]) -> None:
-    """Write the names of the models above all panels, where they cover nothing."""
-    from matplotlib.lines import Line2D
-
-    figure.legend(
-        [Line2D([], [], color=color) for color in colors.values()],
-        list(colors),
-        loc="outside upper center",
-        ncols=min(len(colors), 6),
-        frameon=False,
-    )
-
-
-def _settled(share: Float[Tensor, " k"]) -> int:
-    """Return where a cumulative share has all but reached one, or its end."""
+def _saturation(share: Float[Tensor, " k"]) -> int:
+    """Return the smallest ``k`` at which a cumulative share exceeds 0.995, or its length."""
     return int((share < 0.995).sum().clamp_max(len(share) - 1)) + 1
 
 
 def _cumulative(sigma: Float[Tensor, "b h k"], first: int) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the cumulative shares, over sequences and heads."""
+    """Return mean and standard deviation of the cumulative shares over sequences and heads."""
     sigma = sigma.flatten(0, 1)
     sigma = sigma[sigma.sum(-1) > 0]
     share = (sigma / sigma.sum(-1, keepdim=True)).cumsum(-1)[:, :first]

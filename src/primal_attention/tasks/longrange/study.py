@@ -240,13 +240,13 @@ def plot_accuracy(runs: Sequence[Row]) -> bytes:
     import matplotlib.pyplot as plt
     import numpy as np
 
+    from primal_attention.analysis.plots import add_legend, model_colors, panel_layout
     from primal_attention.analysis.report import to_png
-    from primal_attention.analysis.spectrum import model_colors, name_models, spaced
 
     tasks = list(dict.fromkeys(run["task"] for run in runs))
     color = model_colors(_label(run["variant"]) for run in runs)
     figure, axes = plt.subplots(
-        1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False, layout=spaced()
+        1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False, layout=panel_layout()
     )
     for axis, task in zip(axes[0], tasks, strict=True):
         here = [run for run in runs if run["task"] == task]
@@ -266,7 +266,7 @@ def plot_accuracy(runs: Sequence[Row]) -> bytes:
         axis.set(title=_TITLES[task], xlabel="processor seconds of training")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("validation accuracy, %")
-    name_models(figure, color)
+    add_legend(figure, color)
     return to_png(figure)
 
 

@@ -1,0 +1,137 @@
+"""Analyses of a model, by name: what ``primal analyze MODEL NAME`` runs.
+
+An analysis is a dataclass of options and a function ``run(model, batches, options)`` that returns
+an :class:`AnalysisResult`. The registry stores where both are defined, as ``"module:name"``, and
+imports them on first use. Names and summaries are listed without importing torch. A command can
+print the help of an analysis without importing torch if its options are in a module that does not
+import torch.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.analysis.report import Report
+from primal_attention.command import did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "AnalysisEntry",
+    "AnalysisResult",
+    "analysis_entry",
+    "list_analyses",
+    "register_analysis",
+]
+
+
+class AnalysisResult(ABC):
+    """Result of an analysis: one picture, its numbers as JSON, and an HTML page with both."""
+
+    @abstractmethod
+    def plot(self) -> bytes:
+        """Return the main picture as PNG. Needs matplotlib."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Return all numbers as indented JSON."""
+
+    @abstractmethod
+    def report(self) -> Report:
+        """Return the page: tables, text and the picture."""
+
+    def to_html(self, path: Path | str) -> None:
+        """Write the page to a self-contained HTML file."""
+        self.report().write(Path(path))
+
+
+@dataclass(frozen=True)
+class AnalysisEntry:
+    """An analysis in the registry."""
+
+    name: str
+    """What users type."""
+    summary: str
+    """One sentence: what the analysis measures."""
+    options: str
+    """Where its options are defined, as ``"module:Class"``: a frozen dataclass with a default for
+    every field. The docstrings under the fields are the help of the command."""
+    function: str
+    """Where its function is defined, as ``"module:function"``."""
+
+    def load_options(self) -> type[Any]:
+        """Return the class of the options."""
+        return _import(self.options)
+
+    def run(
+        self, model: "nn.Module", batches: Sequence[Any], options: Any = None
+    ) -> AnalysisResult:
+        """Run the analysis and return its result.
+
+        Args:
+            model: The model, in any mode; it is not changed.
+            batches: Inputs of the model. Each batch is a mapping of keyword arguments, a sequence
+                of positional arguments, or one tensor.
+            options: An instance of the options class; by default one with its default values.
+        """
+        kind = self.load_options()
+        options = kind() if options is None else options
+        if not isinstance(options, kind):
+            raise TypeError(
+                f"options of the analysis {self.name!r} must be of type {kind.__name__}, got "
+                f"{type(options).__name__}; build them with entry.load_options()."
+            )
+        return _import(self.function)(model, batches, options)
+
+
+def _import(location: str) -> Any:
+    module, name = location.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+_ENTRIES: dict[str, AnalysisEntry] = {}
+
+
+def register_analysis(name: str, *, summary: str, options: str, function: str) -> None:
+    """Add an analysis under a new name; the arguments are the fields of :class:`AnalysisEntry`."""
+    if name in _ENTRIES:
+        raise ValueError(f"An analysis named {name!r} is already registered; choose another name.")
+    _ENTRIES[name] = AnalysisEntry(name, summary, options, function)
+
+
+def list_analyses() -> list[str]:
+    """Return the names of all analyses, sorted.
+
+    Example:
+        >>> "spectrum" in list_analyses()
+        True
+    """
+    return sorted(_ENTRIES)
+
+
+def analysis_entry(name: str) -> AnalysisEntry:
+    """Return the registry entry of an analysis.
+
+    Example:
+        >>> analysis_entry("spectrum").load_options()().first
+        16
+    """
+    if name not in _ENTRIES:
+        raise ValueError(
+            f"There is no analysis named {name!r}.{did_you_mean(name, _ENTRIES)} "
+            f"Known names: {', '.join(list_analyses())}."
+        )
+    return _ENTRIES[name]
+
+
+# entries are strings, so a package that may import this one can have its analysis listed here
+register_analysis(
+    "spectrum",
+    summary="Singular values, effective rank and KSVD diagnostics of every attention layer.",
+    options="primal_attention.analysis.options:SpectrumOptions",
+    function="primal_attention.analysis.spectrum:analyze_spectrum",
+)
