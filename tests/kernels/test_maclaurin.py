@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from primal_attention.kernels import SERIES, MaclaurinFeatures, named_series
+from primal_attention.kernels import SERIES, MaclaurinFeatures, as_series
 
 PUBLISHED = {"exact_degree": 0, "law": "geometric", "stratified": False}
 
@@ -32,7 +32,7 @@ def test_degrees_up_to_two_are_exact(series):
     phi = _build(5, 21, series, exact_degree=2)
     assert phi.counts == ()
     s = x @ y.T
-    expected = named_series(SERIES[series].coefficients(2))(s)
+    expected = as_series(SERIES[series].coefficients(2))(s)
     torch.testing.assert_close(phi.approximate(x, y), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(phi.expected_gram(x, y), expected, rtol=0, atol=1e-12)
 
@@ -216,7 +216,7 @@ def test_features_are_full_precision_under_autocast():
 
 @pytest.mark.raw
 def test_options_that_make_no_sense_raise():
-    with pytest.raises(ValueError, match="need 15 features, got 10"):
+    with pytest.raises(ValueError, match="needs 15 features for rows of width 4"):
         MaclaurinFeatures(4, 10, exact_degree=2)
     with pytest.raises(ValueError, match="must be 0, 1 or 2"):
         MaclaurinFeatures(4, 10, exact_degree=3)

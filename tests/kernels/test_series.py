@@ -5,10 +5,10 @@ import pickle
 import pytest
 import torch
 
-from primal_attention.kernels import SERIES, DotProduct, Series, named_series
+from primal_attention.kernels import SERIES, DotProduct, PowerSeries, as_series
 
 
-def _taylor_by_autograd(series: Series, degree: int) -> list[float]:
+def _taylor_by_autograd(series: PowerSeries, degree: int) -> list[float]:
     s = torch.zeros((), dtype=torch.float64, requires_grad=True)
     value, found, factorial = series(s), [], 1.0
     for n in range(degree + 1):
@@ -18,7 +18,7 @@ def _taylor_by_autograd(series: Series, degree: int) -> list[float]:
     return found
 
 
-def _taylor_by_contour(series: Series, degree: int) -> torch.Tensor:
+def _taylor_by_contour(series: PowerSeries, degree: int) -> torch.Tensor:
     # Cauchy: the coefficients are the Fourier coefficients of f on a circle, over its radius
     angle = torch.arange(128, dtype=torch.float64) * (2 * torch.pi / 128)
     values = series(torch.polar(torch.full_like(angle, 0.5), angle))
@@ -59,20 +59,20 @@ def test_truncation_bias_of_the_inverse_series_is_as_published():
 
 def test_custom_coefficients_make_a_polynomial():
     s = torch.tensor([-1.0, 0.5, 2.0])
-    torch.testing.assert_close(named_series([1.0, 0.0, 0.5])(s), 1 + s**2 / 2)
+    torch.testing.assert_close(as_series([1.0, 0.0, 0.5])(s), 1 + s**2 / 2)
     assert DotProduct([0.0, 1.0]).gram(torch.ones(1, 2), torch.ones(1, 2)).item() == 2
 
 
 def test_series_pickle():
-    for series in (*SERIES.values(), named_series([1.0, 2.0])):
+    for series in (*SERIES.values(), as_series([1.0, 2.0])):
         assert pickle.loads(pickle.dumps(series)).coefficients(5) == series.coefficients(5)
 
 
 def test_negative_coefficients_and_unknown_names_raise():
     with pytest.raises(ValueError, match=r"Coefficient 1 .* is -1\.0"):
-        named_series([1.0, -1.0])
+        as_series([1.0, -1.0])
     with pytest.raises(ValueError, match="no series named 'cosh'"):
-        named_series("cosh")
+        as_series("cosh")
     for nothing in ((), (0.0, 0.0)):
-        with pytest.raises(ValueError, match="needs a coefficient above zero"):
-            named_series(nothing)
+        with pytest.raises(ValueError, match="All coefficients are zero"):
+            as_series(nothing)

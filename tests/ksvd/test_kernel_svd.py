@@ -151,7 +151,7 @@ def test_sides_of_different_width_need_a_callable_kernel() -> None:
     assert svd.transform_right(y).shape == (20, 2)
     with pytest.raises(ValueError, match="X has 3 features and Y has 2"):
         KernelSVD(2).fit(x, y)
-    with pytest.raises(ValueError, match="Y has 3 features, but the right side was fitted with 2"):
+    with pytest.raises(ValueError, match="Y has 3 features, but KernelSVD was fitted with 2"):
         svd.transform_right(x)
 
 
@@ -257,8 +257,8 @@ def test_pickle_and_clone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "gauss"}, "got 'gauss'"),
-        ({"solver": "lu"}, "solver must be one of"),
+        ({"kernel": "gauss"}, "kernel is 'gauss'"),
+        ({"solver": "lu"}, "solver is 'lu'; it must be one of"),
         ({"solver": "qr"}, "explicit features"),
         ({"n_components": 0}, "n_components must be at least 1, got 0"),
         ({"n_landmarks": 0}, "n_landmarks must be at least 1"),

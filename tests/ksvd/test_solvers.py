@@ -117,7 +117,7 @@ def test_matrix_free_converges_on_a_slow_spectrum_by_compressing_its_basis() -> 
 
 def test_matrix_free_says_when_it_has_not_converged() -> None:
     x = 10 * randn(600, 3)
-    with pytest.warns(RuntimeWarning, match="not converged to tol=1.0e-06 after 2 passes"):
+    with pytest.warns(RuntimeWarning, match="not converge to tol=1.0e-06 in 2 passes"):
         matrix_free_svd(named_kernel("rbf", gamma=1.0), x, x, 4, max_passes=2)
 
 

@@ -1,4 +1,4 @@
-"""How much memory tensors take: while running, and kept for backward."""
+"""Memory of tensors: the peak while running, and the bytes kept for backward."""
 
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,9 +13,9 @@ __all__ = ["PeakMemory", "kept_for_backward"]
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of all tensors created inside, and remembers the most that lived at once.
+    """Context manager that counts the bytes of all tensors created inside, and their peak.
 
-    Exact for tensors; scratch space inside an operator is not seen.
+    The count is exact for tensors. It does not include scratch space inside an operator.
 
     Example:
         >>> with PeakMemory() as memory:
@@ -35,7 +35,7 @@ class PeakMemory(TorchDispatchMode):
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and account for the storages it created."""
+        """Run an operator and count the storages it creates."""
         before = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
@@ -61,11 +61,11 @@ def _address(tensor: Tensor) -> int:
 
 
 def kept_for_backward(run: Callable[[], Any], known: Iterable[Tensor] | nn.Module) -> int:
-    """Return the bytes autograd keeps after ``run``, without tensors that exist anyway.
+    """Return the bytes that autograd keeps after ``run``, without inputs and parameters.
 
     Args:
-        run: A forward pass; its result is held until the count is done.
-        known: The inputs and parameters, which live whether or not they are kept.
+        run: A forward pass.
+        known: Inputs and parameters, or the module that owns the parameters. They are not counted.
     """
     known = known.parameters() if isinstance(known, nn.Module) else known
     outside = {_address(t) for t in known}

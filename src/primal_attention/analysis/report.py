@@ -1,7 +1,6 @@
-"""The page people look at: one self-contained HTML file with tables, pictures and words.
+"""Reports: one self-contained HTML file with tables, pictures and text.
 
-Pictures are embedded, nothing is loaded from elsewhere, no script runs: a report can be mailed and
-still opens in ten years.
+Pictures are embedded. A report loads nothing and runs no script, so it can be mailed and archived.
 """
 
 import base64
@@ -51,11 +50,11 @@ pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padd
 
 
 class Report:
-    """Collects the parts of a page in reading order and writes them as one file.
+    """A page: parts are added in reading order and written to one file.
 
     Args:
         title: Heading of the page.
-        lead: One or two sentences below it.
+        lead: One or two sentences below the heading.
 
     Example:
         >>> report = Report("JapaneseVowels")
@@ -71,13 +70,13 @@ class Report:
         self._headings: list[str] = []
 
     def section(self, heading: str) -> Self:
-        """Start a section; pages with several begin with links to them."""
+        """Start a section. A page with several sections begins with links to them."""
         self._headings.append(heading)
         self._parts.append(f'<h2 id="s{len(self._headings)}">{escape(heading)}</h2>')
         return self
 
     def tiles(self, numbers: Mapping[str, Any], columns: int = 3) -> Self:
-        """Add the numbers to see first, each above its name."""
+        """Add the main numbers as large tiles, each above its name."""
         tiles = "".join(
             f'<div class="tile"><b>{escape(str(value))}</b><span>{escape(name)}</span></div>'
             for name, value in numbers.items()
@@ -85,13 +84,13 @@ class Report:
         self._parts.append(f'<div class="tiles" style="--columns:{columns}">{tiles}</div>')
         return self
 
-    def text(self, words: str) -> Self:
+    def text(self, text: str) -> Self:
         """Add a paragraph."""
-        self._parts.append(f'<p class="note">{escape(words)}</p>')
+        self._parts.append(f'<p class="note">{escape(text)}</p>')
         return self
 
     def table(self, header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Self:
-        """Add a table; the first column is read as names, the others as numbers."""
+        """Add a table; the first column holds names, the others numbers."""
         head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
@@ -104,8 +103,7 @@ class Report:
         return self
 
     def figure(self, image: "bytes | Figure", caption: str) -> Self:
-        """Add a picture, given as PNG or as a matplotlib figure; the caption also describes it to
-        those who cannot see it."""
+        """Add a picture, given as PNG or matplotlib figure; the caption is also the alt text."""
         data = base64.b64encode(image if isinstance(image, bytes) else to_png(image)).decode()
         self._parts.append(
             f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
@@ -114,7 +112,7 @@ class Report:
         return self
 
     def config(self, settings: Mapping[str, Any] | str) -> Self:
-        """Add the settings that made the result, as YAML."""
+        """Add the settings of the run as YAML."""
         if not isinstance(settings, str):
             import yaml
 
@@ -123,7 +121,7 @@ class Report:
         return self
 
     def html(self) -> str:
-        """Return the page."""
+        """Return the page as HTML."""
         links = "".join(
             f'<a href="#s{i}">{escape(name)}</a>' for i, name in enumerate(self._headings, 1)
         )
@@ -139,7 +137,7 @@ class Report:
         )
 
     def write(self, path: Path) -> None:
-        """Write the page, under a temporary name first."""
+        """Write the page; an existing file is replaced only when the page is complete."""
         write_atomically(path, self.html())
 
 

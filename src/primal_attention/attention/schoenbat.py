@@ -21,7 +21,7 @@ from primal_attention.attention.features import KernelCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
-from primal_attention.kernels import MaclaurinFeatures, Series, named_series
+from primal_attention.kernels import MaclaurinFeatures, PowerSeries, as_series
 from primal_attention.kernels.exact import unit
 
 __all__ = ["SchoenbatAttention", "SchoenbatCore", "center_l2", "signed_power"]
@@ -182,7 +182,7 @@ class SchoenbatCore(KernelCore):
         return self.finish(y), state
 
 
-def temperature_range(series: Series) -> tuple[float, float]:
+def temperature_range(series: PowerSeries) -> tuple[float, float]:
     """Return the largest learned ``τ`` and the one to start from."""
     # beyond 1.5 sampled weights turn negative; other series stop converging at their radius
     top = min(1.5, 0.9 * series.radius)
@@ -220,7 +220,7 @@ class SchoenbatAttention(MultiHeadAttention):
         dim: int,
         num_heads: int = 8,
         *,
-        kernel: str | Series | Sequence[float] = "exp",
+        kernel: str | PowerSeries | Sequence[float] = "exp",
         num_features: int | None = None,
         temperature: float | None = None,
         post: Post = "scale",
@@ -231,7 +231,7 @@ class SchoenbatAttention(MultiHeadAttention):
         dtype: Any = None,
     ) -> None:
         head_dim = max(dim // max(num_heads, 1), 1)
-        series = named_series(kernel)
+        series = as_series(kernel)
         features = MaclaurinFeatures(
             head_dim,
             max(128, 2 * head_dim) if num_features is None else num_features,
@@ -259,7 +259,7 @@ class SchoenbatAttention(MultiHeadAttention):
         dim: int,
         num_heads: int = 8,
         *,
-        kernel: str | Series | Sequence[float] = "exp",
+        kernel: str | PowerSeries | Sequence[float] = "exp",
         num_features: int = 128,
         generator: torch.Generator | None = None,
         **options: Any,

@@ -1,4 +1,4 @@
-"""Kernels and feature maps as small modules with one face."""
+"""Kernels and feature maps as small modules with one interface."""
 
 from primal_attention.kernels.base import (
     FeatureMap,
@@ -13,7 +13,7 @@ from primal_attention.kernels.random import (
     TrigonometricFeatures,
     draw_directions,
 )
-from primal_attention.kernels.series import SERIES, Series, named_series
+from primal_attention.kernels.series import SERIES, PowerSeries, as_series
 
 __all__ = [
     "SERIES",
@@ -25,10 +25,10 @@ __all__ = [
     "Kernel",
     "MaclaurinFeatures",
     "PositiveFeatures",
+    "PowerSeries",
     "RandomFeatureMap",
     "Relation",
-    "Series",
     "TrigonometricFeatures",
+    "as_series",
     "draw_directions",
-    "named_series",
 ]

@@ -1,7 +1,8 @@
-"""The face of every kernel and feature map.
+"""Base classes of kernels and feature maps.
 
-A kernel answers ``gram(x, y)``: the matrix ``κ(x_i, y_j)``. A feature map is a kernel that also
-has features, ``φ_q(x_i)·φ_k(y_j) ≈ κ(x_i, y_j)``, and says how the two relate.
+A kernel computes ``gram(x, y)``, the matrix ``κ(x_i, y_j)``. A feature map is a kernel that also
+computes features with ``φ_q(x_i)·φ_k(y_j) ≈ κ(x_i, y_j)``. Its ``relation`` says how good the
+approximation is.
 """
 
 from typing import Any, Literal
@@ -15,8 +16,13 @@ from primal_attention.functional.precision import accumulator
 __all__ = ["FeatureMap", "Kernel", "RandomFeatureMap", "Relation"]
 
 Relation = Literal["exact", "unbiased", "truncated", "near"]
-"""Features reproduce the kernel exactly, on average over draws, up to a cut of its series, or stand
-for another kernel that is near it."""
+"""How features relate to their kernel:
+
+- ``"exact"``: equal;
+- ``"unbiased"``: equal in the mean over draws;
+- ``"truncated"``: equal in the mean, up to the degrees that are cut off;
+- ``"near"``: the mean is another kernel, close to this one.
+"""
 
 
 class Kernel(nn.Module):
@@ -39,9 +45,9 @@ class FeatureMap(Kernel):
     """A kernel with explicit features for queries and for keys.
 
     Attributes:
-        kernel: What the features stand for.
+        kernel: The kernel that the features approximate.
         relation: How ``approximate`` relates to ``gram``.
-        is_positive: Whether no feature is ever negative.
+        is_positive: Whether all features are non-negative.
         num_features: Width ``p`` of the features.
     """
 
@@ -61,30 +67,31 @@ class FeatureMap(Kernel):
         raise NotImplementedError  # abstract
 
     def key_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
-        """Return ``φ_k(x_i)``; the same as for queries unless a map says otherwise."""
+        """Return ``φ_k(x_i)``; by default equal to ``φ_q(x_i)``."""
         return self.query_features(x)
 
     def approximate(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]
     ) -> Float[Tensor, "*batch n m"]:
-        """Return the matrix ``φ_q(x_i)·φ_k(y_j)`` that the features stand for."""
+        """Return the matrix ``φ_q(x_i)·φ_k(y_j)``."""
         return self.query_features(x) @ self.key_features(y).transpose(-1, -2)
 
 
 class RandomFeatureMap(FeatureMap):
-    """A feature map with a random draw: a buffer, saved with the module, redrawn only on request.
+    """A feature map with random numbers in a buffer, which is saved with the module.
 
-    The draw is made on the CPU in float64, so that a seed gives the same features everywhere.
+    The numbers change only through :meth:`redraw_`. They are drawn on the CPU in float64, so a seed
+    gives the same features on every device.
     """
 
     relation: Relation = "unbiased"
 
     def redraw_(self, generator: torch.Generator | None = None) -> None:
-        """Draw anew, in place. Call it between training steps; it changes the function."""
+        """Replace the random numbers in place. Call it between training steps: outputs change."""
         raise NotImplementedError  # abstract
 
     def _store(self, name: str, draw: Tensor, device: Any = None, dtype: Any = None) -> None:
-        """Register a draw, or replace it where and as the old one was."""
+        """Store a draw in a buffer; keep the device and dtype of an existing buffer."""
         if name in self._buffers:
             self._buffers[name] = draw.to(self.get_buffer(name))
         else:
@@ -92,6 +99,6 @@ class RandomFeatureMap(FeatureMap):
             self.register_buffer(name, draw.to(device=device, dtype=dtype))
 
 
-def wide(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return ``x`` in the precision sums are made in."""
+def widen(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return ``x`` in the dtype in which sums are computed: float32 or better."""
     return x.to(accumulator(x))

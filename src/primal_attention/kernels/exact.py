@@ -1,7 +1,7 @@
 """Kernels in closed form.
 
 cosine        x·y / ‖x‖‖y‖
-exponential   exp(scale · x·y)              softmax attention before its rows are normalised
+exponential   exp(scale · x·y)              softmax attention before normalisation
 gaussian      exp(−scale · ‖x − y‖² / 2)    = exp(scale · x·y) up to a factor per row and column
 dot product   f(scale · x·y),  f(s) = Σ_N a_N s^N,  a_N ≥ 0      (Schoenberg 1942)
 """
@@ -13,25 +13,25 @@ from torch import Tensor
 
 from primal_attention.functional.gaussian import gaussian_gram
 from primal_attention.functional.precision import full_precision
-from primal_attention.kernels.base import FeatureMap, Kernel, Relation, wide
-from primal_attention.kernels.series import Series, named_series
+from primal_attention.kernels.base import FeatureMap, Kernel, Relation, widen
+from primal_attention.kernels.series import PowerSeries, as_series
 
 __all__ = ["Cosine", "DotProduct", "Exponential", "Gaussian"]
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
     with full_precision(x):
-        return wide(x) @ wide(y).transpose(-1, -2)
+        return widen(x) @ widen(y).transpose(-1, -2)
 
 
 def unit(x: Float[Tensor, "*batch d"], eps: float = 1e-12) -> Float[Tensor, "*batch d"]:
-    """Return ``x / √(‖x‖² + eps)``: length one, and zero for a zero row."""
-    x = wide(x)
+    """Return ``x / √(‖x‖² + eps)``, rows of length one; a zero row stays zero."""
+    x = widen(x)
     return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
 
 
 class Cosine(FeatureMap):
-    """The cosine of the angle between two rows; its features are the unit vectors.
+    """The cosine of the angle between two rows; its features are the normalised rows.
 
     Args:
         dim: Width of the rows.
@@ -64,7 +64,7 @@ class Exponential(Kernel):
 
     Args:
         scale: Inverse temperature; ``d ** -0.5`` gives the weights of softmax attention.
-        normalize: Bring rows to length one first.
+        normalize: Scale rows to length one first.
 
     Example:
         >>> Exponential().gram(torch.zeros(1, 2), torch.ones(1, 2))
@@ -89,7 +89,7 @@ class Gaussian(Kernel):
 
     Args:
         scale: Inverse squared width.
-        normalize: Bring rows to length one first.
+        normalize: Scale rows to length one first.
 
     Example:
         >>> Gaussian(2.0).gram(torch.zeros(1, 1), torch.ones(1, 1))
@@ -106,14 +106,14 @@ class Gaussian(Kernel):
         """Return ``exp(−scale · ‖x_i − y_j‖² / 2)``; never above one."""
         if self.normalize:
             x, y = unit(x), unit(y)
-        return gaussian_gram(wide(x) * self.scale**0.5, wide(y) * self.scale**0.5)
+        return gaussian_gram(widen(x) * self.scale**0.5, widen(y) * self.scale**0.5)
 
 
 class DotProduct(Kernel):
-    """``f(scale · x·y)`` with a power series ``f`` whose coefficients are not negative.
+    """``f(scale · x·y)`` with a power series ``f`` of non-negative coefficients.
 
     Args:
-        series: A name of :data:`~primal_attention.kernels.series.SERIES`, or a series, or its
+        series: A name in :data:`~primal_attention.kernels.series.SERIES`, a series, or its
             coefficients.
         scale: Factor on the inner product.
 
@@ -122,9 +122,11 @@ class DotProduct(Kernel):
         tensor([[2.]])
     """
 
-    def __init__(self, series: str | Series | Sequence[float] = "exp", scale: float = 1.0) -> None:
+    def __init__(
+        self, series: str | PowerSeries | Sequence[float] = "exp", scale: float = 1.0
+    ) -> None:
         super().__init__()
-        self.series, self.scale = named_series(series), scale
+        self.series, self.scale = as_series(series), scale
 
     def gram(
         self, x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]

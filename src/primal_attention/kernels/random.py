@@ -1,16 +1,16 @@
-"""Random features of the exponential and of the Gaussian kernel.
+"""Random features of the exponential and the Gaussian kernel.
 
     positive        φ(x) = exp(w·x − ‖x‖²/2) / √p                    (Choromanski et al. 2021)
     trigonometric   φ(x) = exp(+‖x‖²/2) [cos w·x, sin w·x] / √(p/2)  (Rahimi & Recht 2007)
 
-with ``w ~ N(0, I)``; in both ``E φ(x)·φ(y) = exp(x·y)``. Another factor ``exp(−‖x‖²/2)`` gives the
+with ``w ~ N(0, I)``; for both ``E φ(x)·φ(y) = exp(x·y)``. Another factor ``exp(−‖x‖²/2)`` gives the
 Gaussian kernel. The variance of one positive feature,
 
     Var = (exp(‖x+y‖²) − 1) exp(2 x·y),
 
-is exponential in the norms, so bring rows to length one, or keep the scale small. It falls with
-directions that are orthogonal in blocks, that come in pairs ``±w``, and with the tilted density
-of Likhosherstov et al. (2022): ``exp(A‖w‖² + √(1−4A) w·x − ‖x‖²/2) (1−4A)^{d/4}``, ``A < 0``.
+is exponential in the norms: scale rows to length one, or use a small scale. Three choices lower it:
+directions that are orthogonal in blocks, directions in pairs ``±w``, and the tilted density of
+Likhosherstov et al. (2022): ``exp(A‖w‖² + √(1−4A) w·x − ‖x‖²/2) (1−4A)^{d/4}``, ``A < 0``.
 """
 
 import math
@@ -21,13 +21,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.functional.precision import full_precision
-from primal_attention.kernels.base import Kernel, RandomFeatureMap, wide
+from primal_attention.kernels.base import Kernel, RandomFeatureMap, widen
 from primal_attention.kernels.exact import Exponential, Gaussian, unit
 
 __all__ = ["Directions", "PositiveFeatures", "TrigonometricFeatures", "draw_directions"]
 
 Directions = Literal["iid", "orthogonal", "sphere"]
-Shape = Literal["exponential", "gaussian"]
+KernelName = Literal["exponential", "gaussian"]
 
 
 def draw_directions(
@@ -39,18 +39,19 @@ def draw_directions(
     num_sets: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*sets p d"]:
-    """Return ``num`` directions ``w ~ N(0, I)``, one a row, in float64 on the CPU.
+    """Return ``num`` directions ``w ~ N(0, I)``, one per row, in float64 on the CPU.
 
     Args:
         num: Number of rows.
         dim: Width of a row.
-        directions: Independent rows (``"iid"``), or rows orthogonal inside blocks of ``dim`` with
-            the norms of independent ones. Each row alone is normal in both cases. ``"sphere"``
-            brings independent rows to length ``√dim``: then the features stand for the exponential
-            kernel only as far as ``‖x + y‖⁴`` is small against ``dim``.
-        antithetic: Let the second half be the negative of the first.
-        num_sets: Draw that many independent sets, on a new first axis.
-        generator: Where the numbers come from; torch's own generator without one.
+        directions: ``"iid"``: independent rows. ``"orthogonal"``: rows that are orthogonal within
+            blocks of ``dim``, with the norms of independent rows; each single row is normal.
+            ``"sphere"``: independent rows scaled to length ``√dim``; features then approximate the
+            exponential kernel only if ``‖x + y‖⁴`` is small against ``dim``.
+        antithetic: Make the second half the negative of the first.
+        num_sets: Number of independent sets, on a new first axis; by default one set without
+            that axis.
+        generator: Random generator; by default torch's global one.
 
     Example:
         >>> w = draw_directions(4, 8, generator=torch.Generator().manual_seed(0))
@@ -62,7 +63,8 @@ def draw_directions(
         raise ValueError(f"directions must be 'iid', 'orthogonal' or 'sphere', got {directions!r}.")
     if num < 1 or (antithetic and num % 2):
         raise ValueError(
-            f"The number of features must be positive, and even in antithetic pairs, got {num}."
+            f"num is {num}; the number of directions must be positive, and even with "
+            "antithetic=True."
         )
     if num_sets is not None:
         sets = [
@@ -89,15 +91,15 @@ def draw_directions(
     return rows * normal(num, dim).norm(dim=-1, keepdim=True)
 
 
-class _Gaussian(RandomFeatureMap):
-    """What both maps share: the draw, the scale, the normalisation and the exact kernel."""
+class _DirectionFeatures(RandomFeatureMap):
+    """Base of the maps with directions: draw, scale, normalisation and exact kernel."""
 
     def __init__(
         self,
         dim: int,
         num_directions: int,
         *,
-        kernel: Shape,
+        kernel: KernelName,
         scale: float,
         normalize: bool,
         directions: Directions,
@@ -113,10 +115,10 @@ class _Gaussian(RandomFeatureMap):
         if not scale > 0:
             raise ValueError(f"scale must be positive, got {scale}.")
         if directions == "sphere":
-            # rows of one length know one moment of the normal density: a kernel of their own
+            # rows of one length match only the second moment of the normal distribution
             self.relation = "near"
         self.dim, self.scale, self.normalize = dim, scale, normalize
-        self.shape: Shape = kernel
+        self.kernel_name: KernelName = kernel
         exact = Exponential if kernel == "exponential" else Gaussian
         self.kernel: Kernel = exact(scale, normalize=normalize)
         self._num_directions, self._num_heads = num_directions, num_heads
@@ -142,33 +144,33 @@ class _Gaussian(RandomFeatureMap):
         self._store("directions", draw, device, dtype)
 
     def extra_repr(self) -> str:
-        """Describe the draw."""
+        """Return the options of the map."""
         heads = "" if self._num_heads is None else f", num_heads={self._num_heads}"
         return (
-            f"{self.dim}, {self.num_features}, kernel={self.shape!r}, scale={self.scale:.4g}, "
-            f"normalize={self.normalize}, directions={self._directions!r}, "
+            f"{self.dim}, {self.num_features}, kernel={self.kernel_name!r}, "
+            f"scale={self.scale:.4g}, normalize={self.normalize}, directions={self._directions!r}, "
             f"antithetic={self._antithetic}{heads}"
         )
 
 
-class PositiveFeatures(_Gaussian):
+class PositiveFeatures(_DirectionFeatures):
     """Positive random features of ``exp(scale · x·y)`` or of the Gaussian kernel.
 
     Args:
-        dim: Width of the rows, the head width in attention.
+        dim: Width of the rows; in attention the head width.
         num_features: Width of the features.
         kernel: ``"exponential"`` or ``"gaussian"``.
-        scale: Factor on the inner product, ``d ** -0.5`` in softmax attention.
-        normalize: Bring rows to length one first.
+        scale: Factor on the inner product; ``d ** -0.5`` in softmax attention.
+        normalize: Scale rows to length one first.
         directions: See :func:`draw_directions`.
         antithetic: Use pairs ``±w``.
-        spread: Expected ``scale · ‖x + y‖²``. Given one, features are drawn from the density that
-            is best for it: lower variance for large norms, and still unbiased. ``2`` suits unit
-            rows with scale one.
-        num_heads: Draw directions of their own for each head; rows are then ``[... h n d]``.
-        generator: Where the draw comes from.
-        device: Where to keep it.
-        dtype: In which type to keep it.
+        spread: Expected ``scale · ‖x + y‖²``. If given, directions have the tilted density with the
+            lowest variance for it; features stay unbiased. Use ``2`` for rows of length one and
+            scale one.
+        num_heads: Draw separate directions for each head; rows are then ``[... h n d]``.
+        generator: Random generator of the draw.
+        device: Device of the buffer.
+        dtype: Dtype of the buffer.
 
     Example:
         >>> phi = PositiveFeatures(8, 64, generator=torch.Generator().manual_seed(0))
@@ -183,7 +185,7 @@ class PositiveFeatures(_Gaussian):
         dim: int,
         num_features: int,
         *,
-        kernel: Shape = "exponential",
+        kernel: KernelName = "exponential",
         scale: float = 1.0,
         normalize: bool = False,
         directions: Directions = "orthogonal",
@@ -209,63 +211,65 @@ class PositiveFeatures(_Gaussian):
         )
         if spread is not None and directions == "sphere":
             raise ValueError(
-                f"spread= tilts a normal density, which directions='sphere' has not; got {spread}. "
-                "Leave it out, or use directions='orthogonal'."
+                f"spread={spread} cannot be used with directions='sphere', which are not normal; "
+                "leave spread out, or use directions='orthogonal'."
             )
         self.num_features = num_features
-        self._tilt = 0.0 if spread is None else _tilt(spread, dim)
+        self._tilt = 0.0 if spread is None else _optimal_tilt(spread, dim)
 
     def log_features(
         self, x: Float[Tensor, "*batch n d"], *, up_to_rows: bool = False
     ) -> Float[Tensor, "*batch n p"]:
-        """Return the logarithm of the features, for sums that must not overflow.
+        """Return the logarithm of the features; it does not overflow.
 
         Args:
             x: Rows.
-            up_to_rows: Leave out the factor of each row, as the queries of a ratio may.
+            up_to_rows: Leave out the factor of each row. It cancels for queries in normalised
+                attention.
         """
         with full_precision(x):
-            x = unit(x) if self.normalize else wide(x)
+            x = unit(x) if self.normalize else widen(x)
             w = self.get_buffer("directions").to(x.dtype)
             root = math.sqrt(1 - 4 * self._tilt)
             level = 0.5 * self.dim * math.log(root) - 0.5 * math.log(self.num_features)
-            # factors go to the few directions, and what is subtracted goes in place: the features
-            # are the largest tensor of the layer
+            # scale the directions, not the features, and subtract in place: the features are the
+            # largest tensor of the layer
             logs = x @ (root * self.scale**0.5 * w).transpose(-1, -2)
             if not up_to_rows:
-                weight = self.scale if self.shape == "gaussian" else 0.5 * self.scale
+                weight = self.scale if self.kernel_name == "gaussian" else 0.5 * self.scale
                 logs = logs.sub_(weight * x.square().sum(-1, keepdim=True) - level)
             if self._tilt:
                 logs = logs.add_(self._tilt * w.square().sum(-1)[..., None, :])
             return logs
 
     def query_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
-        """Return the features; they overflow for rows of huge norm, ``log_features`` does not."""
+        """Return the features. They overflow for rows of huge norm; then use ``log_features``."""
         return self.log_features(x).exp()
 
 
-def _tilt(spread: float, dim: int) -> float:
+def _optimal_tilt(spread: float, dim: int) -> float:
+    """Return the ``A`` of the density with the lowest variance."""
     if not spread > 0:
-        raise ValueError(f"spread must be positive, got {spread}; pass None for plain features.")
+        raise ValueError(f"spread is {spread}; it must be positive, or None for plain features.")
     root = math.sqrt((2 * spread + dim) ** 2 + 8 * dim * spread)
     rho = (root - 2 * spread - dim) / (4 * spread)
     return (1 - 1 / rho) / 8
 
 
-class TrigonometricFeatures(_Gaussian):
-    """Random Fourier features: bounded and of both signs, for the Gaussian kernel above all.
+class TrigonometricFeatures(_DirectionFeatures):
+    """Random Fourier features, mainly for the Gaussian kernel; bounded, of both signs.
 
     Args:
         dim: Width of the rows.
-        num_features: Width of the features; even, half of them sines.
+        num_features: Width of the features; even: half cosines, half sines.
         kernel: ``"gaussian"`` or ``"exponential"``.
-        scale: Factor on the squared distance, or on the inner product.
-        normalize: Bring rows to length one first.
+        scale: Factor on the squared distance or the inner product.
+        normalize: Scale rows to length one first.
         directions: See :func:`draw_directions`.
-        num_heads: Draw directions of their own for each head; rows are then ``[... h n d]``.
-        generator: Where the draw comes from.
-        device: Where to keep it.
-        dtype: In which type to keep it.
+        num_heads: Draw separate directions for each head; rows are then ``[... h n d]``.
+        generator: Random generator of the draw.
+        device: Device of the buffer.
+        dtype: Dtype of the buffer.
 
     Example:
         >>> phi = TrigonometricFeatures(8, 64)
@@ -280,7 +284,7 @@ class TrigonometricFeatures(_Gaussian):
         dim: int,
         num_features: int,
         *,
-        kernel: Shape = "gaussian",
+        kernel: KernelName = "gaussian",
         scale: float = 1.0,
         normalize: bool = False,
         directions: Directions = "orthogonal",
@@ -291,7 +295,8 @@ class TrigonometricFeatures(_Gaussian):
     ) -> None:
         if num_features < 2 or num_features % 2:
             raise ValueError(
-                f"num_features must be even, a cosine and a sine a direction, got {num_features}."
+                f"num_features is {num_features}; it must be even and positive: each direction "
+                "has a cosine and a sine."
             )
         super().__init__(
             dim,
@@ -309,12 +314,12 @@ class TrigonometricFeatures(_Gaussian):
         self.num_features = num_features
 
     def query_features(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n p"]:
-        """Return cosines, then sines; times ``exp(‖x‖²/2)`` for the exponential kernel."""
+        """Return cosines, then sines; for the exponential kernel times ``exp(‖x‖²/2)``."""
         with full_precision(x):
-            x = (unit(x) if self.normalize else wide(x)) * self.scale**0.5
+            x = (unit(x) if self.normalize else widen(x)) * self.scale**0.5
             project = x @ self.get_buffer("directions").to(x.dtype).transpose(-1, -2)
             waves = torch.cat([project.cos(), project.sin()], dim=-1)
             waves = waves * self._num_directions**-0.5
-            if self.shape == "gaussian":
+            if self.kernel_name == "gaussian":
                 return waves
             return waves * (0.5 * x.square().sum(-1, keepdim=True)).exp()

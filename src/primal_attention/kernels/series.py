@@ -1,9 +1,9 @@
 """Power series ``f(s) = Σ_N a_N s^N`` with ``a_N ≥ 0``.
 
-These, and only these, make ``f(x·y)`` positive definite in every dimension (Schoenberg 1942).
+``f(x·y)`` is positive definite in every dimension exactly if all ``a_N ≥ 0`` (Schoenberg 1942).
 
     exp       e^s              a_N = 1/N!
-    trigh     sinh s + cosh s  the same function under another name
+    trigh     sinh s + cosh s  another name for exp
     inverse   1/(1 − s)        a_N = 1
     logi      1 − log(1 − s)   a_0 = 1, a_N = 1/N
     sqrt      2 − √(1 − s)     a_0 = 1, a_N = (2N − 3)!! / (2^N N!)
@@ -18,22 +18,22 @@ import torch
 from jaxtyping import Inexact
 from torch import Tensor
 
-__all__ = ["SERIES", "Series", "named_series"]
+__all__ = ["SERIES", "PowerSeries", "as_series"]
 
 
 @dataclass(frozen=True)
-class Series:
+class PowerSeries:
     """A power series with non-negative coefficients.
 
     Args:
-        name: For messages.
-        coefficient: ``N ↦ a_N``.
-        radius: Where the series converges: ``|s| < radius``.
-        closed: ``f`` itself; without it the series is summed to ``degree``.
-        degree: Last degree that is summed when there is no closed form.
+        name: Name used in error messages.
+        coefficient: Function ``N ↦ a_N``.
+        radius: The series converges for ``|s| < radius``.
+        closed: Closed form of ``f``; without it the series is summed up to ``degree``.
+        degree: Last degree of the sum without a closed form.
 
     Example:
-        >>> named_series("inverse").coefficients(3)
+        >>> as_series("inverse").coefficients(3)
         [1.0, 1.0, 1.0, 1.0]
     """
 
@@ -60,13 +60,13 @@ class Series:
         for n, a in enumerate(found):
             if not (a >= 0 and math.isfinite(a)):
                 raise ValueError(
-                    f"Coefficient {n} of the series {self.name!r} is {a}; all must be finite and "
-                    "not negative, or the kernel is not positive definite."
+                    f"Coefficient {n} of the series {self.name!r} is {a}; all coefficients must be "
+                    "finite and non-negative, otherwise the kernel is not positive definite."
                 )
         return found
 
 
-# functions with a name, not lambdas: modules that hold a series must pickle
+# named functions, not lambdas: a module that holds a series must be picklable
 def _exp_coefficient(n: int) -> float:
     return 1 / math.factorial(n)
 
@@ -100,38 +100,36 @@ def _sqrt(s: Tensor) -> Tensor:
     return 2 - (1 - s).sqrt()
 
 
-SERIES: dict[str, Series] = {
-    "exp": Series("exp", _exp_coefficient, math.inf, torch.exp),
-    "inverse": Series("inverse", _inverse_coefficient, 1.0, _inverse),
-    "logi": Series("logi", _logi_coefficient, 1.0, _logi),
-    "sqrt": Series("sqrt", _sqrt_coefficient, 1.0, _sqrt),
-    "trigh": Series("trigh", _exp_coefficient, math.inf, torch.exp),
+SERIES: dict[str, PowerSeries] = {
+    "exp": PowerSeries("exp", _exp_coefficient, math.inf, torch.exp),
+    "inverse": PowerSeries("inverse", _inverse_coefficient, 1.0, _inverse),
+    "logi": PowerSeries("logi", _logi_coefficient, 1.0, _logi),
+    "sqrt": PowerSeries("sqrt", _sqrt_coefficient, 1.0, _sqrt),
+    "trigh": PowerSeries("trigh", _exp_coefficient, math.inf, torch.exp),
 }
 """The five published series by name."""
 
 
-def named_series(series: str | Series | Sequence[float]) -> Series:
-    """Return the series of that name, or the polynomial with these coefficients.
+def as_series(series: str | PowerSeries | Sequence[float]) -> PowerSeries:
+    """Return a series from its name or its coefficients; a series is returned as it is.
 
     Example:
-        >>> named_series([1.0, 0.0, 0.5])(torch.tensor(2.0))
+        >>> as_series([1.0, 0.0, 0.5])(torch.tensor(2.0))
         tensor(3.)
     """
-    if isinstance(series, Series):
+    if isinstance(series, PowerSeries):
         return series
     if isinstance(series, str):
         if series not in SERIES:
             raise ValueError(
                 f"There is no series named {series!r}; use one of {', '.join(SERIES)}, or pass "
-                "the coefficients a_0, a_1, …"
+                "the coefficients a_0, a_1, …."
             )
         return SERIES[series]
     given = tuple(float(a) for a in series)
     if not any(given):
-        raise ValueError(
-            f"A series needs a coefficient above zero, got {given}; pass a_0, a_1, … or a name."
-        )
+        raise ValueError(f"All coefficients are zero: {given}; at least one must be positive.")
     degree = len(given) - 1
-    polynomial = Series("custom", partial(_given_coefficient, given), degree=degree)
+    polynomial = PowerSeries("custom", partial(_given_coefficient, given), degree=degree)
     polynomial.coefficients(degree)
     return polynomial

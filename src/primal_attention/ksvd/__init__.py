@@ -1,7 +1,7 @@
 """The asymmetric kernel SVD: solvers on tensors and a scikit-learn estimator.
 
 :class:`KernelSVD` needs scikit-learn (``pip install primal-attention[sklearn]``) and is imported on
-first use; everything else needs torch only.
+first use. Everything else needs only torch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.ksvd.kernels import (
     FEATURE_MAPS,
     KERNELS,
-    Kernel,
+    KernelFunction,
     cosine,
     exponential,
     laplacian,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FEATURE_MAPS",
     "KERNELS",
-    "Kernel",
+    "KernelFunction",
     "KernelMeans",
     "KernelSVD",
     "KernelTriplets",

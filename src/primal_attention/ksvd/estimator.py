@@ -11,7 +11,7 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from primal_attention.ksvd.kernels import FEATURE_MAPS, Kernel, named_kernel
+from primal_attention.ksvd.kernels import FEATURE_MAPS, KernelFunction, named_kernel
 from primal_attention.ksvd.solvers import (
     KernelTriplets,
     apply_kernel,
@@ -26,29 +26,29 @@ from primal_attention.ksvd.solvers import (
 __all__ = ["KernelSVD"]
 
 _SOLVERS = ("auto", "dense", "matrix_free", "nystrom", "qr")
-# up to this many rows on the shorter side a full SVD takes well under a second
+# number of rows on the shorter side up to which a full SVD takes well under a second
 _DENSE_ROWS = 500
 
 
 class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Singular value decomposition of a kernel between two data sets.
 
-    Finds ``K H_r = H_e Σ`` and ``Kᵀ H_e = H_r Σ`` for ``K_ij = κ(x_i, y_j)``. Nothing needs to be
-    symmetric: the two sides may hold different data, and ``κ(x, y)`` may differ from ``κ(y, x)``.
-    With one data set, a symmetric positive kernel and ``center=True`` this is kernel PCA.
+    Solves ``K H_r = H_e Σ`` and ``Kᵀ H_e = H_r Σ`` for ``K_ij = κ(x_i, y_j)``. The two sides may
+    hold different data, and ``κ(x, y)`` may differ from ``κ(y, x)``. With one data set, a symmetric
+    positive kernel and ``center=True`` this is kernel PCA.
 
     Parameters
     ----------
     n_components : int, default=2
-        Number of singular triplets. Directions with zero singular value do not exist; if there
-        are fewer others, fewer components come back. Of a kernel that is zero, or constant and
-        centered, one comes back, with singular value and scores zero.
+        Number of singular triplets. Only triplets with a positive singular value are returned, so
+        there may be fewer. If all singular values are zero (a zero kernel, or a constant one with
+        ``center=True``), one component with singular value and scores zero is returned.
 
     kernel : {"cosine", "exponential", "laplacian", "linear", "polynomial", "rbf"} or callable, \
             default="rbf"
         ``"exponential"`` is ``exp(γ ⟨x, y⟩)``, softmax attention before normalization. A callable
         is called as ``kernel(X, Y)`` with two-dimensional arrays and returns the matrix of shape
-        (rows of X, rows of Y). It may be asymmetric; each value may only depend on its own two
+        (rows of X, rows of Y). It may be asymmetric. Each value must depend only on its own two
         rows, because solvers pass blocks of rows.
 
     gamma : float, default=None
@@ -66,12 +66,12 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     solver : {"auto", "dense", "matrix_free", "nystrom", "qr"}, default="auto"
         ``"dense"`` forms the matrix. ``"matrix_free"`` evaluates it in blocks of rows and needs
-        memory linear in the number of rows. ``"qr"`` works on the features of a linear or cosine
-        kernel. ``"nystrom"`` is approximate: it looks at ``n_landmarks`` rows of each side.
-        ``"auto"`` picks the cheapest of the first three, all exact.
+        memory linear in the number of rows. ``"qr"`` uses the features of a linear or cosine
+        kernel. ``"nystrom"`` is approximate: it uses ``n_landmarks`` rows of each side. ``"auto"``
+        chooses the cheapest of the first three, which are exact.
 
     n_landmarks : int, default=256
-        Landmarks of each side for ``solver="nystrom"``.
+        Number of landmarks of each side for ``solver="nystrom"``.
 
     tol : float, default=1e-6
         Relative residual at which ``solver="matrix_free"`` stops.
@@ -80,7 +80,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         Largest number of passes over the kernel for ``solver="matrix_free"``.
 
     random_state : int, RandomState instance or None, default=None
-        Draws the start of ``"matrix_free"`` and the landmarks of ``"nystrom"``.
+        Random start of ``"matrix_free"`` and random landmarks of ``"nystrom"``.
 
     Attributes
     ----------
@@ -173,9 +173,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             Data of the left side (queries).
 
         Y : array-like of shape (n_samples_right, n_features_right), default=None
-            Data of the right side (keys), ``X`` itself if None. Only a callable kernel can compare
-            rows of different width. A one-dimensional ``Y`` is taken for the target that pipelines
-            hand to every step, and ignored.
+            Data of the right side (keys); ``X`` if None. Only a callable kernel can compare rows of
+            different width. A one-dimensional ``Y`` is ignored: pipelines pass the target to every
+            step.
 
         Returns
         -------
@@ -190,15 +190,15 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._check_parameters(features)
         if not callable(self.kernel) and x.shape[1] != y.shape[1]:
             raise ValueError(
-                f"X has {x.shape[1]} features and Y has {y.shape[1]}; only a callable kernel can "
-                "compare rows of different width."
+                f"X has {x.shape[1]} features and Y has {y.shape[1]}; named kernels need the same "
+                "number. Use a callable kernel to compare rows of different width."
             )
         self.X_fit_, self.Y_fit_ = x, y
         self.solver_ = self._choose_solver(features)
 
         triplets = self._solve(kernel, features)
         sigma = triplets.singular_values
-        # what centring leaves has the rounding of the whole kernel, whose norm is at least a row's
+        # centring keeps the rounding error of the whole kernel; its norm is at least that of a row
         norm = float(kernel(_to_tensor(x[:1]), _to_tensor(y)).norm()) if self.center else 0.0
         found = count_nonzero(sigma, max(len(x), len(y)), norm=norm)
         if not found:
@@ -248,25 +248,25 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         y: NDArray[Any] = check_array(Y, dtype=self.Y_fit_.dtype, input_name="Y")
         if y.shape[1] != self.Y_fit_.shape[1]:
             raise ValueError(
-                f"Y has {y.shape[1]} features, but the right side was fitted with "
-                f"{self.Y_fit_.shape[1]}."
+                f"Y has {y.shape[1]} features, but KernelSVD was fitted with "
+                f"{self.Y_fit_.shape[1]} on the right side; pass rows of that width."
             )
         return self._right_scores(y)
 
     def _left_scores(self, x: NDArray[Any]) -> NDArray[Any]:
-        scores = self._extend(self._kernel(), x, self.Y_fit_, self.right_vectors_)
+        scores = self._project(self._kernel(), x, self.Y_fit_, self.right_vectors_)
         return scores - self._left_offset
 
     def _right_scores(self, y: NDArray[Any]) -> NDArray[Any]:
-        scores = self._extend(swap_sides(self._kernel()), y, self.X_fit_, self.left_vectors_)
+        scores = self._project(swap_sides(self._kernel()), y, self.X_fit_, self.left_vectors_)
         return scores - self._right_offset
 
-    def _extend(
-        self, kernel: Kernel, new: NDArray[Any], old: NDArray[Any], vectors: NDArray[Any]
+    def _project(
+        self, kernel: KernelFunction, new: NDArray[Any], old: NDArray[Any], vectors: NDArray[Any]
     ) -> NDArray[Any]:
-        """Return ``κ(new, old) vectors Σ^(-1/2)``, through the features where there are some."""
+        """Return ``κ(new, old) vectors Σ^(-1/2)``, from features if the kernel has them."""
         sigma = self.singular_values_
-        # a kernel without any singular value above zero scores every row zero
+        # if all singular values are zero, all scores are zero
         coefficients = torch.from_numpy(vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf)))
         x, y = _to_tensor(new), _to_tensor(old)
         features = self._features()
@@ -274,7 +274,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return (features(x) @ (features(y).T @ coefficients)).numpy()
         return apply_kernel(kernel, x, y, coefficients).numpy()
 
-    def _solve(self, kernel: Kernel, features: Callable[[Tensor], Tensor] | None) -> KernelTriplets:
+    def _solve(
+        self, kernel: KernelFunction, features: Callable[[Tensor], Tensor] | None
+    ) -> KernelTriplets:
         x = _to_tensor(self.X_fit_)
         y = x if self.Y_fit_ is self.X_fit_ else _to_tensor(self.Y_fit_)
         seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
@@ -313,7 +315,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return "qr"
         return "dense" if shorter <= _DENSE_ROWS else "matrix_free"
 
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> KernelFunction:
         if not callable(self.kernel):
             return named_kernel(self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0)
         user_kernel = self.kernel
@@ -323,7 +325,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             if values.shape != (x.shape[0], y.shape[0]):
                 raise ValueError(
                     f"kernel returned shape {values.shape} for {x.shape[0]} and {y.shape[0]} "
-                    f"rows; it must return a matrix of shape {(x.shape[0], y.shape[0])}."
+                    f"rows; it must return shape {(x.shape[0], y.shape[0])}."
                 )
             return _to_tensor(values)
 
@@ -334,11 +336,11 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
     def _check_parameters(self, features: Callable[[Tensor], Tensor] | None) -> None:
         if self.solver not in _SOLVERS:
-            raise ValueError(f"solver must be one of {_SOLVERS}, got {self.solver!r}.")
+            raise ValueError(f"solver is {self.solver!r}; it must be one of {_SOLVERS}.")
         if self.solver == "qr" and features is None:
             raise ValueError(
-                f"solver='qr' needs a kernel with explicit features ({sorted(FEATURE_MAPS)}), got "
-                f"{self.kernel!r}; use 'matrix_free'."
+                f"solver='qr' cannot use the kernel {self.kernel!r}; it needs one with explicit "
+                f"features: {sorted(FEATURE_MAPS)}. Use solver='matrix_free'."
             )
         for name in ("n_components", "n_landmarks", "max_passes"):
             if getattr(self, name) < 1:
@@ -355,5 +357,5 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
 
 
 def _to_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the array's memory, or a copy's where the array is read-only."""
+    """Return a tensor that shares the array's memory; a read-only array is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

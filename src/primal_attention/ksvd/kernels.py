@@ -1,9 +1,9 @@
 """Kernels between the rows of two data sets, as plain functions ``kernel(x, y) -> [n m]``.
 
-A kernel here is any callable that returns the matrix ``κ(x_i, y_j)``; it need not be symmetric. Two
-of the named ones are inner products of short explicit features (:data:`FEATURE_MAPS`), which lets a
-solver skip the matrix altogether. Every function works on blocks of rows: no value depends on
-rows other than ``x_i`` and ``y_j``.
+A kernel function is any callable that returns the matrix ``κ(x_i, y_j)``. It need not be symmetric.
+Each value depends only on ``x_i`` and ``y_j``, because solvers pass blocks of rows. Two of the
+named kernels are inner products of short explicit features (:data:`FEATURE_MAPS`); for these a
+solver does not need the matrix.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torch import Tensor
 __all__ = [
     "FEATURE_MAPS",
     "KERNELS",
-    "Kernel",
+    "KernelFunction",
     "cosine",
     "exponential",
     "laplacian",
@@ -27,7 +27,7 @@ __all__ = [
     "unit_rows",
 ]
 
-Kernel = Callable[[Tensor, Tensor], Tensor]
+KernelFunction = Callable[[Tensor, Tensor], Tensor]
 """``kernel(x [n d], y [m d]) -> [n m]``."""
 
 
@@ -54,7 +54,7 @@ def polynomial(
     degree: int = 3,
     coef0: float = 1.0,
 ) -> Float[Tensor, "n m"]:
-    """Return ``(γ ⟨x_i, y_j⟩ + c)^degree``; ``γ = 1/d`` unless given."""
+    """Return ``(γ ⟨x_i, y_j⟩ + c)^degree``; by default ``γ = 1/d``."""
     gamma = 1.0 / x.shape[1] if gamma is None else gamma
     return (x @ y.T).mul_(gamma).add_(coef0).pow_(degree)
 
@@ -62,9 +62,9 @@ def polynomial(
 def exponential(
     x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], *, gamma: float | None = None
 ) -> Float[Tensor, "n m"]:
-    """Return ``exp(γ ⟨x_i, y_j⟩)``, softmax attention before its rows are normalised.
+    """Return ``exp(γ ⟨x_i, y_j⟩)``, softmax attention before normalisation.
 
-    ``γ = 1/√d`` unless given.
+    By default ``γ = 1/√d``.
     """
     gamma = x.shape[1] ** -0.5 if gamma is None else gamma
     return (x @ y.T).mul_(gamma).exp_()
@@ -73,14 +73,14 @@ def exponential(
 def rbf(
     x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], *, gamma: float | None = None
 ) -> Float[Tensor, "n m"]:
-    """Return ``exp(−γ ‖x_i − y_j‖²)``; ``γ = 1/d`` unless given.
+    """Return ``exp(−γ ‖x_i − y_j‖²)``; by default ``γ = 1/d``.
 
     Example:
         >>> rbf(torch.zeros(1, 2), torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
         tensor([[1.0000, 0.3679]])
     """
     gamma = 1.0 / x.shape[1] if gamma is None else gamma
-    # ‖x‖² + ‖y‖² − 2⟨x, y⟩ in one matrix, shifted first: distances do not move, rounding shrinks
+    # subtracting the mean keeps all distances and makes the rounding of ‖x‖² + ‖y‖² − 2⟨x, y⟩ small
     center = y.mean(0)
     x, y = x - center, y - center
     distances = torch.addmm(y.square().sum(1), x, y.T, alpha=-2).add_(x.square().sum(1)[:, None])
@@ -90,7 +90,7 @@ def rbf(
 def laplacian(
     x: Float[Tensor, "n d"], y: Float[Tensor, "m d"], *, gamma: float | None = None
 ) -> Float[Tensor, "n m"]:
-    """Return ``exp(−γ ‖x_i − y_j‖₁)``; ``γ = 1/d`` unless given."""
+    """Return ``exp(−γ ‖x_i − y_j‖₁)``; by default ``γ = 1/d``."""
     gamma = 1.0 / x.shape[1] if gamma is None else gamma
     return torch.cdist(x, y, p=1).mul_(-gamma).exp_()
 
@@ -103,13 +103,13 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "polynomial": polynomial,
     "rbf": rbf,
 }
-"""The kernels that have a name."""
+"""All named kernels."""
 
 FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": unit_rows,
     "linear": lambda x: x,
 }
-"""``φ`` with ``κ(x, y) = ⟨φ(x), φ(y)⟩``, for the named kernels that have short ones."""
+"""Features ``φ`` with ``κ(x, y) = ⟨φ(x), φ(y)⟩``, for the named kernels that have short ones."""
 
 _OPTIONS = {
     "exponential": ("gamma",),
@@ -121,14 +121,14 @@ _OPTIONS = {
 
 def named_kernel(
     name: str, *, gamma: float | None = None, degree: int = 3, coef0: float = 1.0
-) -> Kernel:
-    """Return the kernel called ``name`` with its options bound; others are not used.
+) -> KernelFunction:
+    """Return a kernel by name with its options bound; options it does not have are ignored.
 
     Example:
         >>> named_kernel("polynomial", gamma=1.0, degree=2)(torch.ones(1, 2), torch.ones(1, 2))
         tensor([[9.]])
     """
     if name not in KERNELS:
-        raise ValueError(f"kernel must be a callable or one of {sorted(KERNELS)}, got {name!r}.")
+        raise ValueError(f"kernel is {name!r}; it must be a callable or one of {sorted(KERNELS)}.")
     options = {"gamma": gamma, "degree": degree, "coef0": coef0}
     return partial(KERNELS[name], **{key: options[key] for key in _OPTIONS.get(name, ())})

@@ -1,17 +1,17 @@
 """Solvers for the coupled equations ``K H_r = H_e Σ`` and ``Kᵀ H_e = H_r Σ`` of the kernel SVD.
 
-All of them return the leading triplets of ``K_ij = κ(x_i, y_j)`` with orthonormal columns and
-descending singular values. They differ in what they know of ``K``:
+All solvers return the leading triplets of ``K_ij = κ(x_i, y_j)`` with orthonormal columns and
+descending singular values:
 
-- :func:`dense_svd` has the whole matrix: exact, ``O(n m)`` memory.
-- :func:`feature_svd` has ``K = Φ_q FᵀF Φ_kᵀ`` with ``p`` features: exact, ``O((n + m) p)`` memory,
-  thin QR of both factors and an SVD of the small middle.
-- :func:`matrix_free_svd` evaluates the kernel in blocks of rows and forgets them: converges to the
-  exact triplets, ``O((n + m) s)`` memory, a handful of passes over all kernel values.
-- :func:`nystrom_svd` sees the columns and rows of a few landmarks: approximate, one partial pass.
+- :func:`dense_svd` uses the whole matrix: exact, ``O(n m)`` memory.
+- :func:`feature_svd` uses ``K = Φ_q FᵀF Φ_kᵀ`` with ``p`` features: exact, ``O((n + m) p)`` memory,
+  thin QR of both factors and an SVD of a small matrix.
+- :func:`matrix_free_svd` evaluates the kernel in blocks of rows and does not store them. It
+  converges to the exact triplets in a few passes over all kernel values; ``O((n + m) s)`` memory.
+- :func:`nystrom_svd` uses the columns and rows of a few landmarks: approximate.
 
-Signs follow one rule: in every column of ``H_e`` the entry of largest magnitude is positive. With
-``center=True`` the kernel is replaced by ``C K C``, ``C = I − 11ᵀ/n``, without forming it.
+In every column of ``H_e`` the entry of largest magnitude is positive. With ``center=True`` the
+kernel is replaced by ``C K C``, ``C = I − 11ᵀ/n``, without forming it.
 
 References: Suykens, *SVD revisited*, 2016; Musco & Musco, *Randomized block Krylov methods*, 2015;
 Tao et al., *Learning in feature spaces via coupled covariances*, 2024 (asymmetric Nyström).
@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.ksvd.kernels import Kernel
+from primal_attention.ksvd.kernels import KernelFunction
 
 __all__ = [
     "KernelMeans",
@@ -40,9 +40,9 @@ __all__ = [
     "swap_sides",
 ]
 
-# bytes of kernel values alive at a time; larger blocks only cost page faults
+# bytes of one block of kernel values; larger blocks are slower because of page faults
 _BLOCK_BYTES = 16 * 2**20
-# extra columns of the random start, and blocks in the basis before it is compressed
+# extra columns of the random start, and number of blocks at which the basis is compressed
 _OVERSAMPLING = 8
 _MAX_BLOCKS = 10
 
@@ -59,7 +59,7 @@ class KernelTriplets(NamedTuple):
 
 
 class KernelMeans(NamedTuple):
-    """Averages of a kernel matrix over each of its sides."""
+    """Means of a kernel matrix over its rows and over its columns."""
 
     columns: Float[Tensor, " m"]
     """``mean_i κ(x_i, y_j)``."""
@@ -75,12 +75,15 @@ def _blocks(x: Tensor, width: int) -> Iterator[slice]:
 
 @torch.no_grad()
 def apply_kernel(
-    kernel: Kernel, x: Float[Tensor, "n d"], y: Float[Tensor, "m dy"], v: Float[Tensor, "m s"]
+    kernel: KernelFunction,
+    x: Float[Tensor, "n d"],
+    y: Float[Tensor, "m dy"],
+    v: Float[Tensor, "m s"],
 ) -> Float[Tensor, "n s"]:
     """Return ``κ(x, y) v``, one block of rows of the kernel matrix at a time.
 
-    With ``y`` the training rows and ``v = H_r`` these are the scores ``e(x)`` of new rows; the
-    scores ``r(y)`` of the other side come from the kernel of :func:`swap_sides`.
+    With ``y`` the training rows and ``v = H_r`` the result is the scores ``e(x)`` of new rows. For
+    the scores ``r(y)`` of the other side use the kernel of :func:`swap_sides`.
 
     Example:
         >>> x = torch.tensor([[1.0], [2.0]])
@@ -95,12 +98,14 @@ def apply_kernel(
 
 
 @torch.no_grad()
-def kernel_means(kernel: Kernel, x: Float[Tensor, "n d"], y: Float[Tensor, "m dy"]) -> KernelMeans:
+def kernel_means(
+    kernel: KernelFunction, x: Float[Tensor, "n d"], y: Float[Tensor, "m dy"]
+) -> KernelMeans:
     """Return the column and row means of ``κ(x, y)`` in one pass over blocks of rows.
 
-    Singular vectors of ``C K C`` sum to zero, so centring a new row only shifts its scores: they
-    are ``apply_kernel(kernel, new, y, right) - means.columns @ right``, and on the other side
-    ``apply_kernel(swap_sides(kernel), new, x, left) - means.rows @ left``.
+    Singular vectors of ``C K C`` sum to zero, so centring a new row only shifts its scores. The
+    centred scores are ``apply_kernel(kernel, new, y, right) - means.columns @ right``, and on the
+    other side ``apply_kernel(swap_sides(kernel), new, x, left) - means.rows @ left``.
     """
     columns, rows = x.new_zeros(y.shape[0]), x.new_empty(x.shape[0])
     for block in _blocks(x, y.shape[0]):
@@ -110,18 +115,19 @@ def kernel_means(kernel: Kernel, x: Float[Tensor, "n d"], y: Float[Tensor, "m dy
     return KernelMeans(columns / x.shape[0], rows)
 
 
-def swap_sides(kernel: Kernel) -> Kernel:
-    """Return ``κᵀ(y, x) = κ(x, y)``, the kernel seen from the other side."""
+def swap_sides(kernel: KernelFunction) -> KernelFunction:
+    """Return ``κᵀ(y, x) = κ(x, y)``, the kernel with its two arguments exchanged."""
     return lambda y, x: kernel(x, y).T
 
 
 def count_nonzero(singular_values: Float[Tensor, " s"], size: int, *, norm: float = 0.0) -> int:
-    """Return how many singular values of a matrix of that size stand above rounding.
+    """Return the number of singular values above the rounding error.
 
     Args:
         singular_values: In descending order.
         size: The longer side of the matrix.
-        norm: Of the matrix before centring, or a lower bound: what is left has its rounding.
+        norm: Norm of the matrix before centring, or a lower bound. Centring keeps its rounding
+            error.
     """
     eps = torch.finfo(singular_values.dtype).eps
     return int((singular_values > size * eps * singular_values[0].clamp_min(norm)).sum())
@@ -131,7 +137,9 @@ def _center(a: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     return a - a.mean(0)
 
 
-def _finish(left: Tensor, singular_values: Tensor, right: Tensor, rank: int) -> KernelTriplets:
+def _keep_leading(
+    left: Tensor, singular_values: Tensor, right: Tensor, rank: int
+) -> KernelTriplets:
     """Keep ``rank`` triplets and fix their signs."""
     left, singular_values, right = left[:, :rank], singular_values[:rank], right[:, :rank]
     largest = left.gather(0, left.abs().argmax(0, keepdim=True))
@@ -142,11 +150,11 @@ def _finish(left: Tensor, singular_values: Tensor, right: Tensor, rank: int) -> 
 def dense_svd(
     kernel_matrix: Float[Tensor, "n m"], rank: int, *, center: bool = False
 ) -> KernelTriplets:
-    """Return the ``rank`` leading triplets of a matrix that is at hand.
+    """Return the ``rank`` leading triplets of a matrix.
 
     Args:
         kernel_matrix: ``K``.
-        rank: How many triplets; at most ``min(n, m)`` come back.
+        rank: Number of triplets; at most ``min(n, m)`` are returned.
         center: Decompose ``C K C`` instead.
 
     Example:
@@ -158,7 +166,7 @@ def dense_svd(
     if center:
         kernel_matrix = _center(_center(kernel_matrix).T).T
     u, sigma, vt = torch.linalg.svd(kernel_matrix, full_matrices=False)
-    return _finish(u, sigma, vt.T, rank)
+    return _keep_leading(u, sigma, vt.T, rank)
 
 
 def feature_svd(
@@ -169,17 +177,16 @@ def feature_svd(
     f: Float[Tensor, "rows p"] | None = None,
     center: bool = False,
 ) -> KernelTriplets:
-    """Return the ``rank`` leading triplets of ``Φ_q FᵀF Φ_kᵀ``, which is never formed.
+    """Return the ``rank`` leading triplets of ``Φ_q FᵀF Φ_kᵀ`` without forming the matrix.
 
-    Thin QR of both factors leaves a small matrix: ``O((n + m) p²)`` time. At most
-    ``min(n, m, p)`` triplets exist.
+    Uses thin QR of both factors; ``O((n + m) p²)`` time. At most ``min(n, m, p)`` triplets exist.
 
     Args:
         phi_q: Query-side features.
         phi_k: Key-side features.
-        rank: How many triplets.
-        f: The rows ``F``; ``None`` for the identity.
-        center: Subtract the mean feature on both sides, which is ``C K C``.
+        rank: Number of triplets.
+        f: The matrix ``F``; ``None`` for the identity.
+        center: Subtract the mean feature on both sides; this gives ``C K C``.
 
     Example:
         >>> phi_q, phi_k = torch.randn(500, 8), torch.randn(400, 8)
@@ -196,12 +203,12 @@ def feature_svd(
     middle = r_left @ r_right.T
     _check_finite(middle)
     u, sigma, vt = torch.linalg.svd(middle, full_matrices=False)
-    return _finish(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
+    return _keep_leading(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
 
 
 @torch.no_grad()
 def matrix_free_svd(
-    kernel: Kernel,
+    kernel: KernelFunction,
     x: Float[Tensor, "n d"],
     y: Float[Tensor, "m dy"],
     rank: int,
@@ -213,20 +220,20 @@ def matrix_free_svd(
 ) -> KernelTriplets:
     """Return the ``rank`` leading triplets of ``κ(x, y)`` without storing the matrix.
 
-    Block Lanczos on ``KᵀK``: one pass over blocks of rows yields ``K V`` and ``KᵀK V`` together.
-    The right basis ``V`` and the left basis ``U`` grow by one block per pass, with ``K V = U B``
-    for a small ``B``, and are compressed to the leading directions when they hold ten blocks.
+    Block Lanczos on ``KᵀK``: one pass over blocks of rows gives both ``K V`` and ``KᵀK V``. The
+    right basis ``V`` and the left basis ``U`` grow by one block per pass, with ``K V = U B`` for a
+    small ``B``. At ten blocks they are compressed to the leading directions.
 
     Args:
-        kernel: ``kernel(x, y) -> [n m]``, called with blocks of rows of ``x`` and all of ``y``.
+        kernel: ``kernel(x, y) -> [n m]``; it is called with blocks of rows of ``x`` and all ``y``.
         x: Left data.
         y: Right data.
-        rank: How many triplets.
-        center: Decompose ``C K C`` instead, at the price of one more pass.
-        tol: Stop when ``‖Kᵀ u_l − σ_l v_l‖ ≤ tol · σ_1`` for all wanted triplets, or when rounding
-            hides the difference.
-        max_passes: Warn and return what there is after that many passes.
-        generator: Source of the random start.
+        rank: Number of triplets.
+        center: Decompose ``C K C`` instead; this takes one more pass.
+        tol: Stop when ``‖Kᵀ u_l − σ_l v_l‖ ≤ tol · σ_1`` for all triplets, or when the residual is
+            within the rounding error.
+        max_passes: After this many passes, warn and return the current triplets.
+        generator: Random generator of the start.
 
     Example:
         >>> from primal_attention.ksvd.kernels import rbf
@@ -244,7 +251,7 @@ def matrix_free_svd(
     means = kernel_means(kernel, x, y).columns if center else None
     start = torch.randn(m, width, dtype=x.dtype, device=x.device, generator=generator)
     block = torch.linalg.qr(_center(start) if center else start).Q
-    # below this the basis is invariant up to rounding: more passes would only add noise to it
+    # below this residual the basis is invariant up to rounding; more passes only add noise
     floor = torch.finfo(x.dtype).eps
 
     right, left = x.new_empty(m, 0), x.new_empty(n, 0)
@@ -263,23 +270,23 @@ def matrix_free_svd(
         block, _, remainder = _orthonormalize(normal, right)
 
         u, sigma, vt = torch.linalg.svd(coupling)
-        # K'K V w leaves the basis only through its last block
+        # only the last block of the basis contributes to the residual of KᵀK V w
         residual = torch.linalg.vector_norm(remainder @ vt[:rank, -width:].T, dim=0)
         allowed = torch.clamp(tol * sigma[:rank] * sigma[0], min=floor * sigma[0] ** 2)
         if bool((residual <= allowed).all()):
             break
     else:
         warnings.warn(
-            f"matrix_free_svd has not converged to tol={tol:.1e} after {max_passes} passes; "
+            f"matrix_free_svd did not converge to tol={tol:.1e} in {max_passes} passes; "
             "raise max_passes or tol.",
             RuntimeWarning,
             stacklevel=3,
         )
-    return _finish(left @ u[:, :rank], sigma, right @ vt[:rank].T, rank)
+    return _keep_leading(left @ u[:, :rank], sigma, right @ vt[:rank].T, rank)
 
 
 def _normal_product(
-    kernel: Kernel, x: Tensor, y: Tensor, v: Tensor, column_means: Tensor | None
+    kernel: KernelFunction, x: Tensor, y: Tensor, v: Tensor, column_means: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return ``K v`` and ``KᵀK v`` (of ``C K C`` if means are given) in one pass."""
     offset = v.new_zeros(v.shape[1])
@@ -300,7 +307,7 @@ def _orthonormalize(
     """Return ``Q, S, R`` with ``a = basis S + Q R`` and ``[basis Q]`` orthonormal."""
     overlap = basis.T @ a
     q, r = torch.linalg.qr(a - basis @ overlap)
-    # once more, after scaling: columns that were nearly inside the basis are mostly rounding
+    # orthogonalise twice: columns almost inside the basis consist mostly of rounding error
     again = basis.T @ q
     q, r_again = torch.linalg.qr(q - basis @ again)
     return q, overlap + again @ r, r_again @ r
@@ -308,7 +315,7 @@ def _orthonormalize(
 
 @torch.no_grad()
 def nystrom_svd(
-    kernel: Kernel,
+    kernel: KernelFunction,
     x: Float[Tensor, "n d"],
     y: Float[Tensor, "m dy"],
     rank: int,
@@ -319,20 +326,20 @@ def nystrom_svd(
 ) -> KernelTriplets:
     """Return approximate leading triplets of ``κ(x, y)`` from a few landmarks on each side.
 
-    With ``U Σ Vᵀ`` the leading triplets between landmarks ``I`` and ``J``, the asymmetric Nyström
-    method extends them to ``K_{:J} V Σ⁻¹`` and ``K_{I:}ᵀ U Σ⁻¹``. Extended vectors are not
-    orthogonal, so we decompose the approximation ``K ≈ K_{:J} V Σ⁻¹ Uᵀ K_{I:}`` that ``2 rank`` of
-    them imply; with more, small and uncertain ``σ`` would be divided by. It takes
+    Let ``U Σ Vᵀ`` be the leading triplets between landmarks ``I`` and ``J``. The asymmetric Nyström
+    method extends them to ``K_{:J} V Σ⁻¹`` and ``K_{I:}ᵀ U Σ⁻¹``. These vectors are not orthogonal,
+    so the function decomposes the approximation ``K ≈ K_{:J} V Σ⁻¹ Uᵀ K_{I:}`` with ``2 rank``
+    triplets. More triplets would divide by small, inaccurate ``σ``. The cost is
     ``(n + m) num_landmarks`` kernel values and ``O((n + m) rank)`` memory.
 
     Args:
         kernel: ``kernel(x, y) -> [n m]``.
         x: Left data.
         y: Right data; pass the same object as ``x`` to share the landmarks.
-        rank: How many triplets; fewer come back if the landmarks span less.
-        num_landmarks: Rows drawn from each side, without replacement.
+        rank: Number of triplets; fewer are returned if the landmarks have a lower rank.
+        num_landmarks: Number of rows drawn from each side, without replacement.
         center: Decompose ``C K C`` instead.
-        generator: Source of the draw.
+        generator: Random generator of the draw.
 
     Example:
         >>> from primal_attention.ksvd.kernels import rbf
@@ -343,8 +350,8 @@ def nystrom_svd(
         True
     """
     _check_rank(rank)
-    x_marks = _draw(x, num_landmarks, generator)
-    y_marks = x_marks if y is x else _draw(y, num_landmarks, generator)
+    x_marks = _draw_rows(x, num_landmarks, generator)
+    y_marks = x_marks if y is x else _draw_rows(y, num_landmarks, generator)
     u, sigma, v = dense_svd(kernel(x_marks, y_marks), 2 * rank)
     kept = max(count_nonzero(sigma, num_landmarks), 1)
     scale = torch.where(sigma[:kept] > 0, sigma[:kept].rsqrt(), 0.0)
@@ -354,7 +361,7 @@ def nystrom_svd(
     return feature_svd(phi_q, phi_k, rank, center=center)
 
 
-def _draw(
+def _draw_rows(
     x: Float[Tensor, "n d"], count: int, generator: torch.Generator | None
 ) -> Float[Tensor, "k d"]:
     order = torch.randperm(x.shape[0], generator=generator, device=x.device)
