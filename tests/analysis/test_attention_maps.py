@@ -54,7 +54,7 @@ def test_a_mask_on_the_context_cuts_columns_and_keeps_all_rows():
     assert map_spectra({"core": maps})["core"].plain[1].abs().max() == 0
 
 
-def test_a_matrix_that_looks_everywhere_alike_has_rank_one_and_none_when_centred():
+def test_a_constant_matrix_has_rank_one_and_is_zero_when_centred():
     spectrum = map_spectra({"a": [torch.full((2, 4, 4), 0.25), torch.full((2, 3, 3), 1 / 3)]})["a"]
     assert spectrum.plain.shape == (2, 2, 4)
     torch.testing.assert_close(spectrum.ranks(), torch.ones(2))

@@ -27,7 +27,7 @@ def test_curves_of_one_model_share_a_colour_and_the_chosen_epoch_is_marked():
     plt.close(figure)
 
 
-def test_five_panels_leave_a_gap_and_logarithms_are_asked_for():
+def test_five_panels_leave_one_empty_and_log_axes_are_optional():
     figure = plot_curves({name: {"m": [1.0, 0.1]} for name in "abcde"}, log="b")
     assert [a.axison for a in figure.axes] == [True] * 5 + [False]
     assert [a.get_yscale() for a in figure.axes[:2]] == ["linear", "log"]
@@ -42,7 +42,7 @@ def test_four_panels_fill_two_rows_and_one_epoch_is_a_point():
 
 
 @pytest.mark.parametrize("classes", [2, 9, 40])
-def test_confusion_has_a_panel_a_model_and_numbers_where_they_fit(classes):
+def test_confusion_has_one_panel_per_model_and_counts_for_few_classes(classes):
     matrix = torch.eye(classes, dtype=torch.long) * 3
     figure = plot_confusion({"a": matrix, "b": matrix}, [f"class {i}" for i in range(classes)])
     assert [a.get_title() for a in figure.axes] == ["a", "b"]
@@ -51,7 +51,7 @@ def test_confusion_has_a_panel_a_model_and_numbers_where_they_fit(classes):
 
 
 @pytest.mark.parametrize("models", [1, 3, 4])
-def test_confusion_stands_two_in_a_row(models):
+def test_confusion_has_two_panels_per_row(models):
     matrices = {f"model {i}": torch.eye(9, dtype=torch.long) for i in range(models)}
     figure = plot_confusion(matrices, [f"class {i}" for i in range(9)])
     assert figure.get_figwidth() <= 12

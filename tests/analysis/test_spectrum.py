@@ -1,4 +1,4 @@
-"""Spectra and diagnostics are those of the layers, whatever the padding."""
+"""Spectra and diagnostics of layers do not depend on padding."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The pieces of the contract that belong to no mechanism."""
+"""Capabilities, states and the base class."""
 
 import dataclasses
 

@@ -26,12 +26,12 @@ def test_features_decompose_the_dense_cosine_weights(power):
 
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_core_agrees_with_its_dense_truth_in_values_and_gradients(power, is_causal):
+def test_core_agrees_with_its_dense_reference_in_values_and_gradients(power, is_causal):
     inputs = [t.requires_grad_() for t in _heads(70)]
     mask = torch.arange(70).expand(2, -1) < 61
     fast = CosformerCore(100, power)(*inputs, key_mask=mask, is_causal=is_causal)
     weights = naive_family.cosformer_weights(*inputs[:2], 100, power)
-    slow = naive_family.normalized(weights, inputs[2], mask, is_causal)
+    slow = naive_family.normalized_attention(weights, inputs[2], mask, is_causal)
     torch.testing.assert_close(fast, slow)
     probe = torch.randn_like(fast)
     for got, expected in zip(
@@ -49,14 +49,14 @@ def test_squared_weights_are_positive_far_beyond_the_horizon():
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-def test_the_published_weight_refuses_lengths_beyond_its_horizon():
+def test_the_published_weight_raises_beyond_its_horizon():
     layer = CosformerAttention(16, 2, horizon=8, power=1)
     assert layer(torch.randn(1, 8, 16)).shape == (1, 8, 16)
-    with pytest.raises(ValueError, match=r"horizon of 8 tokens, got 9.*power=2"):
+    with pytest.raises(ValueError, match=r"has 9 tokens, .* at most horizon=8; .*power=2"):
         layer(torch.randn(1, 9, 16))
     _, state = layer.step(torch.randn(2, 7, 16), layer.init_state(2))
     keep = torch.tensor([[True, False], [True, True]])
-    with pytest.raises(ValueError, match=r"horizon of 8 tokens, got 9.*power=2"):
+    with pytest.raises(ValueError, match=r"has 9 tokens, .* at most horizon=8; .*power=2"):
         layer.step(torch.randn(2, 2, 16), state, key_mask=keep)
     layer.step(torch.randn(2, 2, 16), state, key_mask=~keep)
 
@@ -72,15 +72,15 @@ def test_weights_depend_on_distance_only():
     torch.testing.assert_close(got, weights)
 
 
-def test_nearer_tokens_weigh_more():
+def test_near_tokens_have_larger_weights():
     x = torch.ones(1, 1, 30, 4)
     row = CosformerCore(64).weights(x, x)[0, 0, 0]
     assert (row.diff() < 0).all()
 
 
 @pytest.mark.raw
-def test_options_that_make_no_sense_raise():
-    with pytest.raises(ValueError, match="horizon must be a positive number"):
+def test_invalid_options_raise():
+    with pytest.raises(ValueError, match="horizon must be at least 1"):
         CosformerCore(0)
     with pytest.raises(ValueError, match="power must be 1 or 2, got 3"):
         CosformerCore(8, 3)

@@ -1,4 +1,4 @@
-"""FAVOR+: equal to its own dense form, close to softmax, in order and safe."""
+"""FAVOR+: equal to its dense form, close to softmax, strictly causal, no overflow."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def _core(p=64, seed=0, dtype=torch.float64, **options):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_core_agrees_with_its_dense_truth_in_values_and_gradients(masked, is_causal):
+def test_core_agrees_with_its_dense_reference_in_values_and_gradients(masked, is_causal):
     core, inputs = _core(), [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.7 if masked else None
     if masked:
@@ -42,7 +42,7 @@ def test_core_agrees_with_its_dense_truth_in_values_and_gradients(masked, is_cau
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_many_features_come_close_to_softmax(is_causal):
+def test_many_features_approximate_softmax(is_causal):
     q, k, v = _heads(20, size=0.5)
     exact = naive.softmax_attention(q, k, v, is_causal=is_causal)
     few, many = (_core(p)(q, k, v, is_causal=is_causal) - exact for p in (64, 16384))
@@ -50,7 +50,7 @@ def test_many_features_come_close_to_softmax(is_causal):
     assert many.norm() < few.norm() / 6
 
 
-def test_antithetic_features_come_closer_to_softmax():
+def test_antithetic_features_have_a_smaller_error():
     q, k, v = _heads(40, size=0.5)
     exact = naive.softmax_attention(q, k, v)
 
@@ -94,7 +94,7 @@ def test_half_precision_inputs_do_not_overflow():
 
 
 @pytest.mark.parametrize("factor", [1.0, 10.0, 100.0])
-def test_large_future_keys_leave_the_past_bit_equal(factor):
+def test_large_future_keys_do_not_change_past_outputs_bitwise(factor):
     # the defect of the public package: a maximum over the whole sequence and an epsilon
     q, k, v = _heads(100, dtype=torch.float32)
     core = _core(dtype=torch.float32)
@@ -104,7 +104,7 @@ def test_large_future_keys_leave_the_past_bit_equal(factor):
     assert torch.equal(core(q, k, v, is_causal=True)[:, :, :40], past)
 
 
-def test_masked_keys_stay_out_of_the_denominator():
+def test_masked_keys_are_not_in_the_denominator():
     q, k, v = _heads(20)
     mask = torch.arange(20).expand(2, -1) < 13
     got = _core()(q, k, v, key_mask=mask)

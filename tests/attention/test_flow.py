@@ -1,4 +1,4 @@
-"""Flow attention: the dense truth, its conservation laws, order and masks."""
+"""Flow attention: the dense reference, conservation of flow, causal order and masks."""
 
 import pytest
 import torch
@@ -26,19 +26,19 @@ def _same(fast, slow, inputs):
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (7, 7), (5, 9), (9, 5)])
-def test_core_agrees_with_its_dense_truth(n, m):
+def test_core_agrees_with_its_dense_reference(n, m):
     inputs = [t.requires_grad_() for t in _heads(n, m)]
     _same(FlowCore()(*inputs), naive_family.flow_attention(*inputs), inputs)
 
 
 @pytest.mark.parametrize("n", [1, 2, 40, 70])
-def test_causal_core_agrees_with_the_running_truth(n):
+def test_causal_core_agrees_with_the_running_reference(n):
     inputs = [t.requires_grad_() for t in _heads(n)]
     fast = FlowCore()(*inputs, is_causal=True)
     _same(fast, naive_family.causal_flow_attention(*inputs), inputs)
 
 
-def test_padded_queries_and_keys_take_part_in_no_flow():
+def test_padded_queries_and_keys_have_no_influence():
     q, k, v = _heads(12)
     keep = torch.arange(12).expand(2, -1) < 8
     short = [t[:, :, :8] for t in (q, k, v)]
@@ -55,7 +55,7 @@ def test_cross_attention_of_equal_length_masks_keys_only():
 
 
 def test_flow_is_conserved():
-    # what sources send when each is held to one sums to the number of sources, and so for sinks
+    # if the outflow of each source is one, the total flow is their number; the same for sinks
     q, k, _ = _heads(20, 30)
     query, key = q.sigmoid(), k.sigmoid()
     incoming, outgoing = query @ key.sum(2)[..., None], key @ query.sum(2)[..., None]

@@ -36,7 +36,9 @@ def test_the_core_is_the_dense_formula(kind, is_causal):
     q, k, v = heads(attn, x)
     core = attn.core
     bias = lambda lag: core.position.weight(torch.tensor(lag)).log()  # noqa: E731
-    expected = naive.kernelized_attention(core.maps(q), core.maps(k), v, bias, keep, is_causal)
+    expected = naive.kernelized_attention(
+        core.map_features(q), core.map_features(k), v, bias, keep, is_causal
+    )
     got = core(q, k, v, key_mask=keep, is_causal=is_causal)
     assert_close(got[0], expected[0])
     assert_close(got[1, :, :5], expected[1, :, :5])
@@ -51,7 +53,7 @@ def test_the_grid_weighs_row_and_column_lags():
     def weight(u, w):
         return c[:, min(max(u, -2), 2) + 2, min(max(w, -2), 2) + 2]
 
-    sums = naive.grid_sums(core.maps(q), core.maps(k), v, weight, 4)
+    sums = naive.grid_sums(core.map_features(q), core.map_features(k), v, weight, 4)
     assert_close(core(q, k, v[..., :-1]), sums[..., :-1] / sums[..., -1:])
 
 
@@ -66,7 +68,7 @@ def test_a_constant_table_is_linear_attention_and_constants_cancel(kind):
     with torch.no_grad():
         table.zero_()
     q, k, v = heads(attn, x)
-    maps = attn.core.maps
+    maps = attn.core.map_features
     for is_causal in (False, True):
         expected = linear_attention(maps(q), maps(k), v, is_causal=is_causal).values
         assert_close(attn.core(q, k, v, is_causal=is_causal), expected)
@@ -83,14 +85,18 @@ def test_shifting_the_content_inside_padding_shifts_the_outputs(kind):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_a_masked_patch_leaves_the_others_where_they_are(is_causal):
+def test_a_masked_patch_does_not_move_the_others(is_causal):
     attn, x = layer(KINDS[2]), torch.randn(1, 11, 16, dtype=torch.float64)
     keep = torch.rand(1, 11) > 0.4
     q, k, v = heads(attn, x)
     core = attn.core
     at = torch.arange(11)
     rows, columns = (((t - t[:, None]).clamp(-2, 2) + 2) for t in (at // 4, at % 4))
-    weights = core.maps(q) @ core.maps(k).mT * core.position.levels().exp()[:, rows, columns]
+    weights = (
+        core.map_features(q)
+        @ core.map_features(k).mT
+        * core.position.levels().exp()[:, rows, columns]
+    )
     weights = torch.where(keep[:, None, None, :], weights, 0.0)
     weights = weights.tril() if is_causal else weights
     total = weights.sum(-1, keepdim=True)
@@ -145,7 +151,7 @@ def test_gradients_of_table_and_temperature_match_finite_differences(kind):
     assert torch.autograd.gradcheck(run, inputs)
 
 
-def test_the_log_table_is_free_near_smooth_far_and_constant_at_the_end():
+def test_the_log_table_has_one_knot_per_near_lag_and_is_constant_at_the_end():
     position = RelativePosition(1, "log", dtype=torch.float64)
     with torch.no_grad():
         position.table.copy_(torch.arange(299.0))
@@ -166,18 +172,18 @@ def test_features_are_saved_and_redrawn_only_on_request():
     assert not torch.allclose(attn(x), y)
 
 
-def test_options_that_do_not_exist_are_refused_in_words():
+def test_invalid_options_raise():
     with pytest.raises(ValueError, match="position must be one of"):
         KernelizedAttention(16, 2, position="t5")
-    with pytest.raises(ValueError, match="needs the width"):
+    with pytest.raises(ValueError, match="needs a width"):
         KernelizedAttention(16, 2, position="grid")
     with pytest.raises(ValueError, match="window must be at least 1"):
         KernelizedAttention(16, 2, window=0)
-    with pytest.raises(ValueError, match="takes no window, got 8"):
+    with pytest.raises(ValueError, match="window is 8, but"):
         KernelizedAttention(16, 2, position="log", window=8)
 
 
 @pytest.mark.raw
-def test_a_temperature_that_is_a_number_is_refused_in_words():
-    with pytest.raises(TypeError, match=r"must be True, .*, or False, got 0\.5"):
+def test_a_numeric_temperature_raises():
+    with pytest.raises(TypeError, match=r"must be True .* or False, got 0\.5"):
         KernelizedAttention(16, 2, temperature=0.5)

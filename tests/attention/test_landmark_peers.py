@@ -40,7 +40,7 @@ def test_nystromformer_matches_naive_in_values_and_gradients(masked):
         assert_close(a, b)
 
 
-def test_nystromformer_matrices_do_not_meet_in_the_inverse():
+def test_nystromformer_inverts_each_matrix_separately():
     q, k, v = (torch.randn(2, 3, 9, 4) for _ in range(3))
     q_l, k_l = segment_means(q, 3), segment_means(k, 3)
     y = nystromformer_attention(q, k, v, q_l, k_l)
@@ -53,7 +53,7 @@ def test_nystromformer_with_a_landmark_per_token_is_softmax():
     exact = SoftmaxAttention(16, 2, **F64)
     exact.load_state_dict(attn.state_dict())
     x = torch.randn(2, 6, 16, **F64)
-    # exact up to the iterated pseudo-inverse, which twenty steps settle
+    # exact up to the pseudo-inverse, which converges in twenty steps
     q, k, v = heads(attn, x)
     y = nystromformer_attention(q, k, v, q, k, steps=20)
     assert_close(attn.out_proj(attn._merge(y)), exact(x), atol=1e-6, rtol=1e-6)
@@ -72,7 +72,7 @@ def test_the_convolution_adds_neighbouring_values():
     assert_close(difference, expected)
 
 
-def test_the_convolution_rules_out_cross_attention_and_says_so():
+def test_the_convolution_does_not_allow_cross_attention():
     x, context = torch.randn(1, 5, 16), torch.randn(1, 7, 16)
     with pytest.raises(ValueError, match="cannot attend to a context"):
         NystromformerAttention(16, 2)(x, context)
@@ -103,7 +103,7 @@ def test_linformer_is_softmax_over_projected_keys(m):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linformer_asks_projections_that_are_more_than_their_weight(bias):
+def test_linformer_calls_projections_with_hooks(bias):
     attn = LinformerAttention(16, 2, num_projections=5, bias=bias, **F64)
     x = torch.randn(2, 9, 16, **F64)
     expected = attn(x)
@@ -134,10 +134,10 @@ def test_linformer_projections_scale_with_the_length():
     assert_close(short, long, atol=1e-2, rtol=1e-2)
 
 
-def test_options_without_meaning_are_refused_in_words():
+def test_invalid_options_raise():
     with pytest.raises(ValueError, match="num_landmarks must be at least 1"):
         NystromformerAttention(16, 2, num_landmarks=0)
-    with pytest.raises(ValueError, match="kernel_size must be odd"):
+    with pytest.raises(ValueError, match="it must be odd"):
         NystromformerAttention(16, 2, kernel_size=4)
     with pytest.raises(ValueError, match="num_projections must be at least 1"):
         LinformerAttention(16, 2, num_projections=0)

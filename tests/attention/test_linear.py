@@ -16,7 +16,7 @@ def _heads(n, m=None, size=1.0, dtype=torch.float64):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_core_agrees_with_the_truth_in_values_and_gradients(masked, is_causal):
+def test_core_agrees_with_the_reference_in_values_and_gradients(masked, is_causal):
     core, inputs = LinearAttention(12, 2).core, [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.6 if masked else None
     fast = core(*inputs, key_mask=mask, is_causal=is_causal)
@@ -50,7 +50,7 @@ def test_any_feature_map_makes_a_core():
 
 
 def test_a_map_without_a_draw_cannot_be_redrawn():
-    with pytest.raises(ValueError, match="Cosine has no random draw"):
+    with pytest.raises(ValueError, match="Cosine has no random features"):
         KernelCore(Cosine(6)).redraw_()
 
 

@@ -1,4 +1,4 @@
-"""Every registered attention has a page that says what it is, what it costs and when to take it."""
+"""Every registered attention has a page that says what it is, what it costs and when to use it."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", list_attentions())
-def test_a_page_says_what_when_when_not_and_at_what_cost(name):
+def test_a_page_has_formula_paper_use_cost_and_example(name):
     text = page(name)
     assert f'"{name}"' in text
     assert "$$" in text
@@ -34,7 +34,7 @@ def test_a_page_says_what_when_when_not_and_at_what_cost(name):
 
 
 @pytest.mark.parametrize("name", list_attentions())
-def test_a_page_says_what_the_layer_can_do(name):
+def test_a_page_lists_the_capabilities(name):
     text, can = page(name), attention_entry(name).capabilities
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+)", text, re.MULTILINE)
     for word, flag in (

@@ -112,7 +112,7 @@ def test_steps_are_finite_where_every_weight_so_far_vanishes():
     assert_close(torch.cat(outputs, 1), attn(x, is_causal=True), atol=1e-5, rtol=1e-5)
 
 
-def test_options_without_meaning_are_refused_in_words():
+def test_invalid_options_raise():
     with pytest.raises(ValueError, match="rank must be at least 1"):
         PrimalRelativeAttention(16, 2, rank=0)
 

@@ -22,12 +22,12 @@ def _core(seed=0, preset=SchoenbatAttention, dtype=torch.float64, **options):
     return preset(16, 2, generator=generator, dtype=dtype, **options).core
 
 
-def test_preparation_is_the_published_one_without_its_idle_step():
+def test_preparation_equals_the_published_one():
     x = torch.randn(20, 8, dtype=torch.float64)
     torch.testing.assert_close(center_l2(x), naive_family.schoenbat_rows(x, 1.0))
 
 
-def test_prepared_rows_have_mean_zero_length_one_and_forget_scale_and_shift():
+def test_prepared_rows_have_mean_zero_length_one_and_ignore_scale_and_shift():
     x = torch.randn(20, 8)
     rows = center_l2(x)
     torch.testing.assert_close(rows.mean(-1), torch.zeros(20), atol=1e-6, rtol=0)
@@ -55,7 +55,7 @@ def test_signed_power_is_odd_exact_at_one_and_finite():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_core_agrees_with_its_dense_truth_in_values_and_gradients(kernel, is_causal):
+def test_core_agrees_with_its_dense_reference_in_values_and_gradients(kernel, is_causal):
     core, inputs = _core(kernel=kernel), [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.7
     mask[:, 0] = True
@@ -95,7 +95,7 @@ def test_rows_sum_to_one(preset, is_causal):
 
 
 @pytest.mark.parametrize("preset", [SchoenbatAttention, SchoenbatAttention.published])
-def test_the_past_is_bit_equal_whatever_the_future_holds(preset):
+def test_past_outputs_are_bitwise_equal_if_the_future_changes(preset):
     q, k, v = _heads(90, dtype=torch.float32)
     core = _core(preset=preset, dtype=torch.float32)
     past = core(q, k, v, is_causal=True)[:, :, :40]
@@ -130,10 +130,8 @@ def test_a_fixed_temperature_must_lie_where_the_series_converges():
 
 
 @pytest.mark.parametrize(("kernel", "tau", "top"), [("exp", 6.0, 1.5), ("logi", 0.95, 0.9)])
-def test_a_fixed_temperature_that_costs_denominators_their_sign_warns(kernel, tau, top):
-    with pytest.warns(
-        UserWarning, match=rf"temperature={tau:g} lies beyond {top}.*keep their sign"
-    ):
+def test_a_fixed_temperature_with_negative_weights_warns(kernel, tau, top):
+    with pytest.warns(UserWarning, match=rf"temperature={tau:g} is above {top}; .*can be negative"):
         core = _core(kernel=kernel, temperature=tau)
     assert core.temperature.tolist() == pytest.approx([tau, tau])
 
@@ -193,7 +191,7 @@ def test_a_loaded_layer_has_the_same_features_and_its_state_is_complete(preset):
     torch.testing.assert_close(torch.cat(rows, 1), first(x, is_causal=True))
 
 
-def test_denominators_near_zero_keep_their_sign_and_their_distance():
+def test_denominators_near_zero_keep_their_sign_and_a_minimum():
     core = _core()
     sums = torch.tensor([[[[1.0, 1e-9], [1.0, -1e-9], [0.0, 0.0], [1.0, -2.0]]]])
     assert core.divide(sums).flatten().tolist() == pytest.approx([1e3, -1e3, 0.0, -0.5])

@@ -1,4 +1,4 @@
-"""Softmax attention against torch's own multi-head attention and the textbook."""
+"""Softmax attention against torch's multi-head attention and the formula."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_the_cache_holds_every_key_and_value():
 
 @pytest.mark.parametrize("flags", [{}, {"is_causal": True}])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_explicit_form_is_the_fused_one_in_values_and_gradients(flags, masked):
+def test_the_explicit_form_equals_the_fused_one_in_values_and_gradients(flags, masked):
     fused, explicit = (cls(12, 3, dtype=torch.float64) for cls in SOFTMAX)
     explicit.load_state_dict(fused.state_dict())
     x = _randn(2, 6, 12).requires_grad_()
@@ -96,7 +96,7 @@ def test_explicit_weights_may_be_dropped_in_training_only():
         ExplicitSoftmaxAttention(12, 3, weight_dropout=1.0)
 
 
-def test_a_padding_mask_takes_no_memory_of_size_n_by_n():
+def test_a_padding_mask_needs_no_n_by_n_memory():
     n, attn = 512, SoftmaxAttention(8, 2)
     x, keep = torch.randn(1, n, 8), torch.arange(n)[None] < 300
     with PeakMemory() as memory:

@@ -40,7 +40,7 @@ def test_the_kernel_of_schoenbat_is_its_series(kernel):
     f = {"exp": torch.exp, "inverse": lambda s: 1 / (1 - s), "sqrt": lambda s: 2 - (1 - s).sqrt()}
     tau = float(layer.core.temperature[0].detach())
     q, k = (naive_family.schoenbat_rows(t, tau) for t in (q, k))
-    torch.testing.assert_close(got, naive_family.normalized(f[kernel](q @ k.mT), v))
+    torch.testing.assert_close(got, naive_family.normalized_attention(f[kernel](q @ k.mT), v))
 
 
 @pytest.mark.parametrize("name", ["kernelized", "kernelized-log"])
@@ -54,7 +54,7 @@ def test_the_kernel_of_kernelized_attention_weighs_lags(name):
     q, k = (t / t.norm(dim=-1, keepdim=True) for t in (q, k))
     lag = torch.arange(9)[None] - torch.arange(9)[:, None]
     weights = (heat * (q @ k.mT)).exp() * layer.core.position.weight(lag)
-    torch.testing.assert_close(got, naive_family.normalized(weights, v))
+    torch.testing.assert_close(got, naive_family.normalized_attention(weights, v))
 
 
 @pytest.mark.parametrize("name", sorted(BUDGETS))

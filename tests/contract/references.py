@@ -17,7 +17,7 @@ Reference = Callable[[Any, Tensor, Tensor, Tensor, bool], Tensor]
 
 def _softmax(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    return naive_family.normalized(scores.exp(), v, None, is_causal)
+    return naive_family.normalized_attention(scores.exp(), v, None, is_causal)
 
 
 def _linear(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -34,7 +34,7 @@ def _favor(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tenso
 
 def _cosformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     weights = naive_family.cosformer_weights(q, k, core.horizon, core.power)
-    return naive_family.normalized(weights, v, None, is_causal)
+    return naive_family.normalized_attention(weights, v, None, is_causal)
 
 
 def _flow(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
@@ -70,7 +70,7 @@ def _kernelized(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> 
     else:
         c = position.weight(lag)
     weights = c * (core.features.query_features(q) @ core.features.query_features(k).mT)
-    return naive_family.normalized(weights, v, None, is_causal)
+    return naive_family.normalized_attention(weights, v, None, is_causal)
 
 
 def _points(core: Any, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def _skyformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> T
         pick = _spaced if core.landmarks == "strided" else _means
         z = torch.cat([pick(q, s // 2), pick(k, s - s // 2)], dim=2)
     else:
-        z = core.choose(q, k)
+        z = core.choose_landmarks(q, k)
     gram = naive_nystrom.gaussian_gram(z, z) + core.ridge * torch.eye(s, dtype=z.dtype)
     if core.inverse == "cholesky":
         # landmarks that repeat give equal eigenvalues, whose vectors have no gradient

@@ -1,4 +1,4 @@
-"""Attention with exponential features: equal to the truth, in order, and safe at any size."""
+"""Attention with exponential features: equal to the reference, strictly causal, no overflow."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def _inputs(n=37, m=37, p=6, size=1.0, dtype=torch.float64):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 37, 64, 100])
-def test_agrees_with_the_truth_in_values_and_gradients(n, masked, is_causal):
+def test_agrees_with_the_reference_in_values_and_gradients(n, masked, is_causal):
     inputs = [t.requires_grad_() for t in _inputs(n, n)]
     mask = torch.rand(2, n) < 0.6 if masked else None
     fast = exponential_attention(*inputs, key_mask=mask, is_causal=is_causal, chunk=16).values
@@ -38,7 +38,7 @@ def test_queries_and_keys_may_differ_in_number():
 
 
 @pytest.mark.parametrize("size", [1e-3, 10.0, 100.0, 1e4])
-def test_any_size_of_logarithm_is_safe_over_all_keys(size):
+def test_large_logarithms_are_accurate_over_all_keys(size):
     inputs = _inputs(size=size, dtype=torch.float32)
     got = exponential_attention(*inputs).values
     exact = naive_family.exponential_attention(*(t.double() for t in inputs))
@@ -66,7 +66,7 @@ def test_huge_logarithms_stay_finite_in_causal_order():
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_the_past_is_bit_equal_whatever_the_future_holds(scale):
+def test_past_outputs_are_bitwise_equal_if_the_future_changes(scale):
     log_q, log_k, v = _inputs(n=200, m=200, dtype=torch.float32)
     past = exponential_attention(log_q, log_k, v, is_causal=True).values[:, :, :70]
     for t in (log_q, log_k, v):
@@ -83,14 +83,14 @@ def test_chunk_size_does_not_matter(chunk):
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_many_groups_of_chunks_agree_with_the_truth():
+def test_many_groups_of_chunks_agree_with_the_reference():
     inputs = _inputs(n=600, m=600, p=3)
     fast = exponential_attention(*inputs, is_causal=True, chunk=4).values
     torch.testing.assert_close(fast, naive_family.exponential_attention(*inputs, is_causal=True))
 
 
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 1, 12], [20]], ids=str)
-def test_pieces_continue_each_other(sizes):
+def test_calls_continue_from_their_state(sizes):
     log_q, log_k, v = _inputs(n=20, m=20)
     mask = torch.rand(2, 20) < 0.7
     expected = exponential_attention(log_q, log_k, v, key_mask=mask, is_causal=True).values

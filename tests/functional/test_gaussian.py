@@ -33,7 +33,7 @@ def test_gram_matches_naive_in_values_and_gradients():
     assert torch.autograd.gradcheck(gaussian_gram, (x, y))
 
 
-def test_gram_never_exceeds_one_for_large_norms():
+def test_gram_is_at_most_one_for_large_norms():
     x = torch.randn(1, 1, 50, 8) * 1e4
     gram = gaussian_gram(x, x)
     assert gram.isfinite().all()
@@ -66,8 +66,8 @@ def test_exact_attention_holds_for_rectangular_pairs_and_pair_masks(normalize):
     assert_close(gaussian_attention(q, k, v, pair_mask=pairs, normalize=normalize), weights @ v)
 
 
-def test_row_sums_run_from_nothing_to_n_in_float32():
-    # both ends of the range of the sink trick: no key near, and every key at the query
+def test_row_sums_range_from_zero_to_n_in_float32():
+    # both ends of the range: no key near the query, and all keys at the query
     ones = torch.ones(1, 1, 4096, 1)
     x = torch.randn(1, 1, 1, 8).expand(-1, -1, 4096, -1)
     assert_close(gaussian_attention(x, x, ones), 4096 * ones, rtol=1e-5, atol=0)
@@ -78,7 +78,7 @@ def test_row_sums_run_from_nothing_to_n_in_float32():
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 def test_an_offset_common_to_queries_and_keys_costs_no_accuracy(normalize, is_causal, masked):
-    # on a grid that float32 still has at 3,000: both precisions see the same points
+    # points that float32 represents exactly at 3,000, so both precisions use the same points
     q, k = ((t * 1024).round() / 1024 for t in draw(50, 50, dtype=torch.float32))
     (v,) = draw(50, dtype=torch.float32)
     options = {"is_causal": is_causal, "normalize": normalize}
@@ -123,13 +123,13 @@ def test_spread_points_keep_weights_accurate_while_float32_can(d, is_causal):
 
 @pytest.mark.parametrize("scale", [1e3, 1e4, 1e6])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_no_weight_exceeds_one_however_far_points_lie_apart(scale, is_causal):
-    # every point is its own only neighbour, so each row sum is the weight of one pair
+def test_no_weight_exceeds_one_for_distant_points(scale, is_causal):
+    # every point is near only itself, so each row sum is one weight
     x = (scale * torch.randn(1, 2, 200, 32)).requires_grad_()
     total = gaussian_attention(x, x, torch.ones(1, 2, 200, 1), is_causal=is_causal)
     assert total.max() <= 1.02
     total.sum().backward()
     assert x.grad.isfinite().all()
-    # twice the same points: two neighbours each, and a sum that says so as well as it can
+    # every point twice: each row has two equal weights
     pair = torch.cat([x, x], dim=2).detach()
     assert gaussian_attention(pair, pair, torch.ones(1, 2, 400, 1)).max() <= 2.04

@@ -56,5 +56,5 @@ def test_kmeans_gradient_flows_through_the_means():
     x.requires_grad_()
     y = kmeans_landmarks(x, x[:, :, :2].detach())
     (grad,) = torch.autograd.grad(y.sum(), x)
-    # every token belongs to one cluster and shares its mean with its mates
+    # every token belongs to one cluster and shares its mean with the others in it
     assert_close(grad.sum(2), torch.full((2, 3, 5), 2.0, **F64))

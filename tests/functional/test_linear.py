@@ -53,7 +53,7 @@ def test_causal_sums_continue_from_their_state(n, cut, chunk):
     assert_close(second.state, whole.state, atol=1e-10, rtol=1e-10)
 
 
-def test_a_huge_later_key_leaves_no_rounding_behind():
+def test_a_huge_later_key_adds_no_rounding_error():
     q, k, v = (t.detach().float() for t in _inputs(1, 1, 128, 3, 2))
     values = causal_sums(q, k, v).values[:, :, :100]
     k[:, :, 100:] *= 1e12
@@ -103,7 +103,7 @@ def test_uniform_weights_average_the_values():
 
 @few
 @given(n=st.integers(0, 20), chunk=st.integers(1, 9))
-def test_chunks_come_back(n, chunk):
+def test_chunks_are_joined_to_the_sequence(n, chunk):
     x = torch.randn(2, 3, n, 4)
     groups = to_chunks(x, chunk)
     assert groups.shape[-2] <= chunk

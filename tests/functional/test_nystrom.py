@@ -8,13 +8,13 @@ from torch.testing import assert_close
 from primal_attention.functional import naive_nystrom as naive
 from primal_attention.functional.gaussian import gaussian_attention, gaussian_gram
 from primal_attention.functional.landmarks import strided_landmarks
-from primal_attention.functional.linear import with_ones
+from primal_attention.functional.linear import append_ones
 from primal_attention.functional.nystrom import (
+    divide_by_row_sum,
     nystrom_attention,
     nystrom_error,
     nystrom_features,
     nystrom_residual,
-    row_average,
     windowed_nystrom,
 )
 
@@ -104,7 +104,7 @@ def test_error_against_the_exact_kernel_is_that_of_the_tables():
     assert 0.03 < sum(errors) / 2 < 0.055
 
 
-def test_residual_is_the_diagonal_that_the_landmarks_leave():
+def test_residual_is_the_diagonal_of_the_error_matrix():
     x, z = draw(9, 4)
     low = naive.nystrom_matrix(x, x, z, 1e-3).diagonal(dim1=-2, dim2=-1)
     residual = nystrom_residual(x, z, 1e-3)
@@ -137,8 +137,8 @@ def test_windowed_form_matches_naive_in_values_and_gradients(window, n, normaliz
     q, k, v = (t.requires_grad_() for t in draw(n, n, n))
     z = torch.randn(3, 6, 5, **F64, requires_grad=True)
     keep = masks(2, n)
-    y = windowed_nystrom(q, k, with_ones(v, keep), z, window=window).values
-    fast = row_average(y, 1e-3) if normalize else y[..., :-1]
+    y = windowed_nystrom(q, k, append_ones(v, keep), z, window=window).values
+    fast = divide_by_row_sum(y, 1e-3) if normalize else y[..., :-1]
     slow = naive.windowed_nystrom(q, k, v, z, window, 1e-3, keep, normalize)
     assert_close(fast, slow, atol=1e-10, rtol=1e-10)
     for a, b in zip(gradients(fast, (q, k, v, z)), gradients(slow, (q, k, v, z)), strict=True):

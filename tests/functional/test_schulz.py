@@ -1,4 +1,4 @@
-"""Inverses by products converge as derived."""
+"""Newton-Schulz inverses converge as derived."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_one_schulz_step_maps_the_residual_as_derived():
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_schulz_matches_naive_and_ignores_batch_mates(published):
+def test_schulz_matches_naive_for_each_matrix_of_a_batch(published):
     (z,) = draw(12)
     m = landmark_gram(z, 0.1)
     got = schulz_inverse(m, 6, published_start=published)

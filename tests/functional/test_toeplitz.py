@@ -1,4 +1,4 @@
-"""Distance-weighted sums: spec 03 §9 and the truth in naive_toeplitz."""
+"""Distance-weighted sums: spec 03 §9 and the references in naive_toeplitz."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from primal_attention.functional import naive_toeplitz as naive
 from primal_attention.functional.toeplitz import (
     WindowState,
     grid_lags,
-    grid_places,
+    grid_positions,
     toeplitz_matrix,
     toeplitz_sums,
     windowed_step,
@@ -131,7 +131,7 @@ def test_zero_weights_beyond_a_lag_give_a_band():
 
 
 @pytest.mark.parametrize("backend", ["dense", "split"])
-def test_the_past_does_not_feel_the_future_by_one_bit(backend):
+def test_past_outputs_are_bitwise_equal_if_the_future_changes(backend):
     (q, k, v), c = draw(700, p=2, v=2, dtype=torch.float32), table(700, dtype=torch.float32)
     before = toeplitz_sums(q, k, v, c, is_causal=True, backend=backend)
     for t in (q, k, v):
@@ -156,7 +156,7 @@ def _average(sums):
     return sums[..., :-1] / sums[..., -1:]
 
 
-def test_hard_tables_stay_accurate_by_divide_and_conquer_alone():
+def test_only_divide_and_conquer_is_accurate_for_hard_tables():
     q, k, v, c = _rising(6)
     exact = _average(dense(q, k, v, c, True))
     single = [t.float() for t in (q, k, v, c)]
@@ -190,13 +190,13 @@ def test_automatic_choice_agrees_with_dense_at_every_size():
 
 
 @pytest.mark.raw
-def test_requests_without_meaning_raise():
+def test_invalid_arguments_raise():
     (q, k, v), c = draw(3, 4), table(3, 4)
-    with pytest.raises(ValueError, match="as many keys"):
+    with pytest.raises(ValueError, match="needs equal numbers"):
         toeplitz_sums(q, k, v, c, is_causal=True)
-    with pytest.raises(ValueError, match="as many keys"):
+    with pytest.raises(ValueError, match="needs equal numbers"):
         windowed_sums(q, k, v, c[:, :5], is_causal=True)
-    with pytest.raises(ValueError, match="is causal"):
+    with pytest.raises(ValueError, match="needs is_causal=True"):
         toeplitz_sums(q, k, v, c, backend="split")
     with pytest.raises(ValueError, match="backend must be"):
         toeplitz_sums(q, k, v, c, backend="lu")
@@ -259,9 +259,9 @@ def test_streaming_with_a_window_equals_the_parallel_form(pieces, window):
 # grids
 
 
-def test_places_on_the_line_tell_rows_and_columns_apart():
+def test_each_pair_of_grid_lags_has_its_own_lag_on_the_line():
     index = torch.arange(12)
-    lag = grid_places(index, 4) - grid_places(index, 4)[:, None]
+    lag = grid_positions(index, 4) - grid_positions(index, 4)[:, None]
     rows, columns = grid_lags(lag, 4)
     assert_close(rows, index // 4 - index[:, None] // 4)
     assert_close(columns, index % 4 - index[:, None] % 4)
@@ -272,7 +272,7 @@ def test_a_grid_on_the_line_gives_the_two_dimensional_sums(width):
     n = 4 * width - (width > 1)  # the last row may be short
     q, k, v = draw(n, p=2, v=3, h=2)
     weights = torch.randn(2, 7, 2 * width - 1, **F64).exp()
-    places = grid_places(torch.arange(n), width)
+    places = grid_positions(torch.arange(n), width)
     size = int(places[-1]) + 1
     line = [t.new_zeros(2, 2, size, t.shape[-1]).index_copy(2, places, t) for t in (q, k, v)]
     rows, columns = grid_lags(torch.arange(2 * size - 1) - size + 1, width)

@@ -44,7 +44,7 @@ def test_weights_of_the_second_order_exponential_are_positive():
 
 
 @pytest.mark.parametrize(("p", "degree"), [(4, 0), (5, 0), (6, 1), (14, 1), (15, 2), (40, 2)])
-def test_as_many_low_degrees_are_exact_as_fit(p, degree):
+def test_default_exact_degree_is_the_largest_that_fits(p, degree):
     assert _build(4, p).exact_degree == degree
 
 
@@ -108,7 +108,7 @@ def test_the_mean_over_draws_is_the_expected_gram(series, options):
     assert error.abs().max() < 4.5
 
 
-def test_what_is_cut_off_is_small_against_the_noise():
+def test_truncation_bias_is_small_against_the_variance():
     x, y = _rows(8, 32, 1.0), _rows(8, 32, 1.0, seed=6)
     phi = _build(32, 128, scale=1.0)
     bias = (phi.gram(x, y) - phi.expected_gram(x, y)).abs()
@@ -215,7 +215,7 @@ def test_features_are_full_precision_under_autocast():
 
 
 @pytest.mark.raw
-def test_options_that_make_no_sense_raise():
+def test_invalid_options_raise():
     with pytest.raises(ValueError, match="needs 15 features for rows of width 4"):
         MaclaurinFeatures(4, 10, exact_degree=2)
     with pytest.raises(ValueError, match="must be 0, 1 or 2"):

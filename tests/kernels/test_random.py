@@ -84,7 +84,7 @@ def test_error_falls_with_the_square_root_of_the_features(build):
 
 
 @each_map
-def test_features_are_positive_where_they_say_so(build):
+def test_features_marked_positive_are_positive(build):
     phi = build(8, 32, generator=_generator())
     features = phi.query_features(torch.randn(50, 8))
     assert features.shape == (50, phi.num_features)
@@ -147,7 +147,7 @@ def test_features_are_full_precision_under_autocast(build):
     assert torch.equal(got, phi.query_features(x))
 
 
-def test_log_features_survive_norms_at_which_features_do_not():
+def test_log_features_are_finite_where_features_overflow():
     phi = PositiveFeatures(8, 16, generator=_generator())
     logs = phi.log_features(1e4 * torch.randn(5, 8))
     assert torch.isfinite(logs).all()
@@ -166,13 +166,13 @@ def test_antithetic_orthogonal_features_beat_orthogonal_beat_independent():
     assert both < orthogonal / 4
 
 
-def test_only_normal_directions_call_themselves_unbiased():
+def test_only_normal_directions_are_marked_unbiased():
     for cls in (PositiveFeatures, TrigonometricFeatures):
         assert cls(4, 8, directions="sphere").relation == "near"
         assert {cls(4, 8, directions=d).relation for d in ("iid", "orthogonal")} == {"unbiased"}
 
 
-def test_features_on_the_sphere_have_a_kernel_of_their_own():
+def test_features_on_the_sphere_approximate_another_kernel():
     # the mean of exp(w·u) over the sphere of radius √d is 0F1(d/2; d‖u‖²/4)
     x, y = _pair(8, 1.0)
     size = (x + y).square().sum().item()
@@ -198,7 +198,7 @@ def test_tilted_features_have_less_variance_for_large_norms():
 
 
 @pytest.mark.raw
-def test_options_that_make_no_sense_raise():
+def test_invalid_options_raise():
     with pytest.raises(ValueError, match="'orthogonal' or 'sphere', got 'cube'"):
         PositiveFeatures(4, 8, directions="cube")
     with pytest.raises(ValueError, match="cannot be used with directions"):

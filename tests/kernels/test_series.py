@@ -41,7 +41,7 @@ def test_series_sums_to_its_closed_form(name):
     torch.testing.assert_close(SERIES[name].truncated(s, 40), SERIES[name](s), rtol=0, atol=1e-10)
 
 
-def test_hyperbolic_is_the_exponential_under_another_name():
+def test_trigh_equals_exp():
     assert SERIES["trigh"].coefficients(20) == SERIES["exp"].coefficients(20)
 
 

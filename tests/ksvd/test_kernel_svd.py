@@ -175,7 +175,7 @@ def test_targets_of_a_pipeline_are_ignored() -> None:
         ("linear", 20, 30, "dense"),
     ],
 )
-def test_auto_picks_the_cheapest_exact_solver(kernel, n, d, expected) -> None:
+def test_auto_chooses_the_cheapest_exact_solver(kernel, n, d, expected) -> None:
     x = rng().normal(size=(n, d))
     auto = KernelSVD(2, kernel=kernel, random_state=0).fit(x)
     assert auto.solver_ == expected
@@ -212,7 +212,7 @@ def test_a_constant_kernel_has_no_directions_once_centered(solver, kernel, n, dt
 
 
 @pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom"])
-def test_overflowing_kernels_are_named(solver) -> None:
+def test_overflowing_kernels_raise(solver) -> None:
     x = rng().normal(size=(400, 3))
     x[7] *= 1e3  # no landmark
     svd = KernelSVD(2, kernel="exponential", solver=solver, n_landmarks=20, random_state=0)
@@ -221,7 +221,7 @@ def test_overflowing_kernels_are_named(solver) -> None:
 
 
 @pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom", "qr"])
-def test_overflowing_features_are_named(solver) -> None:
+def test_overflowing_features_raise(solver) -> None:
     x = 1e200 * rng().normal(size=(400, 3))
     with pytest.raises(ValueError, match="NaN or infinite values; scale the data"):
         KernelSVD(2, kernel="linear", solver=solver, random_state=0).fit(x)
@@ -265,7 +265,7 @@ def test_pickle_and_clone() -> None:
         ({"kernel": lambda a, b: np.ones(3)}, r"kernel returned shape \(3,\) for 20 and 20 rows"),
     ],
 )
-def test_wrong_parameters_are_named(options, message) -> None:
+def test_invalid_parameters_raise(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         KernelSVD(**options).fit(rng().normal(size=(20, 3)))
 
@@ -286,7 +286,7 @@ def test_solvers_do_not_import_scikit_learn_and_the_estimator_names_its_extra() 
 
 
 @pytest.mark.parametrize("solver", ["dense", "qr"])
-def test_read_only_arrays_are_no_cause_for_a_warning(solver) -> None:
+def test_read_only_arrays_do_not_warn(solver) -> None:
     X = rng().standard_normal((12, 3))
     X.flags.writeable = False
     torch.set_warn_always(True)  # torch warns of such arrays once in a process

@@ -57,7 +57,7 @@ def test_distance_kernels_are_translation_invariant_and_bounded(shift: float, sc
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
-def test_kernels_leave_their_inputs_alone(name: str) -> None:
+def test_kernels_do_not_change_their_inputs(name: str) -> None:
     x, y = data(6, 3), data(4, 3)
     before = x.clone(), y.clone()
     named_kernel(name)(x, y)
@@ -65,6 +65,6 @@ def test_kernels_leave_their_inputs_alone(name: str) -> None:
     assert torch.equal(y, before[1])
 
 
-def test_unknown_name_is_refused() -> None:
+def test_unknown_name_raises() -> None:
     with pytest.raises(ValueError, match="kernel is 'gauss'; it must be a callable or one of"):
         named_kernel("gauss")

@@ -1,4 +1,4 @@
-"""Every solver against the dense SVD, and the promises all of them make."""
+"""Every solver against the dense SVD, and properties of all solvers."""
 
 import math
 import warnings
@@ -115,14 +115,14 @@ def test_matrix_free_converges_on_a_slow_spectrum_by_compressing_its_basis() -> 
     assert_triplets(got, kernel(x, x), 1e-7)
 
 
-def test_matrix_free_says_when_it_has_not_converged() -> None:
+def test_matrix_free_warns_if_it_does_not_converge() -> None:
     x = 10 * randn(600, 3)
     with pytest.warns(RuntimeWarning, match="not converge to tol=1.0e-06 in 2 passes"):
         matrix_free_svd(named_kernel("rbf", gamma=1.0), x, x, 4, max_passes=2)
 
 
 @pytest.mark.parametrize("d", [1, 3, 40])
-def test_matrix_free_survives_a_rank_smaller_than_asked(d: int) -> None:
+def test_matrix_free_works_for_a_rank_below_the_requested_one(d: int) -> None:
     x, y = randn(500, d), randn(450, d)
     got = matrix_free_svd(named_kernel("linear"), x, y, 12, generator=generator())
     exact = torch.linalg.svdvals(x @ y.T)[:12]
@@ -130,7 +130,7 @@ def test_matrix_free_survives_a_rank_smaller_than_asked(d: int) -> None:
     assert torch.isfinite(got.left).all()
 
 
-def test_matrix_free_never_holds_more_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrix_free_stores_at_most_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = randn(900, 3), randn(800, 3)
     budget = 800 * 8 * 10  # ten rows
     monkeypatch.setattr(solvers_module, "_BLOCK_BYTES", budget)
@@ -146,7 +146,7 @@ def test_matrix_free_never_holds_more_than_a_block(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("solver", [matrix_free_svd, nystrom_svd])
-def test_the_generator_decides(solver: Callable[..., KernelTriplets]) -> None:
+def test_the_generator_determines_the_result(solver: Callable[..., KernelTriplets]) -> None:
     x, y = randn(400, 3), randn(380, 3)
     first, second = (solver(asymmetric, x, y, 4, generator=generator()) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -272,7 +272,7 @@ def test_zero_kernel_is_not_an_error() -> None:
 
 
 @pytest.mark.parametrize("n", [30, 400])
-def test_infinite_kernel_values_are_named(n: int) -> None:
+def test_infinite_kernel_values_raise(n: int) -> None:
     x = 1e3 * randn(n, 3)
     kernel = named_kernel("exponential", gamma=1.0)
     with pytest.raises(ValueError, match="NaN or infinite values"):
@@ -282,14 +282,14 @@ def test_infinite_kernel_values_are_named(n: int) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("center", [False, True])
-def test_features_without_a_value_are_named(value: float, side: int, center: bool) -> None:
+def test_nan_features_raise(value: float, side: int, center: bool) -> None:
     phi = [randn(30, 4), randn(20, 4)]
     phi[side][11, 2] = value
     with pytest.raises(ValueError, match="NaN or infinite values"):
         feature_svd(*phi, 2, center=center)
 
 
-def test_nystrom_names_values_that_no_landmark_sees() -> None:
+def test_nystrom_raises_for_nan_outside_the_landmarks() -> None:
     x = randn(300, 3)
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ def test_nystrom_names_values_that_no_landmark_sees() -> None:
         nystrom_svd(kernel, x, x, 1, num_landmarks=10, generator=generator())
 
 
-def test_nystrom_is_zero_where_its_landmarks_see_nothing() -> None:
+def test_nystrom_is_zero_if_the_kernel_of_its_landmarks_is_zero() -> None:
     x = randn(300, 3)
     seen = torch.randperm(300, generator=generator())[:10]
     x[seen] = 0  # no distance between landmarks, but to all others
@@ -309,6 +309,6 @@ def test_nystrom_is_zero_where_its_landmarks_see_nothing() -> None:
 
 
 @pytest.mark.parametrize("solver", [matrix_free_svd, nystrom_svd])
-def test_rank_below_one_is_refused(solver: Callable[..., KernelTriplets]) -> None:
+def test_rank_below_one_raises(solver: Callable[..., KernelTriplets]) -> None:
     with pytest.raises(ValueError, match="rank must be at least 1, got 0"):
         solver(asymmetric, randn(5, 2), randn(5, 2), 0)

@@ -1,4 +1,4 @@
-"""Attention mechanisms with one contract, by class or by name."""
+"""Attention layers with one interface, by class or by name."""
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.cosformer import CosformerAttention
@@ -9,7 +9,7 @@ from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.kernelized import KernelizedAttention
 from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linformer import LinformerAttention
-from primal_attention.attention.multihead import Core, MultiHeadAttention, PlainAttention
+from primal_attention.attention.multihead import Core, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.nystromformer import NystromformerAttention
 from primal_attention.attention.primal import Diagnostics, PrimalAttention
 from primal_attention.attention.primal_relative import PrimalRelativeAttention
@@ -35,6 +35,7 @@ __all__ = [
     "ExplicitSoftmaxAttention",
     "FavorAttention",
     "FeatureCore",
+    "FixedCoreAttention",
     "FlowAttention",
     "GaussianAttention",
     "KernelCore",
@@ -44,7 +45,6 @@ __all__ = [
     "MultiHeadAttention",
     "NystromDiagnostics",
     "NystromformerAttention",
-    "PlainAttention",
     "PrimalAttention",
     "PrimalRelativeAttention",
     "PublishesTerms",

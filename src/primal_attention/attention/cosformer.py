@@ -1,11 +1,12 @@
-"""cosFormer: features that fade with distance (Qin et al. 2022, arXiv 2202.08791).
+"""cosFormer: weights that decrease with distance (Qin et al. 2022, arXiv 2202.08791).
 
     A_ij = ReLU(q_i)·ReLU(k_j) cos(π (i − j) / 2M)
 
-The cosine of a difference is an inner product of cosines and sines, so the weights stay features.
-The paper takes the current length for ``M``; then no two lengths share a function and causal
-order is lost. Here the horizon ``M`` is fixed. Beyond it the published weight turns negative, so
-by default it is squared: ``cos² = (1 + cos(π (i − j) / M)) / 2`` is positive at every distance.
+The cosine of a difference is an inner product of cosines and sines, so the weights are inner
+products of features. In the paper ``M`` is the current length; then the function changes with the
+length, and causal outputs depend on later tokens. Here the horizon ``M`` is fixed. Beyond it the
+published weight is negative, so by default it is squared: ``cos² = (1 + cos(π (i − j) / M)) / 2``
+is never negative.
 """
 
 import math
@@ -24,11 +25,11 @@ __all__ = ["CosformerAttention", "CosformerCore"]
 
 
 class CosformerCore(FeatureCore):
-    """``ReLU`` features times waves of the position: ``O((n + m) d v)`` time, constant state.
+    """``ReLU`` features times cosines of the position: ``O((n + m) d v)`` time, constant state.
 
     Args:
         horizon: Distance ``M`` at which the weight reaches zero.
-        power: 2, or 1 for the published weight, which takes at most ``horizon`` tokens.
+        power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
     """
 
     capabilities = Capabilities(relative_position=True)
@@ -37,7 +38,7 @@ class CosformerCore(FeatureCore):
     def __init__(self, horizon: int = 1024, power: Literal[1, 2] = 2) -> None:
         super().__init__()
         if horizon < 1:
-            raise ValueError(f"horizon must be a positive number of tokens, got {horizon}.")
+            raise ValueError(f"horizon must be at least 1, got {horizon}.")
         if power not in (1, 2):
             raise ValueError(f"power must be 1 or 2, got {power}.")
         self.horizon, self.power = horizon, power
@@ -45,8 +46,8 @@ class CosformerCore(FeatureCore):
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n p"]:
-        """Return ``ReLU(x)`` times cosine and sine of the position, and times one if squared."""
-        # whole turns are taken off as integers: angles stay exact at any length
+        """Return ``ReLU(x)`` times cosine and sine of the position; if squared, also times one."""
+        # reduce the position by whole periods as an integer: angles stay exact at any length
         turn = position % (4 * self.horizon)
         angle = turn.to(x.dtype) * (math.pi * self.power / (2 * self.horizon))
         angle = angle[:, None, :, None]
@@ -79,9 +80,9 @@ class CosformerCore(FeatureCore):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Add the new tokens to the sums and read them; the cost does not grow."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         y, state = super().step(q, k, v, state, key_mask=key_mask)
-        # a compiled step cannot look at how many tokens it has seen
+        # a compiled step cannot read the number of tokens
         if self.power == 1 and state.seen.numel() and not torch.compiler.is_compiling():
             self._check_length(int(state.seen.max()))
         return y, state
@@ -89,23 +90,23 @@ class CosformerCore(FeatureCore):
     def _check_length(self, length: int) -> None:
         if length > self.horizon:
             raise ValueError(
-                f"cosformer with power=1 has negative weights beyond its horizon of {self.horizon} "
-                f"tokens, got {length}; raise the horizon or use power=2."
+                f"The sequence has {length} tokens, but cosformer with power=1 allows at most "
+                f"horizon={self.horizon}; raise horizon or use power=2."
             )
 
 
 class CosformerAttention(MultiHeadAttention):
-    """Multi-head linear attention whose weights fade with the distance of two tokens.
+    """Multi-head linear attention with weights that decrease with the distance of two tokens.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        horizon: Distance in tokens at which the weight reaches zero; the paper's is the length.
-        power: 2, or 1 for the published weight, which takes at most ``horizon`` tokens.
+        num_heads: Number of heads; must divide ``dim``.
+        horizon: Distance in tokens at which the weight reaches zero; in the paper the length.
+        power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> CosformerAttention(16, 4, horizon=64)(torch.randn(2, 5, 16), is_causal=True).shape
@@ -135,5 +136,5 @@ register_attention(
     CosformerAttention,
     capabilities=CosformerCore.capabilities,
     cost="n",
-    summary="ReLU features that fade with distance",
+    summary="ReLU features, weights decrease with distance",
 )

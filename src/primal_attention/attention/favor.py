@@ -2,8 +2,8 @@
 
     exp(q·k / √d) = E φ(q)·φ(k),      φ(x) = exp(w·x̄ − ‖x̄‖²/2) / √p,   x̄ = x / d^(1/4)
 
-Features are summed relative to a maximum, over all keys or running, so that they neither overflow
-nor carry news of later keys; nothing is added to them.
+Features are summed relative to a maximum over all keys, or a running maximum in causal order. So
+they do not overflow, and causal outputs do not depend on later keys.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from primal_attention.attention.base import State
 from primal_attention.attention.features import KernelCore
-from primal_attention.attention.multihead import MultiHeadAttention, seen_after
+from primal_attention.attention.multihead import MultiHeadAttention, count_seen
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.exponential import exponential_attention
 from primal_attention.functional.precision import full_precision
@@ -37,14 +37,14 @@ class FavorCore(KernelCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the kernel average of the values; zero for a row without keys."""
+        """Return the weighted mean of the values; zero for a row without keys."""
         logs = self.features.log_features(q, up_to_rows=True), self.features.log_features(k)
         with full_precision(q):
             y = exponential_attention(*logs, v, key_mask=key_mask, is_causal=is_causal)
         return y.values.to(v.dtype)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return zero sums, relative to the maximum of no features."""
+        """Return zero sums and the smallest maximum."""
         logs = self.features.log_features(k)
         _, sums, maximum = exponential_attention(logs, logs, v)
         return State((sums, maximum), torch.zeros(k.shape[0], dtype=torch.long, device=k.device))
@@ -58,14 +58,14 @@ class FavorCore(KernelCore):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Raise the maximum, scale the sums to it, add the new tokens and read."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         sums, maximum = state.tensors
         logs = self.features.log_features(q, up_to_rows=True), self.features.log_features(k)
         with full_precision(q):
             y, sums, maximum = exponential_attention(
                 *logs, v, key_mask=key_mask, is_causal=True, state=(sums, maximum)
             )
-        return y.to(v.dtype), State((sums, maximum), seen_after(state, k, key_mask))
+        return y.to(v.dtype), State((sums, maximum), count_seen(state, k, key_mask))
 
 
 class FavorAttention(MultiHeadAttention):
@@ -73,14 +73,15 @@ class FavorAttention(MultiHeadAttention):
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        num_features: Random features; the error falls with the square root of their number.
-        antithetic: Use directions in pairs ``±w``: less error for small queries and keys.
-        generator: Where the features are drawn from.
+        num_heads: Number of heads; must divide ``dim``.
+        num_features: Number of random features ``p``; the error falls as ``1/√p``.
+        antithetic: Use directions in pairs ``±w``; this lowers the error for small queries and
+            keys.
+        generator: Random generator of the features.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> FavorAttention(16, 4, num_features=32)(torch.randn(2, 5, 16), is_causal=True).shape

@@ -1,8 +1,8 @@
-"""One core for every attention whose weights are inner products of features.
+"""The core of all attentions with weights that are inner products of features.
 
     y_i = φ_q(q_i) (Σ_j φ_k(k_j)ᵀ v_j) / φ_q(q_i) (Σ_j φ_k(k_j)ᵀ 1)
 
-A mechanism says what its features are; sums, order, padding, state and precision are shared.
+A subclass defines the features. Sums, causal order, padding, state and precision are shared.
 """
 
 from typing import Any
@@ -12,22 +12,22 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import Core, seen_after
+from primal_attention.attention.multihead import Core, count_seen
 from primal_attention.functional import causal_sums
-from primal_attention.functional.linear import with_ones
+from primal_attention.functional.linear import append_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.kernels import FeatureMap, RandomFeatureMap
 
-__all__ = ["FeatureCore", "KernelCore", "average", "slots"]
+__all__ = ["FeatureCore", "KernelCore", "divide_by_total", "slots"]
 
 
 def slots(x: Float[Tensor, "b h n d"]) -> Int[Tensor, "b n"]:
-    """Return ``0 … n - 1`` for each sequence."""
+    """Return the positions ``0 … n - 1`` for each sequence."""
     return torch.arange(x.shape[2], device=x.device).expand(x.shape[0], -1)
 
 
-def average(sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
-    """Return numerators over the denominator, which is the last column; zero over zero is zero."""
+def divide_by_total(sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
+    """Return the first columns divided by the last one; a row with denominator zero is zero."""
     total = sums[..., -1:]
     return sums[..., :-1] / torch.where(total > 0, total, 1.0)
 
@@ -35,8 +35,8 @@ def average(sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
 class FeatureCore(Core):
     """Normalised attention with explicit features in ``O((n + m) p v)`` time, constant state.
 
-    A subclass defines :meth:`query_features`, :meth:`key_features` unless keys have the same, and
-    :meth:`divide` unless its features are positive. Everything runs in float32 or better.
+    A subclass defines :meth:`query_features`. It overrides :meth:`key_features` if keys have other
+    features, and :meth:`divide` if features can be negative. Everything runs in float32 or better.
     """
 
     capabilities = Capabilities()
@@ -54,8 +54,8 @@ class FeatureCore(Core):
         return self.query_features(x, position)
 
     def divide(self, sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
-        """Return numerators over the denominator, which is the last column."""
-        return average(sums)
+        """Return the first columns divided by the last one."""
+        return divide_by_total(sums)
 
     def forward(
         self,
@@ -66,7 +66,7 @@ class FeatureCore(Core):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the kernel average of the values; zero for a row without keys."""
+        """Return the weighted mean of the values; zero for a row without keys."""
         with full_precision(q):
             key, value = self._keys(k, v, slots(k), key_mask)
             query = self.query_features(q.to(accumulator(q)), slots(q))
@@ -91,7 +91,7 @@ class FeatureCore(Core):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Add the new tokens to the sums and read them; the cost does not grow."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         position = state.seen[:, None] + (slots(k) if key_mask is None else key_mask.cumsum(1) - 1)
         with full_precision(q):
             key, value = self._keys(k, v, position, key_mask)
@@ -102,22 +102,22 @@ class FeatureCore(Core):
             else:
                 sums, after = causal_sums(query, key, value, state=state.tensors[0])
             y = self.divide(sums).to(v.dtype)
-        return y, State((after,), seen_after(state, k, key_mask))
+        return y, State((after,), count_seen(state, k, key_mask))
 
     def _keys(
         self, k: Tensor, v: Tensor, position: Tensor, key_mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return key features, and values with a column of ones for the denominator."""
         key = self.key_features(k.to(accumulator(k)), position)
-        # a row of zeros for an absent key takes it out of both sums
-        return key, with_ones(v, key_mask).to(key.dtype)
+        # zero values and a zero in the column of ones remove a masked key from both sums
+        return key, append_ones(v, key_mask).to(key.dtype)
 
 
 class KernelCore(FeatureCore):
-    """A core whose features are those of a map of :mod:`primal_attention.kernels`.
+    """A core with the features of a map of :mod:`primal_attention.kernels`.
 
     Args:
-        features: The map; its module name in state dicts is ``features``.
+        features: The map; its name in state dicts is ``features``.
     """
 
     def __init__(self, features: FeatureMap) -> None:
@@ -128,7 +128,7 @@ class KernelCore(FeatureCore):
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n p"]:
-        """Return the map's query features; positions play no part."""
+        """Return the map's query features; positions are not used."""
         return self.features.query_features(x)
 
     def key_features(
@@ -138,7 +138,10 @@ class KernelCore(FeatureCore):
         return self.features.key_features(x)
 
     def redraw_(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, in place; call it between training steps."""
+        """Draw new random features in place; call it between training steps."""
         if not isinstance(self.features, RandomFeatureMap):
-            raise ValueError(f"{type(self.features).__name__} has no random draw to repeat.")
+            raise ValueError(
+                f"{type(self.features).__name__} has no random features; redraw_ needs a "
+                "RandomFeatureMap."
+            )
         self.features.redraw_(generator)

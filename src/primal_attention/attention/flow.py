@@ -1,6 +1,6 @@
-"""Flow attention: competition of keys and allocation to queries by conservation of flow.
+"""Flow attention: weights from flow conservation between keys and queries.
 
-Wu et al. 2022, arXiv 2202.06258. Formulas in :mod:`primal_attention.functional.flow`.
+Wu et al. 2022, arXiv 2202.06258. See :mod:`primal_attention.functional.flow` for the formulas.
 """
 
 import torch
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.multihead import Core, PlainAttention, seen_after
+from primal_attention.attention.multihead import Core, FixedCoreAttention, count_seen
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.flow import (
     FlowState,
@@ -22,7 +22,7 @@ __all__ = ["FlowAttention", "FlowCore"]
 
 
 class FlowCore(Core):
-    """Flow attention in ``O((n + m) d v)`` time; the state is six sums, ``d × v`` the largest."""
+    """Flow attention in ``O((n + m) d v)`` time; the state is six sums, the largest ``d × v``."""
 
     capabilities = Capabilities()
     takes_query_mask = True
@@ -37,10 +37,10 @@ class FlowCore(Core):
         is_causal: bool = False,
         query_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b h n v"]:
-        """Return what each query collects; zero for a row without keys.
+        """Return the weighted sum of the values; zero for a row without keys.
 
-        An output depends on the other queries, so those that are padding must be named. Without a
-        ``query_mask``, as many queries as keys are taken for the same tokens.
+        An output depends on the other queries, so padded queries must be masked. Without a
+        ``query_mask`` and with equal numbers of queries and keys, ``key_mask`` is used for both.
         """
         if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
             query_mask = key_mask
@@ -67,18 +67,18 @@ class FlowCore(Core):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Add the new tokens to the six sums and read them."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         with full_precision(q):
             y, after = causal_flow_attention(
                 q, k, v, state=FlowState(*state.tensors), seen=state.seen, key_mask=key_mask
             )
-        return y.to(v.dtype), State(tuple(after), seen_after(state, k, key_mask))
+        return y.to(v.dtype), State(tuple(after), count_seen(state, k, key_mask))
 
 
-class FlowAttention(PlainAttention):
+class FlowAttention(FixedCoreAttention):
     """Multi-head flow attention.
 
-    Arguments as in :class:`PlainAttention`.
+    Arguments as in :class:`FixedCoreAttention`.
 
     Example:
         >>> FlowAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape
@@ -93,5 +93,5 @@ register_attention(
     FlowAttention,
     capabilities=FlowCore.capabilities,
     cost="n",
-    summary="flow conservation: keys compete, queries choose (Flowformer)",
+    summary="weights from flow conservation (Flowformer)",
 )

@@ -1,9 +1,9 @@
-"""Attention with the Gaussian kernel, computed exactly (Chen et al. 2021, arXiv 2111.00035).
+"""Exact attention with the Gaussian kernel (Chen et al. 2021, arXiv 2111.00035).
 
     y_i = Σ_j κ(q̃_i, k̃_j) v_j  [/ Σ_j κ(q̃_i, k̃_j)],      κ(x, y) = exp(−‖x − y‖² / 2)
 
-``q̃ = q d^(-1/4)``, so that ``κ(q̃, k̃)`` is ``exp(q·k / √d)`` normalised from both sides. The paper
-leaves the rows unnormalised (``normalize=False``): their sum then runs from zero to ``n``.
+With ``q̃ = q d^(-1/4)``, ``κ(q̃, k̃)`` is ``exp(q·k / √d)`` times a factor per query and one per key.
+The paper does not normalise the rows (``normalize=False``); a row sum is then between 0 and ``n``.
 """
 
 import math
@@ -22,11 +22,11 @@ from primal_attention.functional.precision import accumulator
 __all__ = ["GaussianAttention", "GaussianCore"]
 
 _UNIT_SCALE = 0.5
-"""Initial root mean square of queries and keys with ``qk_norm``; at one most pairs are far apart"""
+"""Initial root mean square of queries and keys with ``qk_norm``; with 1 most weights are tiny."""
 
 
 class GaussianCore(CachingCore):
-    """``κ(q̃, k̃) v`` at the cost of fused softmax; its decoding state grows with every token."""
+    """``κ(q̃, k̃) v`` at the cost of fused softmax; the decoding state grows with every token."""
 
     capabilities = Capabilities()
 
@@ -64,7 +64,7 @@ class GaussianCore(CachingCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the kernel sum or average of the values; zero for a row without keys."""
+        """Return the weighted sum or mean of the values; zero for a row without keys."""
         return gaussian_attention(
             self.points(q),
             self.points(k),
@@ -74,7 +74,7 @@ class GaussianCore(CachingCore):
             normalize=self.normalize,
         )
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    def _attend_masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
         points = self.points(q), self.points(k)
         return gaussian_attention(*points, v, pair_mask=keep[:, 0], normalize=self.normalize)
 
@@ -84,15 +84,15 @@ class GaussianAttention(MultiHeadAttention):
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        normalize: Divide each row of weights by its sum. The paper does not, and its outputs grow
-            with the number of tokens near a query.
-        qk_norm: Give queries and keys a learned norm per head. Without it a row dies, gradient
-            included, once its query is far from all keys.
+        num_heads: Number of heads; must divide ``dim``.
+        normalize: Divide each row of weights by its sum. The paper does not; its outputs grow with
+            the number of keys near a query.
+        qk_norm: Give queries and keys a learned norm per head. Without it, the output and the
+            gradient of a query far from all keys are zero.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> GaussianAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape

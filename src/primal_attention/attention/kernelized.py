@@ -2,9 +2,10 @@
 
     y_i = Σ_j c_{j-i} φ(q̂_i)·φ(k̂_j) v_j / Σ_j c_{j-i} φ(q̂_i)·φ(k̂_j)
 
-Queries and keys have length one, ``φ`` are positive random features of ``exp(s q̂·k̂)``, and ``c`` is
-a learned weight per lag. Unit length keeps the features' variance small, and the weights give back
-the sharpness it costs: by content alone two weights of a row differ by at most ``e²`` (``e^{2s}``).
+Queries and keys are normalised to length one, ``φ`` are positive random features of ``exp(s
+q̂·k̂)``, and ``c`` is a learned weight per lag. Length one keeps the variance of the features
+small, but then two content weights of a row differ by a factor of at most ``e²`` (``e^{2s}``). The
+weights ``c`` make attention sharper.
 """
 
 import functools
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from primal_attention.attention.base import Capabilities, State
-from primal_attention.attention.features import average, slots
+from primal_attention.attention.features import divide_by_total, slots
 from primal_attention.attention.multihead import (
     Core,
     MultiHeadAttention,
     close_gaps,
+    count_seen,
     real_first,
-    seen_after,
 )
 from primal_attention.attention.positions import Position, RelativePosition
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.linear import with_ones
+from primal_attention.functional.linear import append_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
 from primal_attention.kernels import PositiveFeatures
@@ -35,8 +36,8 @@ from primal_attention.kernels.exact import unit
 
 __all__ = ["KernelizedAttention", "KernelizedCore"]
 
-_HOTTEST = 3.0
-"""Upper bound of a learned temperature; the variance of the features grows like its exponential."""
+_MAX_TEMPERATURE = 3.0
+"""Upper bound of a learned temperature; the variance of the features is exponential in it."""
 
 
 class KernelizedCore(Core):
@@ -55,10 +56,10 @@ class KernelizedCore(Core):
         super().__init__()
         if not isinstance(temperature, bool):
             raise TypeError(
-                f"temperature must be True, to learn one per head, or False, got {temperature!r}."
+                f"temperature must be True (learn one per head) or False, got {temperature!r}."
             )
         self.features, self.position = features, position
-        # on a line padding closes up; on a grid a masked token leaves the others where they are
+        # on a line padding is removed; on a grid a masked token must not move the others
         self.ordered = position.kind != "grid"
         self.capabilities = Capabilities(relative_position=True)
         self.temperature: nn.Parameter | None = None
@@ -67,20 +68,20 @@ class KernelizedCore(Core):
             start = torch.full((num_heads,), math.log(math.expm1(1)), device=device, dtype=dtype)
             self.temperature = nn.Parameter(start)
 
-    def units(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-        """Return rows of length one, or of the root of the temperature, in float32 or better."""
+    def normalize(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """Return rows of length one, or ``√temperature``, in float32 or better."""
         x = unit(x)
         if self.temperature is None:
             return x
-        heat = softplus(self.temperature.to(x.dtype)).clamp_max(_HOTTEST)
+        heat = softplus(self.temperature.to(x.dtype)).clamp_max(_MAX_TEMPERATURE)
         return x * heat.sqrt()[:, None, None]
 
-    def maps(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
-        """Return the features of unit rows."""
-        return self.features.query_features(self.units(x))
+    def map_features(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
+        """Return the features of the normalised rows."""
+        return self.features.query_features(self.normalize(x))
 
     def redraw_(self, generator: torch.Generator | None = None) -> None:
-        """Draw new random features, in place; call it between training steps."""
+        """Draw new random features in place; call it between training steps."""
         self.features.redraw_(generator)
 
     def forward(
@@ -92,14 +93,16 @@ class KernelizedCore(Core):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the weighted kernel average of the values; zero for a row without keys."""
+        """Return the weighted mean of the values; zero for a row without keys."""
         with full_precision(q):
-            value = with_ones(v, key_mask)
-            sums = self.position.sums(self.maps(q), self.maps(k), value, is_causal=is_causal)
-            return average(sums).to(v.dtype)
+            value = append_ones(v, key_mask)
+            sums = self.position.sums(
+                self.map_features(q), self.map_features(k), value, is_causal=is_causal
+            )
+            return divide_by_total(sums).to(v.dtype)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return zero sums and an empty window, or an empty cache for other positions."""
+        """Return zero sums and an empty window; for other positions an empty cache."""
         (b, h, _, _), p, u, wide = (
             k.shape,
             self.features.num_features,
@@ -123,10 +126,10 @@ class KernelizedCore(Core):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Add the new tokens and read; at constant cost if weights are constant beyond a window."""
-        seen = seen_after(state, k, key_mask)
+        """Continue a causal forward by ``t`` tokens; constant cost for ``position="window"``."""
+        seen = count_seen(state, k, key_mask)
         with full_precision(q):
-            query, key, value = self.maps(q), self.maps(k), with_ones(v, key_mask)
+            query, key, value = self.map_features(q), self.map_features(k), append_ones(v, key_mask)
             if self.position.kind != "window":
                 sums, after = self._extend(query, key, value, state, key_mask)
             elif key_mask is None:
@@ -138,12 +141,12 @@ class KernelizedCore(Core):
                     moved.queries, *moved.tokens, WindowState(old, *moved.window)
                 )
                 sums = moved.read(sums)
-            return average(sums).to(v.dtype), State(tuple(after), seen)
+            return divide_by_total(sums).to(v.dtype), State(tuple(after), seen)
 
     def _extend(
         self, query: Tensor, key: Tensor, value: Tensor, state: State, key_mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the sums over a cache of all keys, and the cache."""
+        """Return the sums over a cache of all keys, and the extended cache."""
         b, _, t, _ = key.shape
         keep = torch.ones(b, t, dtype=torch.bool, device=key.device)
         keep = torch.cat([state.tensors[2], keep if key_mask is None else key_mask], dim=1)
@@ -151,7 +154,7 @@ class KernelizedCore(Core):
         values = torch.cat([state.tensors[1], value], dim=2)
         after = keys, values, keep
         if state.tensors[2].shape[1] == 0:
-            # a prompt: the fast form, real tokens first
+            # a prompt: use the fast sums, with real tokens first
             order = (real_first(keep) if self.ordered else slots(key))[:, None, :, None]
             tokens = [x.gather(2, order.expand_as(x)) for x in (query, key, value)]
             sums = self.position.sums(tokens[0], tokens[1], tokens[2], is_causal=True)
@@ -168,19 +171,18 @@ class KernelizedAttention(MultiHeadAttention):
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        num_features: Random features, an even number; 16 to 64 serve, more change little.
-        position: ``"window"`` (free weights up to a lag, constant beyond), ``"log"`` (ever coarser
+        num_heads: Number of heads; must divide ``dim``.
+        num_features: Number of random features, even; 16 to 64 are enough.
+        position: ``"window"`` (one weight per lag in a window, constant beyond), ``"log"`` (coarser
             with the lag, by FFT) or ``"grid"`` (rows and columns of an image, by FFT).
-        window: Lags with a weight of their own to each side, 64 unless given; not for ``"log"``.
-        width: Columns of the grid.
-        temperature: Learn the sharpness of the content weights per head; they are ``exp(q̂·k̂)``
-            without.
-        generator: Where the features are drawn from.
+        window: Number of lags with their own weight on each side; by default 64; not for ``"log"``.
+        width: Number of columns of the grid.
+        temperature: Learn a temperature per head; by default content weights are ``exp(q̂·k̂)``.
+        generator: Random generator of the features.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> attn = KernelizedAttention(16, 4, window=8)
@@ -205,12 +207,12 @@ class KernelizedAttention(MultiHeadAttention):
         dtype: Any = None,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
-        heads = max(num_heads, 1)  # the base class explains what is wrong with fewer
+        heads = max(num_heads, 1)  # the base class raises if num_heads is below 1
         features = PositiveFeatures(
             max(dim // heads, 1),
             num_features,
             antithetic=True,
-            spread=2.0,  # of two unit rows
+            spread=2.0,  # for two rows of length one
             num_heads=heads,
             generator=generator,
             **factory,
@@ -230,12 +232,12 @@ register_attention(
     KernelizedAttention,
     capabilities=Capabilities(relative_position=True),
     cost="n",
-    summary="normalised positive features, free weights for near lags",
+    summary="normalised positive features, learned weights of near lags",
 )
 register_attention(
     "kernelized-log",
     functools.partial(KernelizedAttention, position="log"),
     capabilities=Capabilities(relative_position=True),
     cost="n log n",
-    summary="normalised positive features, weights for all lags by FFT",
+    summary="normalised positive features, learned weights of all lags by FFT",
 )

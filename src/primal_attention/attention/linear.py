@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from primal_attention.attention.features import FeatureCore
-from primal_attention.attention.multihead import PlainAttention
+from primal_attention.attention.multihead import FixedCoreAttention
 from primal_attention.attention.registry import register_attention
 
 __all__ = ["LinearAttention", "LinearCore"]
@@ -17,14 +17,14 @@ class LinearCore(FeatureCore):
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n d"]:
         """Return the positive features ``elu(x) + 1``."""
-        # as a sum of two: the compiled backward of elu assumes other strides than it gets
+        # a sum instead of elu: the compiled backward of elu assumes wrong strides
         return x.clamp_max(0).exp() + x.relu()
 
 
-class LinearAttention(PlainAttention):
+class LinearAttention(FixedCoreAttention):
     """Multi-head linear attention with the elu + 1 feature map.
 
-    Arguments as in :class:`PlainAttention`.
+    Arguments as in :class:`FixedCoreAttention`.
 
     Example:
         >>> LinearAttention(16, 4)(torch.randn(2, 5, 16), is_causal=True).shape

@@ -2,11 +2,11 @@
 
     y = softmax(q (E k)ᵀ/√d) (F v)
 
-The paper learns ``E`` and ``F`` with one column per position, which fixes the length. Here a row of
-``E`` is a function of *relative* position, ``E_ji = Σ_l e_jl √2 cos(π l (i + ½)/m) / m``, and the
-coefficients ``e`` are learned (``l < m``), so that any number of tokens works. At first row ``j``
-is a low-pass filter around the position ``(j + ½)/s``: each projected key is a local average.
-The projection mixes all positions: there is no causal form.
+In the paper ``E`` and ``F`` have one learned column per position, which fixes the length. Here a
+row of ``E`` is a function of the *relative* position, ``E_ji = Σ_l e_jl √2 cos(π l (i + ½)/m) / m``
+with learned coefficients ``e`` (``l < m``), so any length works. Initially row ``j`` is a low-pass
+filter around the position ``(j + ½)/s``, so each projected key is a local mean. The projection
+mixes all positions, so there is no causal form.
 """
 
 import math
@@ -49,9 +49,9 @@ class LinformerCore(Core):
     def project(
         self, x: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
     ) -> tuple[Float[Tensor, "b s c"], Float[Tensor, "b s 1"]]:
-        """Return the cosine means of tokens, and of a token that is one everywhere.
+        """Return the cosine means of the tokens and of a constant token of ones.
 
-        The cosines are those of positions relative to the number of keys; padding does not count.
+        Positions are relative to the number of real keys.
         """
         with full_precision(x):
             x = x.to(accumulator(x))
@@ -63,7 +63,7 @@ class LinformerCore(Core):
             waves, scale = _cosines(at / count, self.num_projections)
             if key_mask is not None:
                 waves = torch.where(key_mask[:, None], waves, 0.0)
-            # what fewer tokens than cosines cannot resolve would only repeat, and add up
+            # with fewer tokens than cosines, higher frequencies repeat lower ones: drop them
             order = torch.arange(self.num_projections, device=x.device)
             scale = (scale * torch.where(order < count, 1 / count, 0.0))[..., None]
             return (waves @ x) * scale, waves.sum(-1, keepdim=True) * scale
@@ -74,7 +74,7 @@ class LinformerCore(Core):
         k: Float[Tensor, "b h s d"],
         v: Float[Tensor, "b h s v"],
     ) -> Float[Tensor, "b h n v"]:
-        """Return softmax averages over mixtures of the cosine sums of keys and values."""
+        """Return softmax attention over the learned mixtures of cosine means."""
         wide = accumulator(q)
         with full_precision(q):
             keys, values = (e.to(wide) @ t.to(wide) for e, t in ((self.e_k, k), (self.e_v, v)))
@@ -89,8 +89,8 @@ class LinformerCore(Core):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return softmax averages of the projected values; zero without keys."""
-        # heads side by side: one product with the cosines serves them all
+        """Return the softmax mean of the projected values; zero without keys."""
+        # one product with the cosines for all heads
         k_, v_ = (
             self.project(t.transpose(1, 2).flatten(2), key_mask)[0]
             .unflatten(-1, (t.shape[1], t.shape[3]))
@@ -103,7 +103,7 @@ class LinformerCore(Core):
 def _cosines(
     at: Float[Tensor, "*b n"], num: int
 ) -> tuple[Float[Tensor, "*b s n"], Float[Tensor, " s"]]:
-    """Return cosines of growing frequency, and the factors that make their mean square one."""
+    """Return cosines of increasing frequency, and factors that make their mean square one."""
     order = torch.arange(num, device=at.device, dtype=at.dtype)
     waves = (order[:, None] * (math.pi * at[..., None, :])).cos_()
     return waves, torch.where(order == 0, 1.0, 2.0).to(at.dtype).sqrt()
@@ -114,13 +114,13 @@ class LinformerAttention(MultiHeadAttention):
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        num_projections: Projected keys and values per head; also the smoothest-to-roughest
-            cosines that a projection may use.
+        num_heads: Number of heads; must divide ``dim``.
+        num_projections: Number of projected keys and values per head, and of cosines in a
+            projection.
         bias: Whether the four projections of tokens have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> attn = LinformerAttention(16, 4, num_projections=8)
@@ -145,12 +145,12 @@ class LinformerAttention(MultiHeadAttention):
         core = LinformerCore(max(num_heads, 1), num_projections=num_projections, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
 
-    def _collect(
+    def _attend(
         self, q: Tensor, memory: Tensor, rotary: Rotary | None, also: dict[str, Any]
     ) -> Float[Tensor, "b h n v"]:
         if rotary is not None:
-            return super()._collect(q, memory, rotary, also)
-        # sums of projected tokens are projections of sums: s rows instead of m meet the weights
+            return super()._attend(q, memory, rotary, also)
+        # projecting is linear: project s sums instead of m tokens
         sums, ones = self.core.project(memory, also["key_mask"])
         sums, ones = sums.to(memory.dtype), ones.to(memory.dtype)
         k, v = (self._split(_project_sums(p, sums, ones)) for p in (self.k_proj, self.v_proj))
@@ -160,7 +160,7 @@ class LinformerAttention(MultiHeadAttention):
 def _project_sums(
     projection: nn.Linear, sums: Float[Tensor, "b s c"], ones: Float[Tensor, "b s 1"]
 ) -> Float[Tensor, "b s c_out"]:
-    """Return sums of projected tokens: a bias counts as often as a one."""
+    """Return the sums of projected tokens; the bias is multiplied by the sum of ones."""
     if is_plain(projection):
         y = linear(sums, projection.weight)
         return y if projection.bias is None else y + ones.to(y.dtype) * projection.bias.to(y.dtype)

@@ -1,4 +1,4 @@
-"""The multi-head shell around mechanisms that are functions of queries, keys and values."""
+"""The multi-head layer around mechanisms that are functions of queries, keys and values."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from primal_attention.attention.base import Attention, Capabilities, State
 from primal_attention.attention.rotary import Rotary
 
-__all__ = ["CachingCore", "Core", "MultiHeadAttention", "PlainAttention"]
+__all__ = ["CachingCore", "Core", "FixedCoreAttention", "MultiHeadAttention"]
 
 
 class Core(nn.Module):
-    """A mechanism on heads: ``(q, k, v) → out``, with a dense reference of what it computes.
+    """A mechanism on heads: ``(q, k, v) → out``, with its dense matrix of weights.
 
-    Inputs are finite, also at padded positions; the shell has seen to that.
+    Inputs are finite, also at padded positions: :class:`MultiHeadAttention` sets padding to zero.
     """
 
     capabilities: Capabilities = Capabilities()
     ordered: bool = False
-    """Positions matter: padding arrives after the real tokens, whose slots are their positions."""
+    """Whether positions matter. If so, ``forward`` gets all padding behind the real tokens."""
     takes_query_mask: bool = False
-    """Queries influence each other: ``forward`` is also told, as ``query_mask``, which are real."""
+    """Whether queries influence each other. If so, ``forward`` also takes ``query_mask``."""
 
     def forward(
         self,
@@ -34,7 +34,7 @@ class Core(nn.Module):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return what each query collects from the values."""
+        """Return the output of every query."""
         raise NotImplementedError  # abstract
 
     def weights(
@@ -45,16 +45,17 @@ class Core(nn.Module):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n m"]:
-        """Return the dense matrix ``A`` with ``forward(q, k, v) = A v``; ``O(n m)``, to look at.
+        """Return the dense matrix ``A`` with ``forward(q, k, v) = A v``; ``O(n m)`` memory.
 
-        Every core is linear in ``v``, so the columns of ``A`` are its answers to unit values.
+        Every core is linear in ``v``, so column ``j`` of ``A`` is its output for the unit value
+        ``j``.
         """
         b, h, m, _ = k.shape
         unit = torch.eye(m, dtype=q.dtype, device=q.device).expand(b, h, m, m)
         return self(q, k, unit, key_mask=key_mask, is_causal=is_causal)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return the state before the first token, from keys and values without tokens."""
+        """Return the state before the first token; ``k`` and ``v`` have no tokens."""
         raise NotImplementedError  # abstract
 
     def step(
@@ -71,10 +72,10 @@ class Core(nn.Module):
 
 
 class CachingCore(Core):
-    """A mechanism that weighs every pair of tokens: its decoding state grows with every token."""
+    """A mechanism with a weight for every pair of tokens; its decoding state is a cache of keys."""
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return an empty cache of keys, values and which of them are real."""
+        """Return an empty cache of keys, values and their mask."""
         keep = torch.zeros(k.shape[0], 0, dtype=torch.bool, device=k.device)
         return State((k, v, keep), keep.sum(1))
 
@@ -87,34 +88,34 @@ class CachingCore(Core):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Append to the cache and attend to all of it; ``O(prefix)`` per token."""
+        """Append the tokens to the cache and attend to all of it; ``O(prefix)`` per token."""
         old_k, old_v, old_keep = state.tensors
         b, _, t, _ = q.shape
         new_keep = torch.ones(b, t, dtype=torch.bool, device=q.device)
         keep = torch.cat([old_keep, new_keep if key_mask is None else key_mask], dim=1)
         keys, values = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
         pairs = keep[:, None, None, :].expand(-1, -1, t, -1).tril(old_keep.shape[1])
-        after = State((keys, values, keep), seen_after(state, k, key_mask))
-        return self._masked(q, keys, values, pairs), after
+        after = State((keys, values, keep), count_seen(state, k, key_mask))
+        return self._attend_masked(q, keys, values, pairs), after
 
-    def _masked(
+    def _attend_masked(
         self, q: Tensor, k: Tensor, v: Tensor, keep: Bool[Tensor, "b 1 #n m"]
     ) -> Float[Tensor, "b h n v"]:
-        """Return what each query collects from the keys that it may see."""
+        """Return the outputs; ``keep`` is ``True`` where a query may attend to a key."""
         raise NotImplementedError  # abstract
 
 
 class MultiHeadAttention(Attention):
-    """Projections, heads, masks and dropout around a :class:`Core`.
+    """Multi-head attention: projections, heads, masks and dropout around a :class:`Core`.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
+        num_heads: Number of heads; must divide ``dim``.
         core: The mechanism.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
     """
 
     def __init__(
@@ -148,17 +149,17 @@ class MultiHeadAttention(Attention):
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
-        ``rotary`` turns queries and keys by the positions of ``x``; not with a context.
+        ``rotary`` rotates queries and keys by the positions of ``x``. It needs self-attention.
         """
         self._check(x, context, key_mask, is_causal, return_aux)
         if rotary is not None and context is not None:
             raise ValueError(
-                "rotary= with a context has no meaning: the two sequences share no positions. "
-                "Leave one of them out."
+                "rotary and context cannot be combined: the two sequences share no positions. "
+                "Pass one of them."
             )
         memory = x if context is None else context
         if key_mask is not None:
-            # where, not multiply: a NaN in a padded slot must not survive
+            # where instead of multiply: NaN times zero is NaN
             memory = torch.where(key_mask[:, :, None], memory, 0.0)
         order, keep = None, key_mask
         if key_mask is not None and self.core.ordered:
@@ -166,11 +167,11 @@ class MultiHeadAttention(Attention):
             memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
             rotary = None if rotary is None else rotary.take(order)
         q = self._split(self.q_proj(memory if context is None else x))
-        also: dict[str, Any] = {"key_mask": keep, "is_causal": is_causal}
+        extra: dict[str, Any] = {"key_mask": keep, "is_causal": is_causal}
         if keep is not None and self.core.takes_query_mask:
             real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-            also["query_mask"] = keep if context is None else real
-        y = self._merge(self._collect(q, memory, rotary, also))
+            extra["query_mask"] = keep if context is None else real
+        y = self._merge(self._attend(q, memory, rotary, extra))
         if order is not None and context is None:
             y = take_tokens(y, order.argsort(1))
         y = self.dropout(self.out_proj(y))
@@ -178,14 +179,14 @@ class MultiHeadAttention(Attention):
             y = torch.where(key_mask[:, :, None], y, 0.0)
         return y
 
-    def _collect(
-        self, q: Tensor, memory: Tensor, rotary: Rotary | None, also: dict[str, Any]
+    def _attend(
+        self, q: Tensor, memory: Tensor, rotary: Rotary | None, extra: dict[str, Any]
     ) -> Float[Tensor, "b h n v"]:
-        """Return what the queries collect from a memory that is yet to be projected."""
+        """Project the memory to keys and values, and return the output of the core."""
         k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
         if rotary is not None:
             q, k = rotary.turn(q), rotary.turn(k)
-        return self.core(q, k, v, **also)
+        return self.core(q, k, v, **extra)
 
     def init_state(self, batch_size: int) -> State:
         """Return the state before the first token."""
@@ -219,16 +220,16 @@ class MultiHeadAttention(Attention):
         return y, state.own()
 
 
-class PlainAttention(MultiHeadAttention):
-    """A layer whose mechanism has no options; its subclasses name that mechanism.
+class FixedCoreAttention(MultiHeadAttention):
+    """Multi-head attention with a core that has no options; a subclass sets ``core_class``.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
+        num_heads: Number of heads; must divide ``dim``.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
     """
 
     core_class: ClassVar[type[Core]]
@@ -250,7 +251,7 @@ class PlainAttention(MultiHeadAttention):
 
 
 def real_first(key_mask: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:
-    """Return the slots of each sequence with the real ones first, both kinds in order."""
+    """Return an order of the slots: real tokens first, then padding, each in sequence order."""
     return (~key_mask).to(torch.uint8).argsort(dim=1, stable=True)
 
 
@@ -259,17 +260,17 @@ def take_tokens(x: Float[Tensor, "b n c"], slots: Int[Tensor, "b k"]) -> Float[T
     return x.gather(1, slots[:, :, None].expand(-1, -1, x.shape[-1]))
 
 
-class Aligned(NamedTuple):
-    """A window and the tokens after it, moved together to the right."""
+class AlignedWindow(NamedTuple):
+    """A window and the tokens after it, with all padding moved to the left."""
 
     window: tuple[Tensor, Tensor]
     queries: Tensor
     tokens: tuple[Tensor, Tensor]
     slots: Int[Tensor, "b t"]
-    """Where each token went."""
+    """New slot of each token."""
 
     def read(self, y: Float[Tensor, "b h t v"]) -> Float[Tensor, "b h t v"]:
-        """Return the outputs in the order in which the tokens came."""
+        """Return the outputs in the original order of the tokens."""
         return y.gather(2, self.slots[:, None, :, None].expand_as(y))
 
 
@@ -279,27 +280,33 @@ def close_gaps(
     tokens: Sequence[Float[Tensor, "b h t _"]],
     seen: Int[Tensor, " b"],
     key_mask: Bool[Tensor, "b t"],
-) -> Aligned:
-    """Move padding in front of the real tokens of a window and of what follows it.
+) -> AlignedWindow:
+    """Return a window and its new tokens with all padding moved to the left.
 
-    Afterwards slots are positions again, counted from the last one. The window ends with the
-    ``min(seen, w)`` tokens it has. A window and its tokens are pairs of keys and values.
+    Afterwards the distance of two slots is the distance of their positions.
+
+    Args:
+        window: Keys and values of the last ``w`` tokens; the last ``min(seen, w)`` are real.
+        queries: Queries of the new tokens.
+        tokens: Keys and values of the new tokens.
+        seen: Number of real tokens before the new ones.
+        key_mask: ``True`` where a new token is real.
     """
     w = window[0].shape[2]
     was = torch.arange(w, device=key_mask.device) >= w - seen[:, None]
     order = torch.cat([was, key_mask], dim=1).to(torch.uint8).argsort(dim=1, stable=True)
     slots = (order.argsort(1)[:, w:] - w).clamp_min(0)
-    # what comes to lie where a token of the window does asks nothing: any query serves
-    asks = (order[:, None, w:, None] - w).clamp_min(0)
-    queries = queries.gather(2, asks.expand_as(queries))
+    # a slot filled from the window has no query; its output is never read, so any query will do
+    source = (order[:, None, w:, None] - w).clamp_min(0)
+    queries = queries.gather(2, source.expand_as(queries))
     keys, values = (torch.cat([old, new], dim=2) for old, new in zip(window, tokens, strict=True))
     keys, values = (t.gather(2, order[:, None, :, None].expand_as(t)) for t in (keys, values))
     before, after = (keys[:, :, :w], values[:, :, :w]), (keys[:, :, w:], values[:, :, w:])
-    return Aligned(before, queries, after, slots)
+    return AlignedWindow(before, queries, after, slots)
 
 
-def seen_after(
+def count_seen(
     state: State, k: Float[Tensor, "b h t d"], key_mask: Bool[Tensor, "b t"] | None
 ) -> Tensor:
-    """Return the number of real tokens each sequence has seen once ``k`` is added."""
+    """Return the number of real tokens of each sequence after the tokens of ``k``."""
     return state.seen + (k.shape[2] if key_mask is None else key_mask.sum(1))

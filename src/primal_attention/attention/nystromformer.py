@@ -1,10 +1,10 @@
-"""Nyströmformer: softmax attention through landmarks (Xiong et al. 2021, arXiv 2102.03902).
+"""Nyströmformer: softmax attention by landmarks (Xiong et al. 2021, arXiv 2102.03902).
 
     y = softmax(q k̃ᵀ/√d) softmax(q̃ k̃ᵀ/√d)⁺ softmax(q̃ kᵀ/√d) v + conv(v)
 
-The landmarks ``q̃`` and ``k̃`` are means of runs of tokens, counted over real tokens only, so that
-padding on any side changes nothing; the pseudo-inverse is iterated for each matrix by itself.
-Segment means contain the future: there is no causal form.
+The landmarks ``q̃`` and ``k̃`` are means of segments of real tokens, so padding changes nothing. The
+pseudo-inverse is computed for each matrix separately. Segment means contain later tokens, so there
+is no causal form.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ __all__ = ["NystromformerAttention", "NystromformerCore"]
 
 
 class NystromformerCore(Core):
-    """Softmax through segment means in ``O(n s (d + v) + s³)`` time, plus a short convolution."""
+    """Softmax by segment means in ``O(n s (d + v) + s³)`` time, plus a short convolution."""
 
     ordered = True
     takes_query_mask = True
@@ -43,10 +43,11 @@ class NystromformerCore(Core):
             raise ValueError(f"num_landmarks must be at least 1, got {num_landmarks}.")
         if kernel_size is not None and (kernel_size < 1 or kernel_size % 2 == 0):
             raise ValueError(
-                f"kernel_size must be odd, or None for no convolution, got {kernel_size}."
+                f"kernel_size is {kernel_size}; it must be odd and positive, or None for no "
+                "convolution."
             )
         self.num_landmarks = num_landmarks
-        # a convolution of the values has no place in cross-attention: queries are not their slots
+        # the convolution adds values to queries of the same position: not for cross-attention
         self.capabilities = Capabilities(causal=False, stateful=False, cross=kernel_size is None)
         self.conv: nn.Parameter | None = None
         if kernel_size is not None:
@@ -65,10 +66,10 @@ class NystromformerCore(Core):
         is_causal: bool = False,
         query_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b h n v"]:
-        """Return approximate softmax averages of the values; zero for a row without keys.
+        """Return the approximate softmax mean of the values; zero for a row without keys.
 
-        Landmarks must not hold padding. Without a ``query_mask``, as many queries as keys are taken
-        for the same tokens.
+        Without a ``query_mask`` and with equal numbers of queries and keys, ``key_mask`` is used
+        for both, so that landmarks contain no padding.
         """
         if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
             query_mask = key_mask
@@ -86,18 +87,19 @@ class NystromformerCore(Core):
 
 
 class NystromformerAttention(MultiHeadAttention):
-    """Multi-head softmax attention approximated through segment means.
+    """Multi-head softmax attention approximated by segment means.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        num_landmarks: Segment means on each side; with fewer tokens some repeat.
-        kernel_size: Length of the depthwise convolution of the values that the paper adds, or
-            ``None`` for none, which also allows cross-attention.
+        num_heads: Number of heads; must divide ``dim``.
+        num_landmarks: Number of segment means of queries and of keys; with fewer tokens some
+            repeat.
+        kernel_size: Length of the depthwise convolution of the values; ``None`` for no convolution,
+            which allows cross-attention.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> attn = NystromformerAttention(16, 4, num_landmarks=8)
@@ -129,5 +131,5 @@ register_attention(
     NystromformerAttention,
     capabilities=Capabilities(causal=False, stateful=False, cross=False),
     cost="n",
-    summary="softmax through segment means, plus a short convolution",
+    summary="softmax by segment means, plus a short convolution",
 )

@@ -1,12 +1,13 @@
-"""Learned weights of relative positions, for any length and with parameters of fixed size.
+"""Learned weights of relative positions for any length, with a fixed number of parameters.
 
-The weight of a lag ``t = key position − query position`` is ``c_t = exp(b_t − max b)``, one table
-per head. Three shapes of ``b``:
+The weight of a lag ``t = key position − query position`` is ``c_t = exp(b_t − max b)``, with one
+table ``b`` per head. There are three kinds of tables:
 
-- ``window``: free for ``|t| < w``, constant beyond on each side; leaves a constant decoding state;
-- ``log``: free for short lags, ever smoother for longer ones: linear between knots that are one
-  apart up to lag 16 and then spread in proportion to the lag, constant from lag 65,536 on;
-- ``grid``: tokens lie on a grid, row after row; free for row and column lags below ``w``.
+- ``window``: one entry per lag for ``|t| < w``, constant beyond on each side; constant decoding
+  state;
+- ``log``: linear between knots. Knots are one lag apart up to lag 16; then their distance grows in
+  proportion to the lag. Constant from lag 65,536 on;
+- ``grid``: tokens lie on a grid, row after row; one entry per row and column lag below ``w``.
 """
 
 import math
@@ -20,7 +21,7 @@ from primal_attention.functional.precision import accumulator
 from primal_attention.functional.toeplitz import (
     WindowState,
     grid_lags,
-    grid_places,
+    grid_positions,
     toeplitz_sums,
     windowed_step,
     windowed_sums,
@@ -31,23 +32,24 @@ __all__ = ["Position", "RelativePosition"]
 Position = Literal["window", "log", "grid"]
 
 _WINDOW = 64
-"""Lags with a weight of their own to each side."""
+"""Default number of lags with their own weight on each side."""
 _NEAR = 16
-"""Lags up to which the log table has one knot per lag."""
+"""Lag up to which the log table has one knot per lag."""
 _FAR = 2**16
-"""Lag from which on it is constant."""
+"""Lag from which the log table is constant."""
 
 
 class RelativePosition(nn.Module):
-    """The weight ``c_t`` of each lag per head, and sums weighted by it.
+    """Weights ``c_t`` of each lag per head, and sums with these weights.
 
     Args:
-        num_heads: Heads, each with a table of its own.
+        num_heads: Number of heads; each has its own table.
         kind: ``"window"``, ``"log"`` or ``"grid"``.
-        window: Lags that are free to each side, for ``"window"`` and ``"grid"``; 64 unless given.
-        width: Columns of the grid, for ``"grid"``.
-        device: Where to create the table.
-        dtype: Type of the table.
+        window: Number of lags with their own weight on each side, for ``"window"`` and ``"grid"``;
+            by default 64.
+        width: Number of columns of the grid, for ``"grid"``.
+        device: Device of the table.
+        dtype: Dtype of the table.
 
     Example:
         >>> position = RelativePosition(2, window=4)
@@ -72,39 +74,39 @@ class RelativePosition(nn.Module):
             raise ValueError(f"position must be one of {get_args(Position)}, got {kind!r}.")
         if kind == "log" and window is not None:
             raise ValueError(
-                f"position='log' has a weight for every lag and takes no window, got {window}."
+                f"window is {window}, but position='log' has no window; leave window out."
             )
         window = _WINDOW if window is None else window
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}.")
         if (kind == "grid") != (width is not None) or (width is not None and width < 1):
             raise ValueError(
-                f"position='grid' needs the width of the grid and nothing else does, got "
-                f"position={kind!r} and width={width}."
+                f"position is {kind!r} and width is {width}; position='grid' needs a width of at "
+                "least 1, other positions need width=None."
             )
         self.kind: Position = kind
         self.width = 1 if width is None else width
         reach = round(_knot(_FAR)) if kind == "log" else window
         self.reach = reach
         shape = (num_heads, *[2 * reach + 1] * (2 if kind == "grid" else 1))
-        # zero: at first every lag counts the same
+        # zero: initially all lags have the same weight
         self.table = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
     def extra_repr(self) -> str:
-        """Return what the module's line shows when a model is printed."""
+        """Return the options of the module."""
         return f"{self.kind!r}, reach={self.reach}"
 
     def levels(self) -> Tensor:
-        """Return the table less its maximum, per head, in float32 or better."""
+        """Return the table minus its maximum per head, in float32 or better."""
         b = self.table.to(accumulator(self.table))
         return b - b.detach().flatten(1).amax(1).reshape(-1, *[1] * (b.dim() - 1))
 
     def places(self, index: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """Return where the tokens lie on the line on which lags are taken."""
-        return grid_places(index, self.width) if self.kind == "grid" else index
+        """Return the positions of the tokens on the line on which lags are measured."""
+        return grid_positions(index, self.width) if self.kind == "grid" else index
 
     def weight(self, lag: Int[Tensor, "*n"]) -> Float[Tensor, "h *n"]:
-        """Return ``c`` of lags between places."""
+        """Return the weights ``c`` of the given lags."""
         b, reach = self.levels(), self.reach
         if self.kind == "grid":
             rows, columns = (t.clamp(-reach, reach) + reach for t in grid_lags(lag, self.width))
@@ -145,7 +147,9 @@ class RelativePosition(nn.Module):
     def totals(
         self, at: Int[Tensor, "b n"], count: int | Int[Tensor, "b 1"] | None
     ) -> Float[Tensor, "b h n 1"]:
-        """Return ``Σ_j c_{j-i}`` for queries at positions ``at``, above zero; for ``window`` only.
+        """Return ``Σ_j c_{j-i}`` for queries at positions ``at``; only for ``window``.
+
+        The result is positive, also if all weights underflow.
 
         Args:
             at: Positions ``i`` of the queries.
@@ -154,7 +158,7 @@ class RelativePosition(nn.Module):
         c, w = self.levels().exp(), self.reach
 
         def run(weights: Tensor, last: Tensor) -> Tensor:
-            """Return the sum of the first ``last + 1`` weights, the final one repeating."""
+            """Return the sum of ``last + 1`` weights; beyond the table the last one repeats."""
             prefix = torch.nn.functional.pad(weights.cumsum(1), (1, 0))  # [h w+2]
             head = prefix[:, (last + 1).clamp(0, weights.shape[1])]
             return head + weights[:, -1:, None] * (last + 1 - weights.shape[1]).clamp_min(0)
@@ -163,7 +167,7 @@ class RelativePosition(nn.Module):
         total = run(past, at)
         if count is not None:
             total = total - run(past, at - count) + run(future, count - 2 - at)
-        # where all weights vanish so do the sums; they may then be divided by anything but zero
+        # if all weights are zero, so are the sums: any positive denominator will do
         return total.transpose(0, 1)[..., None].clamp_min(torch.finfo(total.dtype).tiny)
 
     def step(

@@ -1,10 +1,11 @@
 """SchoenbAt: kernels ``f(q·k)`` by Maclaurin features (Guo et al. 2025, arXiv 2505.12252).
 
-Queries and keys are centred and brought to length ``√τ``, so that ``q·k ∈ [−τ, τ]`` lies where the
-series of ``f`` converges; the output gets a scale of its own. Published, ``τ = 1/√d`` is fixed and
-weights of a row differ by a factor of at most ``f(τ)/f(−τ)``, 1.4 for a head of 32: close to an
-average. Here ``τ`` is learned per head, bounded where random features still keep their sign, and
-low degrees are exact. Features have both signs, so the denominator is kept away from zero.
+Queries and keys are centred and scaled to length ``√τ``, so ``q·k ∈ [−τ, τ]`` is where the series
+of ``f`` converges. The output has a learned scale. In the paper ``τ = 1/√d`` is fixed, and two
+weights of a row differ by a factor of at most ``f(τ)/f(−τ)``, which is 1.4 for a head width of 32:
+the output is close to a plain mean. Here ``τ`` is learned per head, with an upper bound up to which
+sampled weights keep their sign, and features of low degrees are exact. Features have both signs, so
+the denominator is bounded away from zero.
 """
 
 import math
@@ -26,11 +27,11 @@ from primal_attention.kernels.exact import unit
 
 __all__ = ["SchoenbatAttention", "SchoenbatCore", "center_l2", "signed_power"]
 
-Post = Literal["scale", "power"]
+OutputMap = Literal["scale", "power"]
 
 
 def center_l2(x: Float[Tensor, "*batch d"], eps: float = 1e-12) -> Float[Tensor, "*batch d"]:
-    """Return rows without their mean, at length one; a constant row gives zero.
+    """Return centred rows of length one; a constant row gives zero.
 
     Example:
         >>> center_l2(torch.tensor([1.0, 3.0]))
@@ -43,7 +44,7 @@ def center_l2(x: Float[Tensor, "*batch d"], eps: float = 1e-12) -> Float[Tensor,
 def signed_power(
     x: Float[Tensor, "*shape"], exponent: Float[Tensor, "*other"], eps: float = 1e-6
 ) -> Float[Tensor, "*shape"]:
-    """Return ``sign(x) |x|^exponent``, smooth at zero and exactly ``x`` for exponent one.
+    """Return ``sign(x) |x|^exponent``, smooth at zero; for exponent one exactly ``x``.
 
     Example:
         >>> signed_power(torch.tensor([-4.0, 4.0]), torch.tensor(0.5))
@@ -57,12 +58,12 @@ class SchoenbatCore(KernelCore):
 
     Args:
         features: Maclaurin features of ``f``.
-        num_heads: Heads, each with a temperature and a scale of its own.
+        num_heads: Number of heads; each has its own temperature and scale.
         temperature: Fixed ``τ``, or ``None`` to learn it.
         post: ``"scale"`` multiplies the output by ``γ``; ``"power"`` returns ``γ sign(y)|y|^β``.
-        eps: Smallest size of a denominator, in units of the weight of an orthogonal key.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        eps: Smallest magnitude of a denominator, relative to the weight of an orthogonal key.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
     """
 
     features: MaclaurinFeatures
@@ -74,7 +75,7 @@ class SchoenbatCore(KernelCore):
         num_heads: int,
         *,
         temperature: float | None = None,
-        post: Post = "scale",
+        post: OutputMap = "scale",
         eps: float = 1e-3,
         device: Any = None,
         dtype: Any = None,
@@ -85,18 +86,17 @@ class SchoenbatCore(KernelCore):
         radius = features.series.radius
         if temperature is not None and not 0 < temperature < radius:
             raise ValueError(
-                f"temperature must lie between 0 and {radius:g}, where the series "
-                f"{features.series.name!r} converges, got {temperature}."
+                f"temperature is {temperature}; it must be between 0 and {radius:g}, where the "
+                f"series {features.series.name!r} converges."
             )
         factory = {"device": device, "dtype": dtype}
         self.fixed_temperature, self.eps = temperature, eps
         self.max_temperature, start = temperature_range(features.series)
         if temperature is not None and temperature > self.max_temperature:
             warnings.warn(
-                f"temperature={temperature:g} lies beyond {self.max_temperature:g}, up to which "
-                f"weights of the series {features.series.name!r} keep their sign: denominators may "
-                "come near zero and outputs grow without bound. Choose a smaller one, or None to "
-                "learn it.",
+                f"temperature={temperature:g} is above {self.max_temperature:g}; then weights of "
+                f"the series {features.series.name!r} can be negative, and outputs unbounded. Use "
+                "a smaller temperature, or None to learn it.",
                 stacklevel=3,
             )
         if temperature is None:
@@ -107,7 +107,7 @@ class SchoenbatCore(KernelCore):
             # softplus of this is one
             one = math.log(math.e - 1)
             self.beta = nn.Parameter(torch.full((num_heads, 1, features.dim), one, **factory))
-        self.post: Post = post
+        self.post: OutputMap = post
 
     @property
     def temperature(self) -> Float[Tensor, " h"]:
@@ -119,7 +119,7 @@ class SchoenbatCore(KernelCore):
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n p"]:
-        """Return the features of the centred unit rows times ``√τ``."""
+        """Return the features of centred rows of length ``√τ``."""
         x = center_l2(x)
         return self.features.query_features(x * self.temperature.to(x).sqrt()[:, None, None])
 
@@ -130,13 +130,13 @@ class SchoenbatCore(KernelCore):
         return self.query_features(x, position)
 
     def divide(self, sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
-        """Return numerators over a denominator that keeps its sign and stays away from zero."""
+        """Return the first columns divided by the last one, whose magnitude is at least ``eps``."""
         total = sums[..., -1:]
         floor = torch.where(total < 0, -self.eps, self.eps)
         return sums[..., :-1] / torch.where(total.abs() < self.eps, floor, total)
 
-    def finish(self, y: Float[Tensor, "b h n v"]) -> Float[Tensor, "b h n v"]:
-        """Return the output with its own scale, and power where there is one."""
+    def scale_output(self, y: Float[Tensor, "b h n v"]) -> Float[Tensor, "b h n v"]:
+        """Return the output times ``γ``, after the power if there is one."""
         z = y.to(accumulator(y))
         if self.post == "power":
             z = signed_power(z, nn.functional.softplus(self.beta.to(z)))
@@ -151,8 +151,8 @@ class SchoenbatCore(KernelCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the kernel average of the values, scaled; zero for a row without keys."""
-        return self.finish(super().forward(q, k, v, key_mask=key_mask, is_causal=is_causal))
+        """Return the scaled weighted mean of the values; zero for a row without keys."""
+        return self.scale_output(super().forward(q, k, v, key_mask=key_mask, is_causal=is_causal))
 
     def weights(
         self,
@@ -162,7 +162,7 @@ class SchoenbatCore(KernelCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n m"]:
-        """Return the dense matrix with the scale ``γ``; the power, if any, comes after it."""
+        """Return the dense matrix times ``γ``, without the power."""
         b, h, m, _ = k.shape
         unit = torch.eye(m, dtype=q.dtype, device=q.device).expand(b, h, m, m)
         matrix = super().forward(q, k, unit, key_mask=key_mask, is_causal=is_causal)
@@ -177,35 +177,36 @@ class SchoenbatCore(KernelCore):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Add the new tokens to the sums and read them."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         y, state = super().step(q, k, v, state, key_mask=key_mask)
-        return self.finish(y), state
+        return self.scale_output(y), state
 
 
 def temperature_range(series: PowerSeries) -> tuple[float, float]:
-    """Return the largest learned ``τ`` and the one to start from."""
-    # beyond 1.5 sampled weights turn negative; other series stop converging at their radius
+    """Return the upper bound of the learned ``τ``, and its initial value."""
+    # above 1.5 sampled weights can be negative; some series converge only within their radius
     top = min(1.5, 0.9 * series.radius)
     return top, 2 / 3 * top
 
 
 class SchoenbatAttention(MultiHeadAttention):
-    """Multi-head attention with a dot-product kernel of your choice, in linear time.
+    """Multi-head attention with any dot-product kernel, in linear time.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
+        num_heads: Number of heads; must divide ``dim``.
         kernel: ``"exp"``, ``"inverse"``, ``"logi"``, ``"sqrt"``, ``"trigh"``, a series, or the
-            coefficients ``a_0, a_1, …`` of one.
-        num_features: Features per head; unless given, 128 or twice the head width.
-        temperature: Fixed ``τ``, or ``None`` to learn one per head. Beyond 1.5 (0.9 for series of
-            radius one) weights change sign; a warning says so.
-        post: ``"scale"`` or ``"power"``, what happens to the output of a head.
-        generator: Where the features are drawn from.
+            coefficients ``a_0, a_1, …``.
+        num_features: Number of features per head; by default 128 or twice the head width, the
+            larger of both.
+        temperature: Fixed ``τ``, or ``None`` to learn one per head. Above 1.5 (0.9 for series of
+            radius one) weights can be negative, and the layer warns.
+        post: Map of the output of a head: ``"scale"`` or ``"power"``.
+        generator: Random generator of the features.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> layer = SchoenbatAttention(16, 4, kernel="logi")
@@ -223,7 +224,7 @@ class SchoenbatAttention(MultiHeadAttention):
         kernel: str | PowerSeries | Sequence[float] = "exp",
         num_features: int | None = None,
         temperature: float | None = None,
-        post: Post = "scale",
+        post: OutputMap = "scale",
         generator: torch.Generator | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -266,15 +267,15 @@ class SchoenbatAttention(MultiHeadAttention):
     ) -> Self:
         """Return the layer with the published features, temperature ``1/√d`` and output power.
 
-        Unlike the published code it is causal only on request, and its denominator is not clamped
-        at one.
+        Two details differ from the published code: the layer is causal only if asked, and its
+        denominator is not clamped at one.
 
         Args:
             dim: Model width.
-            num_heads: Heads; must divide ``dim``.
+            num_heads: Number of heads; must divide ``dim``.
             kernel: As in the constructor.
-            num_features: Features per head, the constant included.
-            generator: Where degrees and signs are drawn from.
+            num_features: Number of features per head, including the constant.
+            generator: Random generator of degrees and signs.
             options: ``bias``, ``dropout``, ``device`` and ``dtype`` of the constructor.
 
         Example:

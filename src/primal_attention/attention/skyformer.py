@@ -2,9 +2,9 @@
 
     y = κ(q̃, z) (κ(z, z) + γ I)⁻¹ κ(z, k̃) v        with few landmarks z
 
-Landmarks are taken from the tokens, half from the queries and half from the keys, or learned.
-Learned ones belong to no sequence, so they also serve causal attention: the last ``window`` keys
-count exactly, older ones through a state of constant size.
+Landmarks are tokens, half queries and half keys, or learned parameters. Learned landmarks depend on
+no token, so they also work for causal attention: the last ``window`` keys have exact weights, older
+keys enter through a state of constant size.
 """
 
 import functools
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from primal_attention.attention.base import Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
-from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, seen_after
+from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, count_seen
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.landmarks import kmeans_landmarks, segment_means, strided_landmarks
-from primal_attention.functional.linear import with_ones
+from primal_attention.functional.linear import append_ones
 from primal_attention.functional.nystrom import (
     Inverse,
+    divide_by_row_sum,
     nystrom_attention,
     nystrom_error,
     nystrom_residual,
-    row_average,
     windowed_nystrom,
 )
 from primal_attention.functional.precision import accumulator
@@ -36,18 +36,18 @@ __all__ = ["NystromDiagnostics", "SkyformerAttention", "SkyformerCore"]
 Landmarks = Literal["strided", "segments", "kmeans", "learned"]
 
 _SAMPLE = 4
-"""Queries, and keys, per landmark among which clusters are sought."""
+"""Number of sampled queries and of sampled keys per landmark, for k-means."""
 _WINDOW = 64
-"""Keys that count exactly in causal attention."""
+"""Default number of keys with exact weights in causal attention."""
 
 
 class NystromDiagnostics(NamedTuple):
-    """How well the landmarks explain the tokens."""
+    """Accuracy of the Nyström approximation."""
 
     residual_q: Float[Tensor, "b h n"]
-    """``κ(x, x) − φ(x)·φ(x)`` of each query: 0 explained, 1 unseen by every landmark."""
+    """``κ(x, x) − φ(x)·φ(x)`` of each query: 0 is exact, 1 means far from every landmark."""
     residual_k: Float[Tensor, "b h m"]
-    """The same of each key."""
+    """The same for each key."""
     error: Float[Tensor, "b h"]
     """``‖C − C̃‖₂ / ‖C‖₂`` against the exact kernel matrix."""
 
@@ -85,19 +85,19 @@ class SkyformerCore(GaussianCore):
         learned = landmarks == "learned"
         if not learned and window is not None:
             raise ValueError(
-                f"window= is for causal attention, which needs landmarks='learned', got "
-                f"window={window} and landmarks={landmarks!r}; leave one of them out."
+                f"window={window} cannot be used with landmarks={landmarks!r}; it is for causal "
+                "attention. Leave window out, or use landmarks='learned'."
             )
         if learned and inverse != "cholesky":
             raise ValueError(
-                "landmarks='learned' takes inverse='cholesky' only: the causal form needs its "
-                f"factor, got {inverse!r}."
+                f"inverse={inverse!r} cannot be used with landmarks='learned'; use "
+                "inverse='cholesky'."
             )
         window = _WINDOW if window is None else window
         if num_landmarks < 2 or window < 1:
             raise ValueError(
-                f"num_landmarks must be at least 2 and window at least 1, got {num_landmarks} and "
-                f"{window}."
+                f"num_landmarks is {num_landmarks} and window is {window}; they must be at least 2 "
+                "and at least 1."
             )
         if not 0 < ridge < math.inf:
             raise ValueError(
@@ -107,11 +107,11 @@ class SkyformerCore(GaussianCore):
         self.ridge, self.inverse, self.window = ridge, inverse, window
         self.capabilities = Capabilities(causal=learned, stateful=learned)
         if learned:
-            # where projections of unit tokens lie at first: variance 1/3, then the scale of points
+            # initial distribution of projected tokens: variance 1/3, times the scale of the points
             start = torch.randn(num_heads, num_landmarks, head_dim, **factory)
             self.z = nn.Parameter(start * 3**-0.5 * head_dim**-0.25)
 
-    def choose(
+    def choose_landmarks(
         self,
         q: Float[Tensor, "b h n d"],
         k: Float[Tensor, "b h m d"],
@@ -128,7 +128,7 @@ class SkyformerCore(GaussianCore):
         )
         if self.landmarks != "kmeans":
             return z
-        # a few tokens per landmark place the means as well as all tokens would, at fixed cost
+        # a sample of the tokens gives equally good means at fixed cost
         sample = _SAMPLE * self.num_landmarks
         both = [strided_landmarks(q, sample, query_mask), strided_landmarks(k, sample, key_mask)]
         return kmeans_landmarks(torch.cat(both, dim=2), z)
@@ -143,37 +143,37 @@ class SkyformerCore(GaussianCore):
         is_causal: bool = False,
         query_mask: Bool[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the approximate kernel sum or average of the values.
+        """Return the approximate weighted sum or mean of the values.
 
-        Landmarks must not be padding. Without a ``query_mask``, as many queries as keys are taken
-        for the same tokens.
+        Without a ``query_mask`` and with equal numbers of queries and keys, ``key_mask`` is used
+        for both, so that no landmark is padding.
         """
         if query_mask is None and key_mask is not None and q.shape[2] == k.shape[2]:
             query_mask = key_mask
         q, k = self.points(q), self.points(k)
         if is_causal:
-            return self._causal(q, k, with_ones(v, key_mask), None)[0].to(v.dtype)
+            return self._attend_causal(q, k, append_ones(v, key_mask), None)[0].to(v.dtype)
         return nystrom_attention(
             q,
             k,
             v,
-            self.choose(q, k, key_mask, query_mask),
+            self.choose_landmarks(q, k, key_mask, query_mask),
             ridge=self.ridge,
             key_mask=key_mask,
             normalize=self.normalize,
             inverse=self.inverse,
         )
 
-    def _causal(
+    def _attend_causal(
         self, q: Tensor, k: Tensor, v: Tensor, state: tuple[Tensor, Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         y, after = windowed_nystrom(
             q, k, v, self.z, window=self.window, ridge=self.ridge, state=state
         )
-        return (row_average(y, self.ridge) if self.normalize else y[..., :-1]), after
+        return (divide_by_row_sum(y, self.ridge) if self.normalize else y[..., :-1]), after
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return zero sums and a window without keys."""
+        """Return zero sums and an empty window."""
         b, h, _, d = k.shape
         width, wide = v.shape[-1] + 1, accumulator(k)
         sums = k.new_zeros(b, h, self.num_landmarks, width, dtype=wide)
@@ -190,42 +190,42 @@ class SkyformerCore(GaussianCore):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b h t v"], State]:
-        """Attend to the window exactly and to older tokens by sums; the cost does not grow."""
+        """Continue a causal forward by ``t`` tokens, at constant cost per token."""
         sums, keys, values = state.tensors
-        q, k, v_ = self.points(q), self.points(k), with_ones(v, key_mask)
-        seen = seen_after(state, k, key_mask)
+        q, k, v_ = self.points(q), self.points(k), append_ones(v, key_mask)
+        seen = count_seen(state, k, key_mask)
         if key_mask is None:
-            y, after = self._causal(q, k, v_, (sums, keys, values))
+            y, after = self._attend_causal(q, k, v_, (sums, keys, values))
             return y.to(v.dtype), State(after, seen)
         moved = close_gaps([keys, values], q, [k, v_], state.seen, key_mask)
-        y, after = self._causal(moved.queries, *moved.tokens, (sums, *moved.window))
+        y, after = self._attend_causal(moved.queries, *moved.tokens, (sums, *moved.window))
         return moved.read(y).to(v.dtype), State(after, seen)
 
 
 class SkyformerAttention(MultiHeadAttention):
-    """Multi-head Gaussian attention through landmarks: linear in the number of tokens.
+    """Multi-head Gaussian attention by landmarks, linear in the number of tokens.
 
     The paper's layer is ``normalize=False, ridge=0.1, inverse="published"``.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        num_landmarks: How many landmarks; half of them queries.
-        landmarks: ``"strided"`` (evenly spaced tokens), ``"segments"`` (means of runs of tokens,
-            for inputs whose neighbours are alike), ``"kmeans"`` (five Lloyd steps on a
-            sample of the tokens: the most accurate) or ``"learned"`` (parameters; causal too).
+        num_heads: Number of heads; must divide ``dim``.
+        num_landmarks: Number of landmarks; half of them are queries.
+        landmarks: ``"strided"`` (evenly spaced tokens), ``"segments"`` (means of segments, for
+            inputs with similar neighbours), ``"kmeans"`` (five Lloyd steps on a sample of the
+            tokens; most accurate) or ``"learned"`` (parameters; also causal).
         ridge: ``γ``, relative to the unit diagonal of the landmarks' Gram matrix.
-        inverse: ``"cholesky"``, or products only: ``"schulz"``, or ``"published"``, the paper's six
-            steps, which have not converged. Learned landmarks take the first only.
-        window: In causal attention, which learned landmarks have, how many of the last keys count
-            exactly; 64 unless given.
+        inverse: ``"cholesky"``; ``"schulz"``, matrix products only; or ``"published"``, the paper's
+            six steps, which do not converge. Learned landmarks need ``"cholesky"``.
+        window: Number of last keys with exact weights in causal attention; by default 64. Only for
+            learned landmarks.
         normalize: Divide each row of weights by its sum; the paper does not.
-        qk_norm: Give queries and keys a learned norm per head. Without it a row dies, gradient
-            included, once its query is far from all keys.
+        qk_norm: Give queries and keys a learned norm per head. Without it, the output and the
+            gradient of a query far from all keys are zero.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> attn = SkyformerAttention(16, 4, num_landmarks=8)
@@ -277,9 +277,10 @@ class SkyformerAttention(MultiHeadAttention):
         *,
         key_mask: Bool[Tensor, "b m"] | None = None,
     ) -> NystromDiagnostics:
-        """Measure how well the landmarks represent these tokens; residuals of padding are zero.
+        """Return the residual of every token and the error of the matrix.
 
-        The error forms the dense matrix; the residuals are linear in the number of tokens.
+        The residual of padding is zero. The error needs the dense matrix; the residuals are linear
+        in the number of tokens.
 
         Args:
             x: Tokens, as for ``forward``.
@@ -303,7 +304,7 @@ class SkyformerAttention(MultiHeadAttention):
         own = key_mask if context is None else None
         if context is not None and key_mask is not None:
             own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        z, ridge = self.core.choose(q, k, key_mask, own), self.core.ridge
+        z, ridge = self.core.choose_landmarks(q, k, key_mask, own), self.core.ridge
         residuals = [
             nystrom_residual(t, z, ridge)
             if keep is None
@@ -320,12 +321,12 @@ register_attention(
     SkyformerAttention,
     capabilities=Capabilities(causal=False, stateful=False),
     cost="n",
-    summary="Gaussian kernel through landmarks among the tokens",
+    summary="Gaussian kernel by landmarks among the tokens",
 )
 register_attention(
     "skyformer-learned",
     functools.partial(SkyformerAttention, landmarks="learned"),
     capabilities=Capabilities(),
     cost="n",
-    summary="Gaussian kernel through learned landmarks; exact for the last keys when causal",
+    summary="Gaussian kernel by learned landmarks; exact for the last keys if causal",
 )

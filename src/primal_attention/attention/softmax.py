@@ -1,4 +1,4 @@
-"""Softmax attention: fused, the measure of all others, and explicit, as papers compare with it."""
+"""Softmax attention: with the fused kernel, and with an explicit matrix of weights."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention.attention.base import Capabilities
-from primal_attention.attention.multihead import CachingCore, MultiHeadAttention, PlainAttention
+from primal_attention.attention.multihead import CachingCore, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class SoftmaxCore(CachingCore):
-    """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; its decoding state grows with every token."""
+    """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; the decoding state grows with every token."""
 
     capabilities = Capabilities()
 
@@ -34,25 +34,25 @@ class SoftmaxCore(CachingCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the softmax average of the values; zero for a row without keys."""
+        """Return the softmax mean of the values; zero for a row without keys."""
         if key_mask is None:
             return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-        # one row for all queries: expanded, the fused kernel would copy it to n × m floats
+        # one mask row for all queries: if expanded, the fused kernel copies it to n × m floats
         keep = key_mask[:, None, None, :]
         if is_causal:
             keep = keep.expand(-1, -1, q.shape[2], -1).tril()
-        return self._masked(q, k, v, keep)
+        return self._attend_masked(q, k, v, keep)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    def _attend_masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
         y = scaled_dot_product_attention(q, k, v, attn_mask=keep)
         return torch.where(keep.any(-1, keepdim=True), y, 0.0)
 
 
 class ExplicitSoftmaxCore(SoftmaxCore):
-    """Softmax whose ``n × m`` weights exist: they can be dropped, looked at and hooked.
+    """Softmax that forms the ``n × m`` weights, for dropout on weights, inspection and hooks.
 
     Args:
-        weight_dropout: Probability of dropping a weight in training, as in the first Transformer.
+        weight_dropout: Probability of dropping a weight in training, as in Vaswani et al. 2017.
     """
 
     def __init__(self, weight_dropout: float = 0.0) -> None:
@@ -74,7 +74,7 @@ class ExplicitSoftmaxCore(SoftmaxCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
-        """Return the softmax average of the values; zero for a row without keys."""
+        """Return the softmax mean of the values; zero for a row without keys."""
         weights = self.weights(q, k, key_mask=key_mask, is_causal=is_causal)
         return self.weight_dropout(weights) @ v
 
@@ -86,7 +86,7 @@ class ExplicitSoftmaxCore(SoftmaxCore):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n m"]:
-        """Return the matrix that the values are multiplied with."""
+        """Return the dense matrix of weights."""
         keep = None
         if key_mask is not None:
             keep = key_mask[:, None, None, :].expand(-1, -1, q.shape[2], -1)
@@ -101,17 +101,17 @@ class ExplicitSoftmaxCore(SoftmaxCore):
             return scores.softmax(-1, dtype=accumulator(q)).to(q.dtype)
         scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1, dtype=accumulator(q)).to(q.dtype)
-        # where, not multiply: a row without keys has weights for nobody
+        # a row without keys must be zero, not uniform
         return torch.where(keep, weights, 0.0)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    def _attend_masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
         return self.weight_dropout(self._weights(q, k, keep)) @ v
 
 
-class SoftmaxAttention(PlainAttention):
-    """Multi-head softmax attention with the library's contract.
+class SoftmaxAttention(FixedCoreAttention):
+    """Multi-head softmax attention with the fused kernel.
 
-    Arguments as in :class:`PlainAttention`.
+    Arguments as in :class:`FixedCoreAttention`.
 
     Example:
         >>> SoftmaxAttention(16, 4)(torch.randn(2, 5, 16)).shape
@@ -122,16 +122,16 @@ class SoftmaxAttention(PlainAttention):
 
 
 class ExplicitSoftmaxAttention(MultiHeadAttention):
-    """Multi-head softmax attention that forms its matrix: the baseline of the papers' tables.
+    """Multi-head softmax attention that forms its matrix; the baseline in many papers.
 
     Args:
         dim: Model width.
-        num_heads: Heads; must divide ``dim``.
+        num_heads: Number of heads; must divide ``dim``.
         weight_dropout: Probability of dropping a weight in training.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
-        device: Where to create the parameters.
-        dtype: Type of the parameters.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
 
     Example:
         >>> layer = ExplicitSoftmaxAttention(16, 4)
@@ -171,5 +171,5 @@ register_attention(
     ExplicitSoftmaxAttention,
     capabilities=ExplicitSoftmaxCore.capabilities,
     cost="n²",
-    summary="softmax with its matrix formed, as papers measure it",
+    summary="softmax that forms its matrix, as in many papers",
 )

@@ -83,11 +83,11 @@ def _gaussian(core: GaussianCore, q: Tensor, k: Tensor, v: Tensor, rows: Tensor)
 def _series(core: SchoenbatCore, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
     root = core.temperature.sqrt()[:, None, None]
     weights = core.features.gram(center_l2(q[:, :, rows]) * root, center_l2(k) * root)
-    return core.finish(weights @ v / weights.sum(-1, keepdim=True))
+    return core.scale_output(weights @ v / weights.sum(-1, keepdim=True))
 
 
 def _lagged(core: KernelizedCore, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
-    q, k = core.units(q[:, :, rows]), core.units(k)
+    q, k = core.normalize(q[:, :, rows]), core.normalize(k)
     at = core.position.places(slots(k)[0])
     weights = (q @ k.mT).exp() * core.position.weight(at - at[rows][:, None])
     return weights @ v / weights.sum(-1, keepdim=True)

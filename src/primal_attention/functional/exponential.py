@@ -1,12 +1,12 @@
-"""Attention with features that are exponentials, without overflow and without a look ahead.
+"""Attention with exponential features, without overflow and strictly causal.
 
     A_ij = Σ_p exp(a_ip + b_jp),      y_i = Σ_j A_ij v_j / Σ_j A_ij
 
-A factor per query cancels in the ratio, so queries may be divided by their largest feature. A
-factor per key does not cancel; one that is common to all keys a query sees does. Over all keys that
-is the largest value of each feature. In causal order it is the running maximum ``M_t``: what was
-summed before is scaled by ``exp(M_{t-1} − M_t)``, as in online softmax, and no output depends on
-a later key, not even in its rounding. Nothing is added to the features.
+A factor per query cancels in the ratio, so queries are divided by their largest feature. A factor
+common to all keys of a query cancels too. Without a causal order, this is the maximum of each
+feature over all keys. In causal order, it is the running maximum ``M_t``: earlier sums are scaled
+by ``exp(M_{t-1} − M_t)``, as in online softmax. No output depends on a later key, not even through
+rounding. No constant is added to the features.
 """
 
 from typing import NamedTuple
@@ -15,24 +15,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.functional.linear import from_chunks, to_chunks, with_ones
+from primal_attention.functional.linear import append_ones, from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator
 
 __all__ = ["ExponentialSums", "exponential_attention"]
 
-# stands for log 0: differences with itself are zero, with anything else they vanish under exp
-_NOTHING = -1e30
+# finite, unlike -inf: the difference of two is zero, and exp of any other difference is zero
+_LOG_ZERO = -1e30
 _GROUP = 16
 
 
 class ExponentialSums(NamedTuple):
-    """Outputs, and what a causal call needs to continue."""
+    """Outputs and the state of a causal call."""
 
     values: Float[Tensor, "b h n v"]
     state: Float[Tensor, "b h p w"]
     """``Σ_j exp(b_j − maximum) [v_j, 1]``."""
     maximum: Float[Tensor, "b h"]
-    """The running maximum that the state is relative to."""
+    """The running maximum of the state."""
 
 
 def exponential_attention(
@@ -47,8 +47,8 @@ def exponential_attention(
 ) -> ExponentialSums:
     """Return attention with weights ``Σ_p exp(log_q_ip + log_k_jp)``; zero for a row without keys.
 
-    ``O((n + m) p v)`` time, in causal order too. There, one maximum serves all features: a query
-    whose features miss those of every key by more than ``e^-40`` in float32 counts as without keys.
+    ``O((n + m) p v)`` time, also in causal order. Causal sums use one maximum for all features. If
+    all weights of a query are below ``e^-40`` of that maximum (float32), its row is zero.
 
     Args:
         log_q: Logarithms of the query features, float32 or better.
@@ -56,8 +56,8 @@ def exponential_attention(
         v: Values.
         key_mask: ``True`` where a key is real.
         is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
-        state: Sums and maximum to continue from; causal only.
-        chunk: Keys that meet their queries in one triangular product.
+        state: Sums and maximum of an earlier call; causal only.
+        chunk: Number of tokens in one triangular product.
 
     Example:
         >>> logs = torch.tensor([[[[0.0], [500.0]]]])
@@ -65,26 +65,26 @@ def exponential_attention(
         tensor([[0., 1.],
                 [0., 1.]])
     """
-    v = with_ones(v, key_mask).to(log_k.dtype)
+    v = append_ones(v, key_mask).to(log_k.dtype)
     if key_mask is not None:
-        log_k = torch.where(key_mask[:, None, :, None], log_k, _NOTHING)
+        log_k = torch.where(key_mask[:, None, :, None], log_k, _LOG_ZERO)
     if state is None:
         b, h, _, p = log_k.shape
         empty = v.new_zeros(b, h, p, v.shape[-1], dtype=accumulator(v))
-        state = empty, empty.new_full((b, h), _NOTHING)
+        state = empty, empty.new_full((b, h), _LOG_ZERO)
     if not is_causal:
-        return _all_keys(log_q, log_k, v, state)
+        return _attend_all(log_q, log_k, v, state)
     if log_q.shape[2] == 0:
         return ExponentialSums(_divide(log_q.exp() @ state[0].to(log_q.dtype)), *state)
     if log_q.shape[2] == 1:
-        return _one_key(log_q, log_k, v, state)
-    return _chunks(log_q, log_k, v, state, chunk)
+        return _attend_step(log_q, log_k, v, state)
+    return _attend_chunks(log_q, log_k, v, state, chunk)
 
 
 def _divide(sums: Tensor) -> Tensor:
     total = sums[..., -1:]
-    # below the root of the smallest number the gradient of a ratio overflows
-    # (not "greater than": a NaN must stay one)
+    # below the square root of the smallest number the gradient of the ratio overflows
+    # "not <=" instead of ">": NaN must stay NaN
     resolved = ~(total <= torch.finfo(total.dtype).tiny ** 0.5)
     return sums[..., :-1] * torch.where(resolved, 1 / torch.where(resolved, total, 1.0), 0.0)
 
@@ -93,12 +93,12 @@ def _query_features(log_q: Tensor) -> Tensor:
     return (log_q - log_q.detach().amax(-1, keepdim=True)).exp_()
 
 
-def _all_keys(
+def _attend_all(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
 ) -> ExponentialSums:
     if log_k.shape[2] == 0:
         return ExponentialSums(_divide(log_q.exp() @ state[0].to(log_q.dtype)), *state)
-    # one maximum per feature: the query takes it back, so the largest term of each row is one
+    # the maximum of each feature moves from the keys to the query, so no term exceeds one
     top = log_k.detach().amax(2, keepdim=True)
     sums = (log_k - top).exp_().transpose(-1, -2) @ v
     query = log_q + top
@@ -106,7 +106,7 @@ def _all_keys(
     return ExponentialSums(_divide(query @ sums), sums, state[1])
 
 
-def _one_key(
+def _attend_step(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
 ) -> ExponentialSums:
     sums, before = state
@@ -116,7 +116,7 @@ def _one_key(
     return ExponentialSums(_divide(_query_features(log_q) @ sums), sums, after)
 
 
-def _chunks(
+def _attend_chunks(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], chunk: int
 ) -> ExponentialSums:
     n = log_q.shape[2]
@@ -141,26 +141,26 @@ def _chunks(
 
 
 def _chunked_levels(level: Float[Tensor, "b h n"], chunk: int) -> Float[Tensor, "b h g i"]:
-    """Return levels in chunks, the last one filled up with the last level."""
+    """Return levels in chunks, the last chunk padded with the last level."""
     real = to_chunks(torch.ones_like(level)[..., None], chunk)[..., 0]
     return torch.where(real > 0, to_chunks(level[..., None], chunk)[..., 0], level[..., -1:, None])
 
 
 def _decay(level: Float[Tensor, "*batch i"]) -> Float[Tensor, "*batch i i"]:
-    """Return ``exp(level_j − level_i)`` for ``j ≤ i``, zero above; levels never fall."""
+    """Return ``exp(level_j − level_i)`` for ``j ≤ i``, zero above; levels are non-decreasing."""
     return (level[..., None, :] - level[..., :, None]).clamp_max(0).exp().tril()
 
 
 def _decayed_prefix(
     x: Float[Tensor, "b h g p w"], level: Float[Tensor, "b h g"]
 ) -> Float[Tensor, "b h g p w"]:
-    """Return ``Σ_{u ≤ g} exp(level_u − level_g) x_u``: inside groups, then between groups."""
+    """Return ``Σ_{u ≤ g} exp(level_u − level_g) x_u``, within groups and then between groups."""
     g = x.shape[2]
     level = _chunked_levels(level, _GROUP)  # [b h u a]
     inside = _decay(level) @ to_chunks(x.flatten(3), _GROUP)  # [b h u a pw]
     total = _decay(level[..., -1]) @ inside[..., -1, :]  # [b h u pw]
     groups = total.shape[2]
     carry = torch.nn.functional.pad(total, (0, 0, 1, 0))[:, :, :groups]
-    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_NOTHING)[:, :, :groups]
+    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_LOG_ZERO)[:, :, :groups]
     outside = (start[..., None] - level).exp()[..., None] * carry[..., None, :]
     return from_chunks(inside + outside, g).unflatten(-1, x.shape[-2:])

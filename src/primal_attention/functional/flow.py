@@ -1,14 +1,14 @@
 """Flow attention in linear time (Wu et al. 2022, arXiv 2202.06258).
 
 Attention as a flow network: keys are sources, queries are sinks, and the flow through each is
-conserved, which makes sources compete and sinks choose. With ``Q = σ(q)``, ``K = σ(k)``:
+conserved. With ``Q = σ(q)``, ``K = σ(k)``:
 
-    I_i = Q_i·Σ_j K_j             O_j = K_j·Σ_i Q_i              flow into a sink, out of a source
-    Î_i = Q_i·Σ_j K_j/O_j         Ô_j = K_j·Σ_i Q_i/I_i          after the other side is conserved
+    I_i = Q_i·Σ_j K_j             O_j = K_j·Σ_i Q_i              inflow of sinks, outflow of sources
+    Î_i = Q_i·Σ_j K_j/O_j         Ô_j = K_j·Σ_i Q_i/I_i          conserved on the other side
     y_i = σ(Î_i n/m) (Q_i/I_i) Σ_j K_jᵀ (m softmax_j(Ô)) v_j
 
-In causal order every sum is a prefix sum, ``I`` and ``O`` are divided by the number of tokens seen,
-and the softmax of a key runs over the keys up to it.
+In causal order every sum is a prefix sum, ``I`` and ``O`` are divided by the number of tokens so
+far, and the softmax of a key runs over this and earlier keys.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ __all__ = ["FlowState", "causal_flow_attention", "empty_flow", "flow_attention"]
 
 
 class FlowState(NamedTuple):
-    """The running sums of a causal flow; the first axis is the batch."""
+    """Running sums of causal flow attention; the first axis is the batch."""
 
     keys: Float[Tensor, "b h d"]
     queries: Float[Tensor, "b h d"]
@@ -78,7 +78,7 @@ def flow_attention(
         k: Keys.
         v: Values.
         key_mask: ``True`` where a key is real.
-        query_mask: ``True`` where a query is real; the others take part in no sum.
+        query_mask: ``True`` where a query is real. Other queries are left out of all sums.
         eps: Added to both sides of every inner product.
 
     Example:
@@ -111,14 +111,14 @@ def causal_flow_attention(
     key_mask: Bool[Tensor, "b n"] | None = None,
     eps: float = 1e-6,
 ) -> tuple[Float[Tensor, "b h n v"], FlowState]:
-    """Return flow attention over the tokens so far, and the sums to continue from.
+    """Return flow attention over the tokens so far, and the updated sums.
 
     Args:
         q: Queries.
         k: Keys, one per query.
         v: Values.
         state: Sums over earlier tokens, or :func:`empty_flow`.
-        seen: How many real tokens each sequence had before.
+        seen: Number of earlier real tokens of each sequence.
         key_mask: ``True`` where a token is real.
         eps: Added to both sides of every inner product.
     """

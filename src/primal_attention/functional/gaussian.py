@@ -1,20 +1,20 @@
-"""The Gaussian kernel between points, and attention with it, exactly.
+"""The Gaussian kernel between points, and exact attention with it.
 
     C = κ(Q, K),   κ(x, y) = exp(−‖x − y‖² / 2)
 
-Points arrive scaled: a layer with head width ``d`` passes ``q d^(-1/4)`` and ``k d^(-1/4)``.
+Points are scaled: a layer with head width ``d`` passes ``q d^(-1/4)`` and ``k d^(-1/4)``.
 Everything runs in float32 or better, also under autocast.
 
-Attention costs what fused softmax costs. ``κ(q, k) = exp(q·k − ‖k‖²/2 − ‖q‖²/2)`` is a softmax
-score with a key bias, carried by one more channel; and a *sink*, one more key whose logit is
-``‖q‖²/2``, has weight one on the scale of ``C``, so the ratio to its weight undoes the softmax
-denominator. Both are exact, differentiable and never form ``n × m``.
+Attention uses the fused softmax kernel and has its cost. ``κ(q, k) = exp(q·k − ‖k‖²/2 − ‖q‖²/2)``
+is a softmax score with a key bias, which is one more channel. A *sink* is one more key with logit
+``‖q‖²/2``. Its weight is one on the scale of ``C``, so dividing by it removes the softmax
+denominator. Both steps are exact and differentiable, and no ``n × m`` matrix is formed.
 
-Distances come from inner products, so an exponent is off by a few ``eps (‖x‖² + ‖y‖²)``. The kernel
-does not feel a shift: norms are taken from a point among the keys, and an offset common to
-queries and keys costs nothing. What remains is the spread of the points. In float32 a weight is
-good to 1 % while they lie within 100 of that point; beyond, pairs closer than ``‖x‖ √eps`` are told
-apart less and less, and no weight exceeds one.
+Distances are computed from inner products, so an exponent has an error of a few ``eps (‖x‖² +
+‖y‖²)``. The kernel is invariant to shifts, so norms are taken relative to an origin among the keys;
+an offset common to queries and keys adds no error. In float32 a weight is accurate to 1 % for
+points within a distance of 100 of the origin. Beyond, the accuracy falls for pairs closer than
+``‖x‖ √eps``, but no weight exceeds one.
 """
 
 from typing import Any
@@ -28,14 +28,14 @@ from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin"]
 
-_ABSENT = -1e30
-"""Logit of a key that is not there; finite, so that no infinity meets a zero in backward."""
+_MASKED_LOGIT = -1e30
+"""Logit of a masked key; finite, because infinity times zero in backward is NaN."""
 _ROUNDING = 16
-"""Multiples of ``eps ‖x‖²/2`` by which an exponent between points of that norm is off at most."""
-_UNNOTICED = 0.01
-"""Error of an exponent that is let pass."""
-_ENOUGH = 80.0
-"""Logarithm of a factor that lifts any weight a float32 can hold to one, and can be held itself."""
+"""Largest error of an exponent, in multiples of ``eps ‖x‖²/2``."""
+_TOLERANCE = 0.01
+"""Error of an exponent that needs no correction."""
+_MAX_EXPONENT = 80.0
+"""Largest exponent of a correction factor; its exponential still fits into float32."""
 
 
 def half_square(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch 1"]:
@@ -44,7 +44,7 @@ def half_square(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch 1"]:
 
 
 class _Gram(torch.autograd.Function):
-    """``exp(−‖x − y‖²/2)``, keeping the points and the result for backward and nothing between."""
+    """``exp(−‖x − y‖²/2)``; keeps only the points and the result for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, origin: Tensor) -> Tensor:
@@ -74,7 +74,8 @@ def gaussian_gram(
     Args:
         x: Points.
         y: Points.
-        origin: Where norms are taken from, for the rounding only; the mean of ``y`` without one.
+        origin: Point that norms are relative to; it affects only the rounding. By default the mean
+            of ``y``.
 
     Example:
         >>> x = torch.zeros(1, 1, 1, 2)
@@ -93,7 +94,10 @@ def gaussian_gram(
 
 
 def key_origin(k: Tensor, key_mask: Tensor | None, is_causal: bool = False) -> Tensor:
-    """Return the mean of the real keys; in causal order the first, which every query knows."""
+    """Return the mean of the real keys; in causal order the first real key.
+
+    Every causal query may depend on the first key, but not on the mean.
+    """
     k = k.detach()
     if key_mask is None and is_causal:
         return k[..., :1, :].sum(-2, keepdim=True)  # zero without keys
@@ -118,7 +122,7 @@ def gaussian_attention(
 ) -> Float[Tensor, "b h n v"]:
     """Return ``κ(q, k) v`` exactly, at the speed and memory of fused softmax attention.
 
-    Exact up to rounding, which grows with the spread of the points; the module says how.
+    Exact up to rounding, which grows with the spread of the points; see the module docstring.
 
     Args:
         q: Scaled queries.
@@ -141,24 +145,24 @@ def gaussian_attention(
         origin = key_origin(k_, seen, is_causal or pair_mask is not None)
         q_, k_ = q_ - origin, k_ - origin
         level, sink = -half_square(k_), half_square(q_)
-        # no weight exceeds one, but rounding of large exponents can make it seem so; a sink raised
-        # by all that rounding can do stays above every key
-        slack = (_ROUNDING * torch.finfo(wide).eps * sink.detach() - _UNNOTICED).clamp_min(0)
+        # rounding of large exponents can make a weight exceed one; raising the sink by the largest
+        # possible error keeps it above every key
+        slack = (_ROUNDING * torch.finfo(wide).eps * sink.detach() - _TOLERANCE).clamp_min(0)
         if key_mask is not None:
-            level = torch.where(key_mask[:, None, :, None], level, _ABSENT)
+            level = torch.where(key_mask[:, None, :, None], level, _MASKED_LOGIT)
         # one channel for the key bias and one for the sink
         q_ = torch.cat([q_, torch.ones_like(sink), sink + slack], dim=-1)
         k_ = torch.cat([k_, level, torch.zeros_like(level)], dim=-1)
         if not normalize:
-            # a column of values for the keys' weight and one for the sink's; the sink comes first
-            # and brings a query of its own, so that causal order holds
+            # one more value column for the sum of the keys' weights and one for the sink's weight;
+            # the sink is the first key and gets a query too, so that causal order holds
             v_ = torch.cat([v_, torch.ones_like(v_[..., :1])], dim=-1)
             q_, k_, v_ = pad(q_, (0, 0, 1, 0)), pad(k_, (0, 0, 1, 0)), pad(v_, (0, 1, 1, 0))
             k_[:, :, 0, -1] = 1.0
             v_[:, :, 0, -1] = 1.0
             pair_mask = None if pair_mask is None else pad(pair_mask, (1, 0, 1, 0), value=True)
         gap = q_.shape[-1] - v_.shape[-1]
-        # the fused kernel wants values as wide as the keys
+        # the fused kernel needs values as wide as the keys
         q_, k_ = pad(q_, (0, max(-gap, 0))), pad(k_, (0, max(-gap, 0)))
         mask = None if pair_mask is None else pair_mask[:, None].expand(-1, q.shape[1], -1, -1)
         y = scaled_dot_product_attention(
@@ -168,15 +172,15 @@ def gaussian_attention(
             return _drop_empty_rows(y[..., :width], key_mask, pair_mask, is_causal).to(v.dtype)
         y, total, sunk = y[:, :, 1:].split([width, 1, 1, max(gap, 0)], dim=-1)[:3]
         with torch.no_grad():
-            # the slack is taken back as far as the row sum stays at one or below
-            back = torch.minimum(slack.clamp_max(_ENOUGH).exp(), (sunk / total).clamp_min(1))
+            # undo the slack, as long as the row sum stays at one or below
+            back = torch.minimum(slack.clamp_max(_MAX_EXPONENT).exp(), (sunk / total).clamp_min(1))
         return (y / sunk * back).to(v.dtype)
 
 
 def _drop_empty_rows(
     y: Tensor, key_mask: Tensor | None, pair_mask: Tensor | None, is_causal: bool
 ) -> Tensor:
-    """Zero the rows that see no key: a softmax over nothing has no meaning."""
+    """Set rows without keys to zero; softmax over an empty set is undefined."""
     if pair_mask is not None:
         seen = pair_mask if key_mask is None else pair_mask & key_mask[:, None]
         return torch.where(seen.any(-1)[:, None, :, None], y, 0.0)

@@ -1,4 +1,4 @@
-"""Points that stand for a sequence: some of its tokens, means of its parts, means of clusters."""
+"""Landmarks of a sequence: some of its tokens, means of segments, or cluster means."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,15 +14,18 @@ __all__ = ["kmeans_landmarks", "segment_means", "strided_landmarks"]
 def strided_landmarks(
     x: Float[Tensor, "b h n d"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b h {num} d"]:
-    """Return ``num`` evenly spaced real tokens; repeated if there are fewer, zeros if none."""
+    """Return ``num`` evenly spaced real tokens.
+
+    With fewer tokens some repeat; without tokens all landmarks are zero.
+    """
     n = x.shape[2]
-    x = pad(x, (0, 0, 0, 1))  # the zero row that an empty sequence samples
+    x = pad(x, (0, 0, 0, 1))  # an empty sequence samples this zero row
     if key_mask is None:
         at = even_indices(n, num, x.device).clamp(0, n)
         return x.index_select(2, at)
     seen = key_mask.cumsum(1)
     rank = even_indices(key_mask.sum(1), num)  # [b num]
-    # without any real token the search ends at n, the zero row
+    # without a real token the search ends at n, the zero row
     at = first_reaching(seen, rank + 1)
     return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1]))
 
@@ -30,10 +33,10 @@ def strided_landmarks(
 def segment_means(
     x: Float[Tensor, "b h n d"], num: int, key_mask: Bool[Tensor, "b n"] | None = None
 ) -> Float[Tensor, "b h {num} d"]:
-    """Return the means of ``num`` consecutive runs of real tokens, as equal in length as possible.
+    """Return the means of ``num`` consecutive segments of real tokens of nearly equal length.
 
-    Runs are counted over real tokens, so padding on any side changes nothing. With fewer tokens
-    than runs, an empty run repeats the one before it; without tokens all are zero.
+    Only real tokens are counted, so padding changes nothing. With fewer tokens than segments, an
+    empty segment repeats the one before it. Without tokens all means are zero.
 
     Example:
         >>> segment_means(torch.arange(4.0).view(1, 1, 4, 1), 2).flatten()
@@ -69,8 +72,7 @@ def kmeans_landmarks(
 ) -> Float[Tensor, "b h s d"]:
     """Return cluster means of the real tokens after a few Lloyd steps; ``O(steps n s d)``.
 
-    Gradients flow through the means, not through the assignment. A cluster that loses all its
-    tokens keeps its centre.
+    Gradients pass through the means, not through the assignment. An empty cluster keeps its centre.
     """
     z, count = start.detach(), torch.zeros_like(start[..., :1])
     origin = key_origin(z, None)

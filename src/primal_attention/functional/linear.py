@@ -1,9 +1,9 @@
-"""Sums of outer products in linear time: the engine of every attention with a feature map.
+"""Sums of outer products in linear time, for attention with a feature map.
 
     y_i = Σ_j ⟨q_i, k_j⟩ v_j        over all keys, or over j ≤ i
 
-The causal form never holds the ``n × p × v`` tensor of prefix sums: a chunk meets the keys before
-it through one ``p × v`` state and its own keys through one small triangular product.
+The causal form does not store the ``n × p × v`` tensor of prefix sums. It works in chunks: earlier
+keys enter through one ``p × v`` state, keys of the same chunk through one small triangular product.
 """
 
 from typing import NamedTuple
@@ -16,17 +16,17 @@ from primal_attention.functional.precision import accumulator
 
 __all__ = [
     "CausalSums",
+    "append_ones",
     "causal_sums",
     "from_chunks",
     "full_sums",
     "linear_attention",
     "to_chunks",
-    "with_ones",
 ]
 
 
 class CausalSums(NamedTuple):
-    """Prefix sums and the state to continue them."""
+    """Prefix sums and the state after the last key."""
 
     values: Float[Tensor, "b h n v"]
     state: Float[Tensor, "b h p v"]
@@ -60,12 +60,12 @@ def causal_sums(
     n = q.shape[2]
     wide = accumulator(q)
     if n == 1 and state is not None and not torch.compiler.is_compiling():
-        after = state + k.transpose(-1, -2) @ v  # a decoding step: two small products
+        after = state + k.transpose(-1, -2) @ v  # decoding one token: two small products
         return CausalSums(q @ after.to(q.dtype), after)
     q_, k_, v_ = (to_chunks(t, chunk) for t in (q, k, v))  # [b h g i p]
     increments = (k_.transpose(-1, -2) @ v_).to(wide)  # [b h g p v]
     total = increments.cumsum(2)
-    # shifted, not total - increments: a large key of the same chunk would leave rounding behind
+    # shift instead of total - increments: a large key of the chunk would leave rounding errors
     before = torch.nn.functional.pad(total, (0, 0, 0, 0, 1, 0))[:, :, : total.shape[2]]
     if state is not None:
         before, total = before + state[:, :, None], total + state[:, :, None]
@@ -76,10 +76,10 @@ def causal_sums(
 
 
 def to_chunks(x: Float[Tensor, "*batch n w"], chunk: int) -> Float[Tensor, "*batch g i w"]:
-    """Return the tokens in groups of ``chunk``, the last one filled up with zeros.
+    """Return the tokens in groups of ``chunk``, the last group padded with zeros.
 
-    A short sequence is one short chunk. A compiled program serves all lengths: it always has the
-    full chunk, and one to spare, because a single chunk would be a program of its own.
+    A short sequence is one short chunk. A compiled program must work for all lengths: it always
+    uses the full chunk size and one extra chunk, because torch specialises on a single chunk.
     """
     n = x.shape[-2]
     if not torch.compiler.is_compiling():
@@ -90,11 +90,11 @@ def to_chunks(x: Float[Tensor, "*batch n w"], chunk: int) -> Float[Tensor, "*bat
 
 
 def from_chunks(x: Float[Tensor, "*batch g i w"], n: int) -> Float[Tensor, "*batch n w"]:
-    """Return the first ``n`` tokens of the groups that :func:`to_chunks` made."""
+    """Return the first ``n`` tokens of groups made by :func:`to_chunks`."""
     flat = x.flatten(-3, -2)
     if not torch.compiler.is_compiling():
         return flat[..., :n, :]
-    # a slice would tie an exported program to lengths that leave the strides alone
+    # a slice would restrict an exported program to lengths that do not change the strides
     return torch.nn.functional.pad(flat, (0, 0, 0, n - flat.shape[-2]))
 
 
@@ -112,17 +112,17 @@ def linear_attention(
     is_causal: bool = False,
     state: Float[Tensor, "b h p w"] | None = None,
 ) -> CausalSums:
-    """Return attention with weights ``⟨q_i, k_j⟩ / Σ_j ⟨q_i, k_j⟩`` for features that are positive.
+    """Return attention with weights ``⟨q_i, k_j⟩ / Σ_j ⟨q_i, k_j⟩`` for positive features.
 
-    The denominator rides along as one more value column. A row without keys is zero.
+    The denominator is computed as one more value column. A row without keys is zero.
 
     Args:
         q: Query features.
         k: Key features.
         v: Values.
-        key_mask: ``True`` where a key is real. Others count neither above nor below the line.
+        key_mask: ``True`` where a key is real. Other keys enter no sum.
         is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
-        state: Where to continue, from an earlier call; causal only.
+        state: State of an earlier call; causal only.
     """
     if key_mask is not None:
         k = torch.where(key_mask[:, None, :, None], k, 0.0)
@@ -137,10 +137,10 @@ def linear_attention(
     return CausalSums(sums[..., :-1] / torch.where(total > 0, total, 1.0), state)
 
 
-def with_ones(
+def append_ones(
     v: Float[Tensor, "b h m v"], key_mask: Bool[Tensor, "b m"] | None
 ) -> Float[Tensor, "b h m u"]:
-    """Return the values and a column of ones, all zero where a key is absent."""
+    """Return the values with a column of ones, all zero where a key is masked."""
     v = v.to(accumulator(v))
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     return v if key_mask is None else torch.where(key_mask[:, None, :, None], v, 0.0)

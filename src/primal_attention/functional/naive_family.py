@@ -1,7 +1,7 @@
-"""The readable truth of the kernel-attention family, straight from its formulas.
+"""Readable reference versions of the kernel attentions, written as their formulas.
 
-Like :mod:`~primal_attention.functional.naive`: matrices of size ``n × m`` are formed, loops run
-over positions, and only tests import it. Letters as there, and ``p`` features.
+They form ``n × m`` matrices and loop over positions. Only tests import them. The letters are those
+of :mod:`~primal_attention.functional.naive`, and ``p`` features.
 """
 
 import torch
@@ -14,7 +14,7 @@ __all__ = [
     "exponential_attention",
     "feature_attention",
     "flow_attention",
-    "normalized",
+    "normalized_attention",
     "schoenbat_rows",
 ]
 
@@ -49,17 +49,17 @@ def feature_attention(
     key_mask: Bool[Tensor, "b m"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return attention with weights ``φ(q_i)·φ(k_j)`` over their row sum; zero without keys."""
-    return normalized(phi_q @ phi_k.transpose(-1, -2), v, key_mask, is_causal)
+    """Return attention with weights ``φ(q_i)·φ(k_j)`` divided by their row sum."""
+    return normalized_attention(phi_q @ phi_k.transpose(-1, -2), v, key_mask, is_causal)
 
 
-def normalized(
+def normalized_attention(
     weights: Float[Tensor, "b h n m"],
     v: Float[Tensor, "b h m v"],
     key_mask: Bool[Tensor, "b m"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return the values weighted by the rows of a matrix, each row divided by its sum."""
+    """Return ``diag(A 1)⁻¹ A v`` for a matrix of weights ``A``."""
     weights = torch.where(_keep(weights, key_mask, is_causal), weights, 0.0)
     total = weights.sum(-1, keepdim=True)
     return weights @ v / torch.where(total == 0, 1.0, total)
@@ -76,7 +76,7 @@ def cosformer_weights(
 
 
 def schoenbat_rows(x: Float[Tensor, "*batch d"], tau: float) -> Float[Tensor, "*batch d"]:
-    """Return the published preparation in its three steps: centre, standardise, length ``√τ``."""
+    """Return rows after the three published steps: centre, standardise, scale to length ``√τ``."""
     x = x - x.mean(-1, keepdim=True)
     x = x / (x.var(-1, keepdim=True, correction=0) + 1e-12).sqrt()
     return tau**0.5 * x / x.norm(dim=-1, keepdim=True)
@@ -108,7 +108,7 @@ def causal_flow_attention(
     v: Float[Tensor, "b h n v"],
     eps: float = 1e-6,
 ) -> Float[Tensor, "b h n v"]:
-    """Return flow attention over the tokens so far, one token after the other."""
+    """Return flow attention over the tokens so far, computed token by token."""
     query, key = q.sigmoid(), k.sigmoid()
     rows: list[Tensor] = []
     sources: list[Tensor] = []

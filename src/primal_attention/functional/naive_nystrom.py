@@ -1,6 +1,6 @@
-"""The readable truth for attention by landmarks: dense matrices, loops, nothing done for speed.
+"""Readable reference versions of attention by landmarks, with dense matrices and loops.
 
-Inverses come from the eigendecomposition. Masks are ``True`` where a token is real.
+Inverses are computed from the eigendecomposition. Masks are ``True`` where a token is real.
 """
 
 import torch
@@ -94,7 +94,7 @@ def windowed_nystrom(
     key_mask: Bool[Tensor, "b n"] | None = None,
     normalize: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return causal attention with exact weights at lags below the window and ``C̃`` beyond."""
+    """Return causal attention with exact weights for lags below the window, ``C̃`` otherwise."""
     n = q.shape[2]
     lag = torch.arange(n)[:, None] - torch.arange(n)
     low = nystrom_matrix(q, k, z.expand(q.shape[0], -1, -1, -1), ridge)
@@ -109,7 +109,7 @@ def windowed_nystrom(
 def schulz_inverse(
     m: Float[Tensor, "s s"], steps: int, published_start: bool
 ) -> Float[Tensor, "s s"]:
-    """Return the iterate for one matrix, with the degree scaling around it."""
+    """Return the Newton-Schulz inverse of one matrix, scaled by its row sums."""
     eye = torch.eye(len(m), dtype=m.dtype)
     root = torch.diag(m.sum(1) ** -0.5)
     n_m = root @ m @ root
@@ -120,7 +120,7 @@ def schulz_inverse(
 
 
 def segment_means(x: Float[Tensor, "n d"], num: int) -> Float[Tensor, "{num} d"]:
-    """Return the mean of the tokens of each run of one sequence; an empty run repeats the last."""
+    """Return the mean of each segment of one sequence; an empty one repeats the one before it."""
     means: list[Tensor] = []
     for j in range(num):
         members = [row for i, row in enumerate(x) if i * num // len(x) == j]

@@ -1,4 +1,4 @@
-"""The readable truth for distance-weighted sums: one pair of tokens at a time."""
+"""Readable reference versions of sums weighted by distance, one pair of tokens at a time."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def weighted_sums(
     weight: Callable[[int], Float[Tensor, " h"]],
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j``; ``weight`` gives ``c`` of one lag per head."""
+    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j``; ``weight`` returns ``c`` of one lag."""
     rows = []
     for i in range(q.shape[2]):
         row = torch.zeros_like(v[:, :, 0])
@@ -35,7 +35,7 @@ def grid_sums(
     weight: Callable[[int, int], Float[Tensor, " h"]],
     width: int,
 ) -> Float[Tensor, "b h n v"]:
-    """Return the sums for tokens on a grid, with a weight for each pair of row and column lags."""
+    """Return the sums for tokens on a grid; ``weight`` takes the row lag and the column lag."""
     rows = []
     for i in range(q.shape[2]):
         row = torch.zeros_like(v[:, :, 0])

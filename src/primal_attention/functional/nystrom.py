@@ -2,9 +2,10 @@
 
     C ≈ κ(Q, Z) (κ(Z, Z) + γ I)⁻¹ κ(Z, K)       for landmarks Z among queries *and* keys
 
-``C`` is a block of the Gram matrix of the stacked queries and keys; that matrix is positive
-definite, so the classical Nyström theory holds although ``C`` itself is not even symmetric. The
-kernel, how points are scaled, and the exact form: :mod:`primal_attention.functional.gaussian`.
+``C`` is a block of the Gram matrix of the stacked queries and keys. That matrix is positive
+definite, so the classical Nyström theory applies although ``C`` itself is not symmetric. For the
+kernel, the scaling of the points and the exact form see
+:mod:`primal_attention.functional.gaussian`.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -15,19 +16,19 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from primal_attention.functional.gaussian import gaussian_gram, key_origin
-from primal_attention.functional.linear import with_ones
+from primal_attention.functional.linear import append_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.schulz import schulz_inverse
 
 __all__ = [
     "Inverse",
     "WindowedNystrom",
+    "divide_by_row_sum",
     "landmark_gram",
     "nystrom_attention",
     "nystrom_error",
     "nystrom_features",
     "nystrom_residual",
-    "row_average",
     "windowed_nystrom",
 ]
 
@@ -35,12 +36,12 @@ Inverse = Literal["cholesky", "schulz", "published"]
 
 
 def landmark_gram(z: Float[Tensor, "b h s d"], ridge: float) -> Float[Tensor, "b h s s"]:
-    """Return ``κ(Z, Z) + γ I``, safe to factor whatever the norm of the landmarks.
+    """Return ``κ(Z, Z) + γ I``; Cholesky succeeds for landmarks of any norm.
 
-    Distances are summed difference by difference. The expanded square loses ``‖z‖² eps`` of each
-    exponent, enough to make the matrix indefinite; this form is off by a few ``eps`` per entry. The
-    ridge is at least ``4 s eps``, which covers that and the rounding of the factorisation, so one
-    attempt suffices.
+    Distances are sums of squared differences, with an error of a few ``eps`` per entry. The
+    expanded square has an error of ``‖z‖² eps`` in each exponent, which can make the matrix
+    indefinite. The ridge is at least ``4 s eps``, which covers this error and the rounding of the
+    factorisation.
     """
     wide, s = accumulator(z), z.shape[2]
     with full_precision(z):
@@ -53,7 +54,7 @@ def landmark_gram(z: Float[Tensor, "b h s d"], ridge: float) -> Float[Tensor, "b
 def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
     """Return ``M⁻¹ t``."""
     if inverse == "cholesky":
-        # _ex: a NaN among the inputs must come out as NaN, not as an exception mid-graph
+        # cholesky_ex: a NaN in the inputs must give NaN, not an exception
         return torch.cholesky_solve(t, torch.linalg.cholesky_ex(m).L)
     if inverse == "schulz":
         return schulz_inverse(m) @ t
@@ -62,10 +63,10 @@ def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:
     raise ValueError(f"inverse must be one of {get_args(Inverse)}, got {inverse!r}.")
 
 
-def row_average(y: Float[Tensor, "b h n u"], ridge: float) -> Float[Tensor, "b h n v"]:
-    """Return sums over the row sum in their last column, ``t / (t² + γ²)`` times as much.
+def divide_by_row_sum(y: Float[Tensor, "b h n u"], ridge: float) -> Float[Tensor, "b h n v"]:
+    """Return sums times ``t / (t² + γ²)``, with the row sum ``t`` in the last column.
 
-    A low-rank row sum below the ridge is noise, maybe negative; such a row fades to zero.
+    A row sum ``t`` below the ridge is noise and can be negative; such a row goes to zero.
     """
     total = y[..., -1:]
     return y[..., :-1] * total / (total.square() + ridge * ridge)
@@ -93,9 +94,9 @@ def nystrom_attention(
         z: Landmarks, in the space of the scaled queries and keys.
         ridge: ``γ``, on the scale of the unit diagonal of ``κ(z, z)``.
         key_mask: ``True`` where a key is real.
-        normalize: Divide each row by its sum; rows whose sum is below the ridge fade to zero.
-        inverse: ``"cholesky"``, or the iteration of the paper, well started (``"schulz"``, 8 steps)
-            or as published (``"published"``, 6 steps: a spectral filter rather than an inverse).
+        normalize: Divide each row by its sum; see :func:`divide_by_row_sum`.
+        inverse: ``"cholesky"``; ``"schulz"``, the iteration of the paper with a better start and 8
+            steps; or ``"published"``, its 6 steps, which do not converge.
 
     Example:
         >>> from primal_attention.functional.gaussian import gaussian_attention
@@ -105,15 +106,17 @@ def nystrom_attention(
         True
     """
     with full_precision(q):
-        t = gaussian_gram(k, z).mT @ with_ones(v, key_mask)  # [b h s u]
+        t = gaussian_gram(k, z).mT @ append_ones(v, key_mask)  # [b h s u]
         y = gaussian_gram(q, z) @ _solve(landmark_gram(z, ridge), t, inverse)
-        return (row_average(y, ridge) if normalize else y[..., :-1]).to(v.dtype)
+        return (divide_by_row_sum(y, ridge) if normalize else y[..., :-1]).to(v.dtype)
 
 
 def nystrom_features(
     x: Float[Tensor, "b h n d"], z: Float[Tensor, "#b h s d"], ridge: float = 1e-3
 ) -> Float[Tensor, "b h n s"]:
-    """Return ``φ(x) = L⁻¹ κ(Z, x)``, ``L Lᵀ = κ(Z, Z) + γ I``: inner products are Nyström's kernel.
+    """Return ``φ(x) = L⁻¹ κ(Z, x)`` with ``L Lᵀ = κ(Z, Z) + γ I``.
+
+    Their inner products are the Nyström approximation of the kernel.
 
     Example:
         >>> x = torch.randn(1, 1, 5, 2, dtype=torch.float64)
@@ -130,9 +133,9 @@ def nystrom_features(
 def nystrom_residual(
     x: Float[Tensor, "b h n d"], z: Float[Tensor, "#b h s d"], ridge: float = 1e-3
 ) -> Float[Tensor, "b h n"]:
-    """Return ``κ(x, x) − φ(x)·φ(x)`` per token: 0 where the landmarks explain it, 1 where not.
+    """Return ``κ(x, x) − φ(x)·φ(x)`` per token: 0 if represented by the landmarks, 1 if not.
 
-    This is also the posterior variance of a Gaussian process with inducing points ``z``.
+    It is also the posterior variance of a Gaussian process with inducing points ``z``.
     """
     return 1 - nystrom_features(x, z, ridge).square().sum(-1)
 
@@ -147,7 +150,7 @@ def nystrom_error(
     query_mask: Bool[Tensor, "b n"] | None = None,
     inverse: Inverse = "cholesky",
 ) -> Float[Tensor, "b h"]:
-    """Return ``‖C − C̃‖₂ / ‖C‖₂`` over the real tokens; forms ``n × m``, so for diagnosis only."""
+    """Return ``‖C − C̃‖₂ / ‖C‖₂`` over the real tokens; it forms the ``n × m`` matrices."""
     unit = torch.eye(k.shape[2], dtype=accumulator(k), device=k.device).expand(*k.shape[:3], -1)
     exact = gaussian_gram(q, k)
     if key_mask is not None:
@@ -160,7 +163,7 @@ def nystrom_error(
 
 
 class WindowedNystrom(NamedTuple):
-    """Causal outputs and the state to continue them."""
+    """Causal outputs and the state after the last key."""
 
     values: Float[Tensor, "b h n v"]
     state: tuple[Float[Tensor, "b h s v"], Float[Tensor, "b h w d"], Float[Tensor, "b h w v"]]
@@ -181,16 +184,17 @@ def windowed_nystrom(
 
         y_i = Σ_{i-w < j ≤ i} κ(q_i, k_j) v_j + φ(q_i) Σ_{j ≤ i-w} φ(k_j)ᵀ v_j
 
-    Landmarks that belong to no sequence keep this strictly causal, and its state constant in size.
+    Landmarks are parameters, not tokens. So the result is strictly causal, and the state has
+    constant size.
 
     Args:
         q: Scaled queries.
         k: Scaled keys.
-        v: Values, zero where a key is absent.
+        v: Values, zero where a key is masked.
         z: Landmarks, the same for every sequence.
-        window: How many keys are seen exactly.
+        window: Number of last keys with exact weights.
         ridge: ``γ``, on the scale of the unit diagonal of ``κ(z, z)``.
-        state: Where to continue, from an earlier call.
+        state: State of an earlier call.
     """
     b, h, n, d = q.shape
     with full_precision(q):
@@ -211,7 +215,7 @@ def windowed_nystrom(
         else:
             q_, phi = pad(q_, (0, 0, window, 0)), pad(phi_q, (0, 0, window, 0))
             y = _chunked_window(q_, k_, v_, phi, phi_k, window)
-            # a copy, not a view: exported programs could not prove its strides for every length
+            # a copy instead of a view: torch.export cannot prove the strides for every length
             y = y.index_select(2, torch.arange(window, window + n, device=q.device))
         y = y + phi_q @ old
         after = old + phi_k[:, :, :n].mT @ v_[:, :, :n], k_[:, :, n:], v_[:, :, n:]
@@ -221,7 +225,7 @@ def windowed_nystrom(
 def _dense_window(
     q: Tensor, k: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, window: int
 ) -> Tensor:
-    """Return the sums for a few queries, the first of them ``window`` slots after the first key."""
+    """Return the sums for few queries; the first query is ``window`` tokens after the first key."""
     lag = torch.arange(q.shape[2], device=q.device)[:, None] + window
     lag = lag - torch.arange(k.shape[2], device=q.device)
     origin = key_origin(k[:, :, window:], None, is_causal=True)
@@ -232,7 +236,7 @@ def _dense_window(
 def _chunked_window(
     q: Tensor, k: Tensor, v: Tensor, phi_q: Tensor, phi_k: Tensor, window: int
 ) -> Tensor:
-    """Return the sums by chunks of ``window`` slots: own, previous, and all older ones."""
+    """Return the sums by chunks of ``window`` tokens: own chunk, previous chunk, all older ones."""
     n = q.shape[2]
     groups = (n + window - 1) // window
     q, k, v, phi_q, phi_k = (

@@ -1,4 +1,4 @@
-"""Inverses by matrix products alone, in the manner of Newton and Schulz."""
+"""Matrix inverses by Newton-Schulz iterations, which use only matrix products."""
 
 from typing import Any
 
@@ -8,23 +8,23 @@ from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision
 
-__all__ = ["iterate", "schulz_inverse"]
+__all__ = ["newton_schulz", "schulz_inverse"]
 
 
 def schulz_inverse(
     m: Float[Tensor, "b h s s"], steps: int = 8, *, published_start: bool = False
 ) -> Float[Tensor, "b h s s"]:
-    """Return the inverse of a positive definite, entrywise positive matrix by matrix products only.
+    """Return the inverse of a positive definite matrix with positive entries.
 
-    The matrix is scaled by its row sums to ``N = D^(-1/2) M D^(-1/2)``, whose eigenvalues lie in
-    ``(0, 1]``; then ``Z ← Z (13 − N Z (15 − N Z (7 − N Z))) / 4``. An eigenvalue ``λ`` is inverted
-    once ``3.25^steps`` times the starting gap exceeds one, and damped until then.
+    The matrix is scaled by its row sums to ``N = D^(-1/2) M D^(-1/2)`` with eigenvalues in ``(0,
+    1]``. The iteration is ``Z ← Z (13 − N Z (15 − N Z (7 − N Z))) / 4``. An eigenvalue ``λ`` is
+    inverted when ``3.25^steps`` times the starting gap exceeds one; before, its inverse is damped.
 
     Args:
         m: The matrix.
-        steps: Iterations; six in the paper.
-        published_start: Start at ``Nᵀ / ‖N‖₁``, gap ``λ²``, as the paper does. By default at the
-            identity, gap ``λ``, which needs half the steps.
+        steps: Number of iterations; six in the paper.
+        published_start: Start at ``Nᵀ / ‖N‖₁`` (gap ``λ²``), as in the paper. By default start at
+            the identity (gap ``λ``), which needs half the steps.
 
     Example:
         >>> m = torch.tensor([[[[2.0, 1.0], [1.0, 2.0]]]])
@@ -39,19 +39,19 @@ def schulz_inverse(
         n_m = scale * m * scale.mT
         z = eye.expand_as(n_m)
         if published_start:
-            # the norm of each matrix by itself: batch mates must not meet here
+            # one norm per matrix: a sequence must not influence the others in the batch
             z = n_m.mT / n_m.abs().sum(-2, keepdim=True).amax(-1, keepdim=True)
-        return scale * iterate(n_m, z, steps) * scale.mT
+        return scale * newton_schulz(n_m, z, steps) * scale.mT
 
 
-class _Iterate(torch.autograd.Function):
-    """Products that add to what is there already, in both directions: no pass between them."""
+class _NewtonSchulz(torch.autograd.Function):
+    """The iteration with fused multiply-add products in forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, z: Tensor, steps: int) -> Tensor:
         kept: list[Tensor] = []
         for _ in range(steps):
-            after, *inside = _improved(a, z)
+            after, *inside = _newton_schulz_step(a, z)
             kept += [z, *inside]
             z = after
         ctx.save_for_backward(a, *kept)
@@ -75,19 +75,19 @@ class _Iterate(torch.autograd.Function):
         return grad_a, grad, None
 
 
-def iterate(a: Tensor, z: Tensor, steps: int) -> Tensor:
-    """Return ``z`` after ``z ← z (13 − a z (15 − a z (7 − a z))) / 4``, four products a step."""
+def newton_schulz(a: Tensor, z: Tensor, steps: int) -> Tensor:
+    """Return ``z`` after ``steps`` of ``z ← z (13 − a z (15 − a z (7 − a z))) / 4``."""
     flat = a.flatten(0, -3), z.flatten(0, -3)
     if not torch.compiler.is_compiling():
-        return _Iterate.apply(*flat, steps).view(a.shape)  # type: ignore[no-untyped-call]
+        return _NewtonSchulz.apply(*flat, steps).view(a.shape)  # type: ignore[no-untyped-call]
     z = flat[1]
     for _ in range(steps):
-        z = _improved(flat[0], z)[0]
+        z = _newton_schulz_step(flat[0], z)[0]
     return z.view(a.shape)
 
 
-def _improved(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the next ``z``, and the products inside the brackets, innermost first."""
+def _newton_schulz_step(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the next ``z`` and the three inner products, innermost first."""
     az = a @ z
     first = torch.baddbmm(az, az, az, beta=7, alpha=-1)
     second = torch.baddbmm(az, az, first, beta=15, alpha=-1)

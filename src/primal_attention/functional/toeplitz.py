@@ -2,18 +2,18 @@
 
     y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j        over all keys, or over j ≤ i
 
-The lag is always ``key position − query position``: past keys have negative lags. A table ``c``
-holds one row of weights per head. Three ways to the same sums:
+The lag is ``key position − query position``: past keys have negative lags. A table ``c`` holds one
+row of weights per head. There are three algorithms:
 
-- :func:`windowed_sums`, for weights that are constant beyond a window: dense inside the window,
-  one running sum outside; ``O(n w)``, strictly causal, constant state;
+- :func:`windowed_sums`, for weights that are constant beyond a window: dense inside the window, one
+  running sum outside; ``O(n w)``, strictly causal, constant state;
 - :func:`toeplitz_sums` by FFT, for any table: ``O(n log n)``;
-- the same by divide and conquer, ``O(n log² n)``, for causal sums. One transform of the whole
-  sequence has an error relative to its largest value, which drowns early rows and lets the future
-  seep into the past; transforms of separate blocks do neither.
+- :func:`toeplitz_sums` by divide and conquer, for causal sums: ``O(n log² n)``. One FFT of the
+  whole sequence has an error relative to its largest value. Small early rows lose all accuracy, and
+  later tokens influence earlier outputs. FFTs of separate blocks avoid both.
 
-Two-dimensional positions need no code of their own: :func:`grid_places` puts the tokens of a grid
-on a line on which every pair of row and column lags is one lag.
+Positions on a grid use the same functions: :func:`grid_positions` puts the tokens of a grid on a
+line on which every pair of row and column lags is one lag.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -30,7 +30,7 @@ __all__ = [
     "WindowState",
     "WindowedSums",
     "grid_lags",
-    "grid_places",
+    "grid_positions",
     "toeplitz_matrix",
     "toeplitz_sums",
     "windowed_step",
@@ -40,9 +40,9 @@ __all__ = [
 Backend = Literal["auto", "dense", "fft", "split"]
 
 _DENSE = 1024
-"""Lengths up to which two small matrix products beat the transforms."""
+"""Length up to which two dense products are faster than FFTs."""
 _BLOCK = 256
-"""Longest diagonal block that divide and conquer computes densely."""
+"""Longest diagonal block that divide and conquer computes with dense products."""
 _CHUNK = 64
 """Shortest chunk of windowed sums."""
 
@@ -70,15 +70,16 @@ def toeplitz_sums(
 ) -> Float[Tensor, "b h n v"]:
     """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j``, in float32 or better.
 
-    Memory beside inputs and output is that of one feature at a time, also in backward.
+    Besides inputs and output it needs the memory of one feature at a time, also in backward.
 
     Args:
         q: Query features.
-        k: Key features, zero where a key is absent.
+        k: Key features, zero where a key is masked.
         v: Values.
         c: Weights of the lags ``1 − n … m − 1``; ``l = n + m − 1``.
         is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
-        backend: ``"dense"``, ``"fft"``, ``"split"`` (causal only) or the best of them for the size.
+        backend: ``"dense"``, ``"fft"``, ``"split"`` (divide and conquer, causal only), or
+            ``"auto"``, the fastest for the size.
 
     Example:
         >>> ones = torch.ones(1, 1, 3, 1)
@@ -89,11 +90,11 @@ def toeplitz_sums(
     if backend not in get_args(Backend):
         raise ValueError(f"backend must be one of {get_args(Backend)}, got {backend!r}.")
     if backend == "split" and not is_causal:
-        raise ValueError("backend='split' is causal; use 'fft', or is_causal=True.")
+        raise ValueError("backend='split' needs is_causal=True; otherwise use backend='fft'.")
     if is_causal and n != m:
-        raise ValueError(f"Causal sums need as many keys as queries, got {m} and {n}.")
+        raise ValueError(f"There are {m} keys and {n} queries; is_causal=True needs equal numbers.")
     if backend == "auto":
-        backend = _choose(n, m, is_causal)
+        backend = _choose_backend(n, m, is_causal)
     wide = accumulator(q)
     with full_precision(q):
         q, k, v, c = (t.to(wide) for t in (q, k, v, c))
@@ -104,14 +105,14 @@ def toeplitz_sums(
         if backend == "dense":
             return _dense_sums(q, k, v, toeplitz_matrix(c, n, m))
         if is_causal and torch.compiler.is_compiling():
-            # blocks need a known length; more digits push the noise below float32 instead
+            # divide and conquer needs a known length; float64 keeps the FFT error below float32
             return _fft_sums(*(t.double() for t in (q, k, v, c))).to(wide)
         return _fft_sums(q, k, v, c)
 
 
-def _choose(n: int, m: int, is_causal: bool) -> Backend:
+def _choose_backend(n: int, m: int, is_causal: bool) -> Backend:
     if torch.compiler.is_compiling():
-        return "fft"  # the one form that is the same program for every length
+        return "fft"  # the only algorithm with one program for every length
     if is_causal:
         return "dense" if n <= _BLOCK else "split"
     return "dense" if max(n, m) <= _DENSE else "fft"
@@ -128,7 +129,7 @@ def _fft_sums(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None, None]
         values = v.mT.contiguous()
         y: Any = 0
-        # a few features at a time: the program stays short and its memory small
+        # a few features at a time keep the program short and its memory small
         for query, key in zip(q.mT.split(8, 2), k.mT.split(8, 2), strict=True):
             _, part = _convolve(values[:, :, None] * key[:, :, :, None], spectrum, length)
             y = y + (query[:, :, :, None] * part[..., :n]).sum(2)
@@ -137,7 +138,7 @@ def _fft_sums(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
 
 
 def _impulse(c: Tensor, n: int, m: int, length: int) -> Tensor:
-    """Return the circular filter: lags at and before the query first, later ones from the end."""
+    """Return the circular filter: lags ``0, −1, …`` from the start, positive lags at the end."""
     at = torch.arange(length, device=c.device)
     lag = torch.where(at < n, -at, length - at)
     entry = c[:, (lag + (n - 1)).clamp(0, n + m - 2)]
@@ -145,13 +146,13 @@ def _impulse(c: Tensor, n: int, m: int, length: int) -> Tensor:
 
 
 def _convolve(x: Tensor, spectrum: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return the transform of ``x`` and its circular convolution with a filter."""
+    """Return the FFT of ``x`` and its circular convolution with a filter."""
     x_hat = torch.fft.rfft(x, length)
     return x_hat, torch.fft.irfft(x_hat * spectrum, length)
 
 
 class _FFTSums(torch.autograd.Function):
-    """The sums feature by feature; backward recomputes each transform."""
+    """The sums, one feature at a time; backward recomputes each FFT."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
     n, m = q.shape[2], k.shape[2]
     length = _fast_length(n + m - 1)
     spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None]  # [h 1 f]
-    # transforms run along a contiguous last axis; a strided one is several times slower
+    # an FFT along a strided axis is several times slower than along a contiguous last axis
     queries, keys, values = (t.mT.contiguous() for t in (q, k, v))  # [b h p n]
     y = torch.zeros_like(values[..., :1]).expand(-1, -1, -1, n).contiguous()
     for r in range(q.shape[-1]):
@@ -191,7 +192,7 @@ def _fft_backward(
         query, key = queries[:, :, r, None], keys[:, :, r, None]
         x_hat, part = _convolve(values * key, spectrum, length)
         grad_q[:, :, r] = torch.linalg.vecdot(grad, part[..., :n], dim=2)
-        # the adjoint of a convolution is the correlation: the conjugate filter
+        # the adjoint of a convolution is the correlation, with the conjugate filter
         g_hat, back = _convolve(grad * query, spectrum.conj(), length)
         back = back[..., :m]
         grad_k[:, :, r] = torch.linalg.vecdot(back, values, dim=2)
@@ -232,7 +233,7 @@ def _split_sums(q: Tensor, k: Tensor, v: Tensor, past: Float[Tensor, "h n"]) -> 
 
 
 class _SplitSums(torch.autograd.Function):
-    """Divide and conquer that keeps its inputs for backward and no level of its own."""
+    """Divide and conquer; keeps only its inputs for backward."""
 
     @staticmethod
     def forward(
@@ -261,7 +262,7 @@ class _SplitSums(torch.autograd.Function):
             size = block << level
             right_q, left_k, left_v = _halves(q, k, v, size)
             right_g = _pairs(grad.unflatten(2, (-1, 2, size))[:, :, :, 1])
-            grads = _fft_backward(right_q, left_k, left_v, _between(past, size), right_g)
+            grads = _fft_backward(right_q, left_k, left_v, _cross_weights(past, size), right_g)
             for total, half, part in zip((grad_q, grad_k, grad_v), (1, 0, 0), grads, strict=False):
                 slot = total.unflatten(2, (-1, 2, size))[:, :, :, half]
                 slot += part.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
@@ -277,7 +278,7 @@ def _split_forward(
     y = _dense_sums(tiles[0], tiles[1], tiles[2], weights).flatten(2, 3)
     for level in range(levels):
         size = block << level
-        right = _fft_sums(*_halves(q, k, v, size), _between(past, size))
+        right = _fft_sums(*_halves(q, k, v, size), _cross_weights(past, size))
         sums = y.unflatten(2, (-1, 2, size))
         right = sums[:, :, :, 1] + right.unflatten(0, (q.shape[0], -1)).transpose(1, 2)
         y = torch.stack([sums[:, :, :, 0], right], dim=3).flatten(2, 4)
@@ -303,24 +304,24 @@ def _pairs(x: Float[Tensor, "b h g s p"]) -> Float[Tensor, "b*g h s p"]:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _between(past: Tensor, size: int) -> Tensor:
-    """Return the weights of the lags ``1 − 2 size … −1`` at which a right half meets a left."""
+def _cross_weights(past: Tensor, size: int) -> Tensor:
+    """Return the weights of the lags ``1 − 2 size … −1`` between right queries and left keys."""
     return past[:, 1 : 2 * size].flip(-1)
 
 
 class WindowState(NamedTuple):
-    """What windowed sums remember of the past, in constant space."""
+    """State of windowed sums; its size is constant."""
 
     sums: Float[Tensor, "b h p v"]
-    """``Σ k_j v_jᵀ`` over keys that have left the window."""
+    """``Σ k_j v_jᵀ`` over keys before the window."""
     keys: Float[Tensor, "b h w p"]
     """The last ``w`` keys, oldest first."""
     values: Float[Tensor, "b h w v"]
-    """Their values; zero where there was no key."""
+    """Their values; zero where there is no key."""
 
 
 class WindowedSums(NamedTuple):
-    """Causal sums and the state to continue them."""
+    """Causal sums and the state after the last key."""
 
     values: Float[Tensor, "b h n v"]
     state: WindowState
@@ -334,17 +335,17 @@ def windowed_sums(
     *,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j`` for weights that are constant from a lag on.
+    """Return ``y_i = Σ_j c_{j-i} ⟨q_i, k_j⟩ v_j`` for weights that are constant beyond a window.
 
-    Neighbouring chunks meet densely, distant ones through prefix and suffix sums; nothing is
+    Neighbouring chunks use dense products, distant chunks prefix and suffix sums. Nothing is
     subtracted, so positive weights give positive sums. ``O(n (w + p) (p + v))`` time.
 
     Args:
         q: Query features.
         k: Key features.
-        v: Values, zero where a key is absent.
-        c: Weights of the lags ``−w … w``. The first also holds for all lags below, the last for all
-            above.
+        v: Values, zero where a key is masked.
+        c: Weights of the lags ``−w … w``. The first is also used for all smaller lags, the last for
+            all larger lags.
         is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
 
     Example:
@@ -355,9 +356,9 @@ def windowed_sums(
     wide, window = accumulator(q), c.shape[1] // 2
     n, m = q.shape[2], k.shape[2]
     if is_causal and n != m:
-        raise ValueError(f"Causal sums need as many keys as queries, got {m} and {n}.")
+        raise ValueError(f"There are {m} keys and {n} queries; is_causal=True needs equal numbers.")
     chunk = max(window, _CHUNK)
-    # one chunk more in a compiled program, which must not take a single one for granted
+    # one extra chunk in a compiled program, because torch specialises on a single chunk
     spare = chunk if torch.compiler.is_compiling() else 0
     groups = (torch.sym_max(n, m) + spare + chunk - 1) // chunk
     with full_precision(q):
@@ -365,40 +366,40 @@ def windowed_sums(
         if not torch.compiler.is_compiling() and groups == 1:
             q, k, v = (t.to(wide) for t in (q, k, v))
             lag = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
-            weights = _clipped(c, lag)
+            weights = _lag_weights(c, lag)
             return _dense_sums(q, k, v, weights.tril() if is_causal else weights)
         q, k, v = (
             pad(t.to(wide), (0, 0, 0, groups * chunk - t.shape[2])).unflatten(2, (-1, chunk))
             for t in (q, k, v)
         )  # [b h g i p]
         total = k.mT @ v  # [b h g p v]
-        y = _meet(q, k, v, c, is_causal=is_causal)
-        y = y + _meet(q, _shift(k, 1), _shift(v, 1), c, -chunk)
+        y = _chunk_sums(q, k, v, c, is_causal=is_causal)
+        y = y + _chunk_sums(q, _shift(k, 1), _shift(v, 1), c, -chunk)
         past, future = c[:, :1, None, None], c[:, -1:, None, None]  # [h 1 1 1]
         y = y + q @ (past * _shift(total.cumsum(2), 2))
         if not is_causal:
-            y = y + _meet(q, _shift(k, -1), _shift(v, -1), c, chunk)
+            y = y + _chunk_sums(q, _shift(k, -1), _shift(v, -1), c, chunk)
             y = y + q @ (future * _shift(total.flip(2).cumsum(2).flip(2), -2))
-        # a copy, not a view: exported programs could not prove its strides for every length
+        # a copy instead of a view: torch.export cannot prove the strides for every length
         return y.flatten(2, 3).index_select(2, torch.arange(n, device=q.device))
 
 
-def _meet(
+def _chunk_sums(
     q: Tensor, k: Tensor, v: Tensor, c: Tensor, offset: int = 0, is_causal: bool = False
 ) -> Tensor:
-    """Return what chunks of queries collect from the chunks of keys ``offset`` slots away."""
+    """Return the sums of each chunk of queries over the chunk of keys at a distance ``offset``."""
     at = torch.arange(q.shape[-2], device=q.device)
-    weights = _clipped(c, at - at[:, None] + offset)
+    weights = _lag_weights(c, at - at[:, None] + offset)
     return _dense_sums(q, k, v, (weights.tril() if is_causal else weights)[:, None])
 
 
-def _clipped(c: Float[Tensor, "h odd"], lag: Int[Tensor, "n m"]) -> Float[Tensor, "h n m"]:
+def _lag_weights(c: Float[Tensor, "h odd"], lag: Int[Tensor, "n m"]) -> Float[Tensor, "h n m"]:
     window = c.shape[1] // 2
     return c[:, lag.clamp(-window, window) + window]
 
 
 def _shift(x: Float[Tensor, "b h g i v"], by: int) -> Float[Tensor, "b h g i v"]:
-    """Return the chunks moved ``by`` places to the right, zeros coming in."""
+    """Return the chunks shifted ``by`` chunks to the right, with zeros at the edge."""
     groups = x.shape[2]
     if by > 0:
         return pad(x, (0, 0, 0, 0, by, 0))[:, :, :groups]
@@ -420,7 +421,7 @@ def windowed_step(
         if t <= max(window, _CHUNK):
             lag = torch.arange(window + t, device=q.device) - window
             lag = lag - torch.arange(t, device=q.device)[:, None]
-            weights = torch.where(lag <= 0, _clipped(c, lag), 0.0)
+            weights = torch.where(lag <= 0, _lag_weights(c, lag), 0.0)
             y = _dense_sums(q, keys, values, weights)
         else:
             y = windowed_sums(pad(q, (0, 0, window, 0)), keys, values, c, is_causal=True)
@@ -430,20 +431,20 @@ def windowed_step(
         return WindowedSums(y, WindowState(sums, keys[:, :, t:], values[:, :, t:]))
 
 
-def grid_places(index: Int[Tensor, "*n"], width: int) -> Int[Tensor, "*n"]:
-    """Return where the tokens of a grid, row after row, lie on a line with gaps between rows.
+def grid_positions(index: Int[Tensor, "*n"], width: int) -> Int[Tensor, "*n"]:
+    """Return positions of grid tokens on a line, row after row, with gaps between rows.
 
-    Gaps of ``width − 1`` make the lag on the line unique for each pair of row and column lags.
+    Gaps of ``width − 1`` give each pair of row and column lags a different lag on the line.
 
     Example:
-        >>> grid_places(torch.arange(4), 2)
+        >>> grid_positions(torch.arange(4), 2)
         tensor([0, 1, 3, 4])
     """
     return index + index // width * (width - 1)
 
 
 def grid_lags(lag: Int[Tensor, "*n"], width: int) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
-    """Return the row and column lags of a lag between two places of :func:`grid_places`."""
+    """Return the row and column lags of a lag between two positions of :func:`grid_positions`."""
     stride = 2 * width - 1
     rows = torch.div(lag + width - 1, stride, rounding_mode="floor")
     return rows, lag - rows * stride
