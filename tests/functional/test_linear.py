@@ -1,13 +1,12 @@
-"""Sums of outer products in linear time against dense attention."""
+"""Causal sums in linear time against dense products."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import elu
 from torch.testing import assert_close
 
-from primal_attention.functional import causal_sums, full_sums, linear_attention, naive
+from primal_attention.functional import causal_sums
 from primal_attention.functional.linear import from_chunks, to_chunks
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -65,40 +64,6 @@ def test_the_state_of_half_precision_sums_is_float32():
     values, state = causal_sums(q, k, v)
     assert values.dtype == torch.bfloat16
     assert state.dtype == torch.float32
-
-
-@pytest.mark.parametrize("m", [1, 4, 9])
-def test_full_sums_are_dense_products(m):
-    q, k, v = _inputs(2, 2, 5, 3, 4, m)
-    _same_with_gradients(full_sums(q, k, v), q @ k.transpose(-1, -2) @ v, (q, k, v))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-def test_linear_attention_is_the_textbook_one(is_causal, masked):
-    q, k, v = _inputs(2, 2, 70, 3, 4)
-    keep = torch.rand(2, 70) < 0.7 if masked else None
-    flags = {"key_mask": keep, "is_causal": is_causal}
-    got = linear_attention(elu(q) + 1, elu(k) + 1, v, **flags).values
-    _same_with_gradients(got, naive.linear_attention(q, k, v, **flags), (q, k, v))
-
-
-def test_rows_without_keys_are_zero_with_zero_gradient():
-    q, k, v = _inputs(2, 1, 4, 3, 2)
-    nothing = torch.zeros(2, 4, dtype=torch.bool)
-    for is_causal in (False, True):
-        y = linear_attention(elu(q) + 1, elu(k) + 1, v, key_mask=nothing, is_causal=is_causal)
-        assert (y.values == 0).all()
-        assert all((g == 0).all() for g in torch.autograd.grad(y.values.sum(), (q, k, v)))
-
-
-def test_uniform_weights_average_the_values():
-    v = torch.randn(1, 1, 6, 2)
-    ones = torch.ones(1, 1, 6, 3)
-    mean = v.mean(2, keepdim=True).expand_as(v)
-    assert_close(linear_attention(ones, ones, v).values, mean)
-    steps = torch.arange(1.0, 7.0)[:, None]
-    assert_close(linear_attention(ones, ones, v, is_causal=True).values, v.cumsum(2) / steps)
 
 
 @few

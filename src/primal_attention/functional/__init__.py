@@ -18,8 +18,6 @@ from primal_attention.functional.ksvd import (
 from primal_attention.functional.linear import (
     CausalSums,
     causal_sums,
-    full_sums,
-    linear_attention,
 )
 from primal_attention.functional.primal import (
     Linear,
@@ -62,13 +60,11 @@ __all__ = [
     "even_indices",
     "feature_gram",
     "fold",
-    "full_sums",
     "implied_singular_values",
     "join",
     "kernel_singular_values",
     "kkt_residual",
     "ksvd_objective",
-    "linear_attention",
     "normalize_rows",
     "off_diagonality",
     "parameter_trace",

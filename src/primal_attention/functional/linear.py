@@ -1,8 +1,8 @@
-"""Sums of outer products in linear time, for attention with a feature map.
+"""Causal sums of outer products in linear time, for attention with a feature map.
 
-    y_i = Σ_j ⟨q_i, k_j⟩ v_j        over all keys, or over j ≤ i
+    y_i = Σ_{j ≤ i} ⟨q_i, k_j⟩ v_j
 
-The causal form does not store the ``n × p × v`` tensor of prefix sums. It works in chunks: earlier
+The function does not store the ``n × p × v`` tensor of prefix sums. It works in chunks: earlier
 keys enter through one ``p × v`` state, keys of the same chunk through one small triangular product.
 """
 
@@ -19,8 +19,6 @@ __all__ = [
     "append_ones",
     "causal_sums",
     "from_chunks",
-    "full_sums",
-    "linear_attention",
     "to_chunks",
 ]
 
@@ -30,13 +28,6 @@ class CausalSums(NamedTuple):
 
     values: Float[Tensor, "b h n v"]
     state: Float[Tensor, "b h p v"]
-
-
-def full_sums(
-    q: Float[Tensor, "b h n p"], k: Float[Tensor, "b h m p"], v: Float[Tensor, "b h m v"]
-) -> Float[Tensor, "b h n v"]:
-    """Return ``y_i = Σ_j ⟨q_i, k_j⟩ v_j`` over all keys; ``O((n + m) p v)``."""
-    return q @ (k.transpose(-1, -2) @ v)
 
 
 def causal_sums(
@@ -101,40 +92,6 @@ def from_chunks(x: Float[Tensor, "*batch g i w"], n: int) -> Float[Tensor, "*bat
 def _empty_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
     shape = (*q.shape[:2], q.shape[-1], v.shape[-1])
     return q.new_zeros(shape, dtype=accumulator(q)) if state is None else state
-
-
-def linear_attention(
-    q: Float[Tensor, "b h n p"],
-    k: Float[Tensor, "b h m p"],
-    v: Float[Tensor, "b h m v"],
-    *,
-    key_mask: Bool[Tensor, "b m"] | None = None,
-    is_causal: bool = False,
-    state: Float[Tensor, "b h p w"] | None = None,
-) -> CausalSums:
-    """Return attention with weights ``⟨q_i, k_j⟩ / Σ_j ⟨q_i, k_j⟩`` for positive features.
-
-    The denominator is computed as one more value column. A row without keys is zero.
-
-    Args:
-        q: Query features.
-        k: Key features.
-        v: Values.
-        key_mask: ``True`` where a key is real. Other keys enter no sum.
-        is_causal: Sum over ``j ≤ i`` only; needs as many keys as queries.
-        state: State of an earlier call; causal only.
-    """
-    if key_mask is not None:
-        k = torch.where(key_mask[:, None, :, None], k, 0.0)
-    ones = torch.ones_like(v[..., :1])
-    extended = torch.cat([v, ones], dim=-1)
-    if is_causal:
-        sums, state = causal_sums(q, k, extended, state=state)
-    else:
-        state = (k.transpose(-1, -2) @ extended).to(accumulator(q))
-        sums = q @ state.to(q.dtype)
-    total = sums[..., -1:]
-    return CausalSums(sums[..., :-1] / torch.where(total > 0, total, 1.0), state)
 
 
 def append_ones(
