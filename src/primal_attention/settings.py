@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ __all__ = [
     "check_value",
     "fingerprint",
     "flatten",
+    "one_of",
     "parse",
     "read_yaml",
     "to_yaml",
@@ -323,6 +324,21 @@ def at_least_one(options: object, *names: str) -> None:
         value = getattr(options, name)
         if not _numbers(value) or min(_numbers(value)) < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+
+
+def one_of(options: object, name: str, known: Iterable[str]) -> None:
+    """Raise if a field lists a word that is not known.
+
+    Example:
+        >>> one_of(slice("lisops"), "stop", ["listops", "text"])
+        Traceback (most recent call last):
+        ValueError: stop has no 'lisops'. Did you mean 'listops'? Choose from listops, text.
+    """
+    words, value = list(known), getattr(options, name)
+    for word in (value,) if isinstance(value, str) else value:
+        if word not in words:
+            hint = did_you_mean(word, words)
+            raise ValueError(f"{name} has no {word!r}.{hint} Choose from {', '.join(words)}.")
 
 
 def _numbers(value: Any) -> list[int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from primal_attention.tasks.study import Study, command_line, run_study
+from primal_attention.tasks.study import Study, command_line, read_rows, run_study
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,19 @@ def test_a_foreign_line_is_refused(tmp_path):
 def test_the_command_names_what_differs_from_the_defaults():
     options = Options((1, 2), data=Path("/somewhere"))
     assert command_line(Squares(), options) == "primal repro squares --numbers 1 2"
+
+
+def test_what_is_told_about_a_measurement_stays_until_the_next_one(tmp_path):
+    run_study(Squares(), Options((1,)), out=tmp_path, report=lambda _: None)
+    about = tmp_path / "about.json"
+    about.write_text('{"machine": "another"}')
+    run_study(Squares(), Options((1,)), out=tmp_path, report=lambda _: None)
+    assert json.loads(about.read_text()) == {"machine": "another"}
+    run_study(Squares(), Options((2,)), out=tmp_path, report=lambda _: None)
+    assert json.loads(about.read_text())["command"] == "primal repro squares --numbers 2"
+
+
+def test_rows_are_read_with_their_cells(tmp_path):
+    assert read_rows(tmp_path) == []
+    rows = run_study(Squares(), out=tmp_path, report=lambda _: None)
+    assert read_rows(tmp_path) == rows

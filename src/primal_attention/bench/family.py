@@ -1,72 +1,121 @@
-"""``primal bench family``: every registered attention, its time and its error.
+"""``primal bench family``: time, memory and error of every registered attention.
 
-Time and memory of one layer at growing lengths, all mechanisms in one process and interleaved, and
-the error of the mechanism's output against the kernel it stands for.
-
-Rows are saved as they arrive; a second call with the same ``--out`` measures what is missing.
-``primal info --update docs/choosing.md`` writes the table of that page from what was saved.
+All attentions take turns at each length. The error is that of the output against the kernel that an
+attention stands for. ``primal info --update docs/choosing.md`` writes the table of that page from
+the rows of this study.
 """
 
-import math
-import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from primal_attention.output import write_atomically
+from primal_attention.bench.family_table import MIDDLE, family_page, family_picture
 from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
 
-__all__ = ["Plan", "main"]
+__all__ = ["BUDGETS", "FamilyOptions", "FamilyStudy"]
+
+BUDGETS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "favor": ("num_features", (32, 128, 512)),
+    "kernelized": ("num_features", (16, 32, 128)),
+    "kernelized-log": ("num_features", (8, 32)),
+    "linformer": ("num_projections", (32, 128, 512)),
+    "nystromformer": ("num_landmarks", (16, 64, 256)),
+    "schoenbat": ("num_features", (128, 256, 512)),
+    "skyformer": ("num_landmarks", (32, 128, 512)),
+    "skyformer-learned": ("num_landmarks", (32, 128, 512)),
+}
+"""The option that trades time for accuracy, and its values in the picture."""
+EXPLICIT_UP_TO = 4096
+"""Tokens up to which a layer that forms its matrix takes part."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Time, memory and error of every registered attention; continues where it was stopped."""
+class FamilyOptions:
+    """Time, memory and error of every registered attention."""
 
     lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192, 16384, 65536)
     """Sequence lengths."""
     names: tuple[str, ...] = ()
-    """Mechanisms; all registered ones by default."""
+    """Attentions; all registered ones and the floor by default."""
     dim: int = 256
     """Model width."""
     num_heads: int = 4
     """Heads."""
+    quadratic_up_to: int = 16384
+    """Tokens up to which attentions of quadratic cost take part."""
     repeats: int = 5
-    """Timed repeats; fewer where one takes seconds."""
-    limit: float = 40.0
-    """Seconds that one step may be expected to take; what needs longer is left out."""
-    minutes: float = math.inf
-    """Stop before this is up."""
+    """Turns."""
+    seconds: float = 2.0
+    """An attention that has used this time takes no further turn."""
     seed: int = 0
     """Seed of parameters and tokens."""
     threads: int = 2
-    """Threads of torch."""
-    cpu_time: bool = False
-    """Processor time of one thread, for busy machines; take --threads 1 with it."""
-    out: Path = Path("outputs/bench")
-    """Folder of the results."""
+    """Threads of torch; with one thread, processor time is measured."""
 
     def __post_init__(self) -> None:
-        from primal_attention.attention import attention_entry
-
         at_least_one(self, "lengths", "dim", "num_heads", "repeats", "threads")
-        for name in self.names:
-            if name != "floor":
-                attention_entry(name)
 
 
-def main(plan: Plan) -> None:
-    """Measure what is missing, then write the table and the plot."""
-    import torch
+class FamilyStudy(Study[FamilyOptions]):
+    """One cell a length."""
 
-    from primal_attention.bench.family_rows import run
-    from primal_attention.bench.family_table import read_caption, report
-    from primal_attention.bench.plot import plot_family
+    name = "family"
+    Options = FamilyOptions
 
-    torch.set_num_threads(plan.threads)
-    path = plan.out / "family.csv"
-    rows = run(plan, path, clock=time.thread_time if plan.cpu_time else time.perf_counter)
-    text = report(rows, read_caption(path))
-    print(text)
-    write_atomically(plan.out / "family.md", text)
-    write_atomically(plan.out / "family.png", plot_family(rows))
-    print(f"Saved family.csv, family.md and family.png in {plan.out}.")
+    def cells(self, options: FamilyOptions) -> Sequence[Cell]:
+        """Return the cells, short lengths first; a rival is a name and at most one option."""
+        from primal_attention.attention import attention_entry, list_attentions
+
+        names = options.names or ("floor", *list_attentions())
+        costs = {name: attention_entry(name).cost for name in names if name != "floor"}
+        limits = {a: options.quadratic_up_to for a, cost in costs.items() if "²" in cost}
+        limits["softmax-explicit"] = EXPLICIT_UP_TO
+        cells = []
+        for n in sorted(options.lengths):
+            rivals = [[name, ""] for name in names if n <= limits.get(name, n)]
+            for name in names if n == MIDDLE else ():
+                option, sizes = BUDGETS.get(name, ("", ()))
+                rivals += [[name, f"{option}={size}"] for size in sizes]
+            shape = {"dim": options.dim, "num_heads": options.num_heads, "n": n}
+            cells.append(
+                {"rivals": rivals, **shape, "seed": options.seed, "threads": options.threads}
+            )
+        return cells
+
+    def run(self, cell: Cell, options: FamilyOptions, scratch: Path) -> Sequence[Row]:
+        """Measure all rivals at one length."""
+        import torch
+
+        from primal_attention.bench.allocator import return_memory
+        from primal_attention.bench.exact import output_error, tokens
+        from primal_attention.bench.rivals import build_rival
+        from primal_attention.bench.timing import layer_costs, machine
+
+        return_memory()  # shorter lengths left it in pieces
+        layers = {}
+        for name, option in cell["rivals"]:
+            torch.manual_seed(cell["seed"])
+            key, _, value = option.partition("=")
+            options_of = {key: int(value)} if key else {}
+            layers[name, option] = build_rival(name, cell["dim"], cell["num_heads"], **options_of)
+        x = tokens(cell["n"], cell["dim"], cell["seed"]).requires_grad_()
+        costs = layer_costs(layers, x, options.repeats, seconds=options.seconds)
+        rows = []
+        for (name, option), layer in layers.items():
+            error, average = output_error(layer, x.detach())
+            rows.append(
+                {
+                    "name": name,
+                    "option": option,
+                    **costs[name, option],
+                    "error": float(f"{error:.3g}"),
+                    "average": float(f"{average:.3g}"),
+                    "machine": machine(),
+                }
+            )
+        return rows
+
+    def tables(self, rows: Sequence[Row], options: FamilyOptions) -> Mapping[str, str | bytes]:
+        """Return the tables of times, growth and errors, and a picture."""
+        return {"table.md": family_page(rows), "picture.png": family_picture(rows)}

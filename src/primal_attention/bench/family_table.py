@@ -1,87 +1,52 @@
-"""The table of the family: its rows, what can be read from them, and how it is shown."""
+"""The tables of the family: what can be read from its rows, and how it is shown.
 
-import csv
+A row is one attention with one set of options at one length. It has ``name``, ``option`` (what
+differs from the defaults, such as ``num_features=32``), ``n``, the costs of
+:func:`~primal_attention.bench.timing.layer_costs`, ``error`` (relative error of the output against
+the exact kernel; zero for what is exact) and ``average`` (that of a plain average of the values).
+"""
+
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
 from statistics import linear_regression
 
-from primal_attention.attention import attention_entry, list_attentions
-from primal_attention.bench.exact import stands_for
+from primal_attention.bench.tables import page, plot_lines
 from primal_attention.output import markdown_table
+from primal_attention.tasks.study import Row
 
 __all__ = [
     "MIDDLE",
-    "Row",
     "choice_table",
     "crossing",
+    "family_page",
+    "family_picture",
     "growth",
     "page_of",
-    "read_caption",
-    "read_rows",
-    "report",
     "verdict",
 ]
 
 MIDDLE = 4096
-"""The length at which budgets, memory and error are compared."""
+"""Length at which options, memory and error are compared."""
 
 
-@dataclass
-class Row:
-    """One mechanism with one set of options at one length."""
-
-    name: str
-    option: str
-    """What differs from the defaults, ``num_features=32`` say."""
-    n: int
-    forward_ms: float
-    """Median time of one forward without gradients."""
-    step_ms: float
-    """Median time of one forward and backward."""
-    peak_mb: float
-    """Most that tensors took at once in such a step; zero where that was not measured."""
-    kept_mb: float
-    """What the forward kept for backward."""
-    error: float
-    """Error of the output against the exact kernel, relative; zero for what is exact."""
-    average: float
-    """Error of a plain average of the values in its place; zero likewise."""
-    repeats: int
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a saved table, none if there is no file."""
-    if not path.exists():
-        return []
-    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
-    kinds = {field.name: field.type for field in fields(Row)}
-    return [
-        Row(**{key: kinds[key](value) for key, value in record.items()})  # type: ignore[operator]
-        for record in csv.DictReader(lines)
-    ]
-
-
-def read_caption(path: Path) -> str:
-    """Return the first line of a saved table: where and how it was measured."""
-    with path.open(encoding="utf-8") as file:
-        return file.readline().removeprefix("# ").rstrip()
+def _by_length(rows: Sequence[Row]) -> dict[tuple[str, int], Row]:
+    """Return rows with default options by name and length; the first of several counts."""
+    return {(r["name"], r["n"]): r for r in reversed(rows) if not r["option"]}
 
 
 def growth(rows: Sequence[Row], name: str, shortest: int = MIDDLE) -> float | None:
     """Return the slope of log time against log length from ``shortest`` on, none without two.
 
     Example:
-        >>> rows = [Row("a", "", n, 0, n**2, 0, 0, 0, 0, 1) for n in (4096, 8192)]
+        >>> rows = [{"name": "a", "option": "", "n": n, "step_ms": n**2} for n in (4096, 8192)]
         >>> growth(rows, "a")
         2.0
     """
-    found = [r for r in rows if (r.name, r.option) == (name, "") and r.n >= shortest]
+    found = {n: r for (a, n), r in _by_length(rows).items() if a == name and n >= shortest}
     if len(found) < 2:
         return None
-    line = linear_regression([math.log(r.n) for r in found], [math.log(r.step_ms) for r in found])
-    return round(line.slope, 3)
+    times = [math.log(r["step_ms"]) for r in found.values()]
+    return round(linear_regression([math.log(n) for n in found], times).slope, 3)
 
 
 def verdict(slope: float | None, floor: float | None) -> str:
@@ -94,19 +59,19 @@ def verdict(slope: float | None, floor: float | None) -> str:
     return "n log n" if above <= 0.25 else "more than n log n"
 
 
-def crossing(rows: Sequence[Row], name: str, field: str = "step_ms") -> int | None:
+def crossing(rows: Sequence[Row], name: str) -> int | None:
     """Return the shortest length from which a mechanism is clearly faster than fused softmax.
 
     By a tenth at least, there and at every longer length: two that cost the same differ by less
     from run to run.
 
     Example:
-        >>> def row(name, n, ms): return Row(name, "", n, ms, ms, 0, 0, 0, 0, 1)
+        >>> def row(name, n, ms): return {"name": name, "option": "", "n": n, "step_ms": ms}
         >>> softmax = [row("softmax", n, n * n) for n in (8, 16, 32)]
         >>> crossing([*softmax, *(row("a", n, 100 + n) for n in (8, 16, 32))], "a")
         16
     """
-    times = {(r.name, r.n): getattr(r, field) for r in rows if not r.option}
+    times = {key: r["step_ms"] for key, r in _by_length(rows).items()}
     shared = sorted(n for other, n in times if other == name and ("softmax", n) in times)
     best = None
     for n in reversed(shared):
@@ -116,87 +81,107 @@ def crossing(rows: Sequence[Row], name: str, field: str = "step_ms") -> int | No
     return best
 
 
-def report(rows: Sequence[Row], caption: str) -> str:
-    """Return the tables of a run as Markdown."""
-    default = [r for r in rows if not r.option]
-    lengths = sorted({r.n for r in default})
-    table = {(r.name, r.n): r for r in default}
-    names = list(dict.fromkeys(r.name for r in default))
-    floor = growth(rows, "floor")
-    ranked = sorted(names, key=lambda a: _last(table, a, lengths))
+def family_page(rows: Sequence[Row]) -> str:
+    """Return times by length, growth and errors, and what larger options buy."""
+    from primal_attention.attention import attention_entry
+    from primal_attention.bench.exact import stands_for
 
-    def cell(name: str, n: int) -> str:
-        return f"{table[name, n].step_ms:,.1f}" if (name, n) in table else "—"
+    table, floor = _by_length(rows), growth(rows, "floor")
+    lengths = sorted({n for _, n in table})
+    names = sorted(dict.fromkeys(name for name, _ in table), key=lambda a: _last(table, a, lengths))
+    fused, first = table.get(("softmax", MIDDLE)), rows[0]
 
-    times = [[f"`{a}`", *(cell(a, n) for n in lengths)] for a in ranked]
+    def time(name: str, n: int) -> str:
+        return f"{table[name, n]['step_ms']:,.1f}" if (name, n) in table else "—"
+
     summary = []
-    for name in ranked:
+    for name in names:
         if name == "floor":
             continue
         slope, middle = growth(rows, name), table.get((name, MIDDLE))
-        since, kernel = crossing(rows, name), stands_for(name)
-        fused = table.get(("softmax", MIDDLE))
-        shares = ["—"] * 2
-        if middle and fused:
-            shares = [
-                f"{middle.step_ms / fused.step_ms:.2f}",
-                f"{middle.kept_mb / fused.kept_mb:.2f}",
-            ]
+        since, kernel, cost = crossing(rows, name), stands_for(name), attention_entry(name).cost
         summary.append(
             [
                 f"`{name}`",
-                attention_entry(name).cost,
+                cost,
                 "—" if slope is None else f"{slope:.2f}",
-                "quadratic" if "²" in attention_entry(name).cost else verdict(slope, floor),
+                "quadratic" if "²" in cost else verdict(slope, floor),
                 "—" if name == "softmax" or since is None else f"{since:,}",
-                *shares,
+                *_shares(middle, fused),
                 kernel or "its own",
-                "exact" if kernel is None else f"{middle.error:.3g}" if middle else "—",
-                "" if kernel is None or middle is None else f"{middle.average:.3g}",
+                "exact" if kernel is None else f"{middle['error']:.3g}" if middle else "—",
+                "" if kernel is None or middle is None else f"{middle['average']:.3g}",
             ]
         )
-    budgets = [
-        [f"`{r.name}`", r.option, f"{r.step_ms:,.1f}", f"{r.kept_mb:,.0f}", f"{r.error:.3g}"]
-        for r in rows
-        if r.option
-    ]
+    level = "—" if floor is None else f"{floor:.2f}"
     parts = [
-        caption,
+        f"{first['machine']}; width {first['dim']}, {first['num_heads']} heads, one sequence.",
         "Forward and backward, milliseconds, by number of tokens:",
-        markdown_table(["attention", *(f"{n:,}" for n in lengths)], times),
-        f"Slope of log time over log length from {MIDDLE:,} tokens on (the projections alone: "
-        f"{'—' if floor is None else f'{floor:.2f}'}), the length from which a step is a "
-        f"tenth faster than with fused softmax, or more, and at {MIDDLE:,} tokens time and memory "
-        "kept for backward as multiples of fused softmax and the error of the output against the "
-        "exact kernel. An error above the last column is that of an estimate worse than a plain "
-        "average:",
         markdown_table(
-            [
-                "attention",
-                "cost",
-                "slope",
-                "growth",
-                "faster from",
-                "time",
-                "memory",
-                "stands for",
-                "error",
-                "average",
-            ],
-            summary,
+            ["attention", *(f"{n:,}" for n in lengths)],
+            [[f"`{a}`", *(time(a, n) for n in lengths)] for a in names],
         ),
+        f"Slope of log time over log length from {MIDDLE:,} tokens on (the projections alone: "
+        f"{level}); the length from which a step is at least a tenth faster than with fused "
+        f"softmax; at {MIDDLE:,} tokens time and memory kept for backward as multiples of fused "
+        "softmax, and the error of the output against the exact kernel. Where the error is above "
+        "the last column, a plain average of the values is the better estimate:",
+        markdown_table(_SUMMARY, summary),
     ]
-    if budgets:
-        parts += [
-            f"What more features, landmarks or projections buy at {MIDDLE:,} tokens:",
-            markdown_table(["attention", "option", "step, ms", "kept, MiB", "error"], budgets),
+    larger = [
+        [
+            f"`{r['name']}`",
+            r["option"],
+            f"{r['step_ms']:,.1f}",
+            f"{r['kept_mb']:,.0f}",
+            f"{r['error']:.3g}",
         ]
-    return "\n\n".join(parts) + "\n"
+        for r in rows
+        if r["option"]
+    ]
+    if larger:
+        parts.append(f"More features, landmarks or projections at {MIDDLE:,} tokens:")
+        header = ["attention", "option", "step, ms", "kept, MiB", "error"]
+        parts.append(markdown_table(header, larger))
+    return page(*parts)
+
+
+_SUMMARY = ["attention", "cost", "slope", "growth", "faster from", "time", "memory", "stands for"]
+_SUMMARY += ["error", "average"]
+
+
+def _shares(row: Row | None, fused: Row | None) -> list[str]:
+    """Return time and memory as multiples of fused softmax."""
+    if row is None or fused is None:
+        return ["—", "—"]
+    return [f"{row[key] / fused[key]:.2f}" for key in ("step_ms", "kept_mb")]
+
+
+def family_picture(rows: Sequence[Row]) -> bytes:
+    """Return a PNG: time against length, and error against time at one length.
+
+    Lines of the second panel join the options that an attention was measured with. Attentions that
+    compute their own definition have no error and are not in it.
+    """
+    lengths: dict[str, list[tuple[float, float]]] = {}
+    for (name, n), row in sorted(_by_length(rows).items()):
+        lengths.setdefault(name, []).append((n, row["step_ms"]))
+    errors: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=lambda r: r["step_ms"]):
+        if row["n"] == MIDDLE and row["error"]:
+            errors.setdefault(row["name"], []).append((row["step_ms"], row["error"]))
+    panels = {"time in ms against tokens": lengths}
+    if errors:
+        panels[f"error of the output against time in ms, {MIDDLE:,} tokens"] = errors
+    return plot_lines(panels, xlabel="", ylabels=[""], dashed=["floor"])
 
 
 def choice_table(rows: Sequence[Row]) -> str:
     """Return capabilities, cost, and what was measured, of every registered attention."""
-    table = {(r.name, r.n): r for r in rows if not r.option}
+    from primal_attention.attention import attention_entry, list_attentions
+    from primal_attention.bench.exact import stands_for
+
+    table = _by_length(rows)
     fused, marks = table.get(("softmax", MIDDLE)), {True: "✓", False: "–"}
     cells = []
     for name in list_attentions():
@@ -208,10 +193,9 @@ def choice_table(rows: Sequence[Row]) -> str:
                 f"[`{name}`](attention/{page_of(name)})",
                 entry.cost,
                 *(marks[flag] for flag in flags),
-                f"{row.step_ms / fused.step_ms:.2f}" if row and fused else "—",
-                f"{row.kept_mb / fused.kept_mb:.2f}" if row and fused else "—",
+                *_shares(row, fused),
                 "—" if since is None or name == "softmax" else f"{since:,}",
-                "exact" if kernel is None else f"{row.error:.2g} of {kernel}" if row else "—",
+                "exact" if kernel is None else f"{row['error']:.2g} of {kernel}" if row else "—",
             ]
         )
     header = ["attention", "cost", "causal", "cross", "state", "positions"]
@@ -236,5 +220,5 @@ def _last(
     """Return a key that puts the fastest at the longest length first, the unmeasured last."""
     for late, n in enumerate(reversed(lengths)):
         if (name, n) in table:
-            return late, table[name, n].step_ms
+            return late, table[name, n]["step_ms"]
     return len(lengths), 0.0

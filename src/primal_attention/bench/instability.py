@@ -3,23 +3,24 @@
 Chen et al. 2021 (arXiv 2111.00035) call ``‖Δf‖² / ‖ΔW‖²`` the instability of a model: the change of
 its outputs by one step of training over the change of its parameters, here of the logits of the
 step's own batch, without dropout. The table has its mean over the first 20 steps, as a multiple of
-softmax attention's: below one is steadier.
+that of softmax attention: below one is steadier.
 
 The two-layer model of width 64 of Long Range Arena on its data, with the published optimiser and
 schedule, at batches one core can bear. Embeddings start small, as published, or of unit variance
 (``--std 1``). All models of a seed see the same sequences, and start from the same parameters where
-they have the same. Every run is saved as it ends, and a second start continues.
+they have the same.
 """
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.command import progress, user_errors
-from primal_attention.settings import at_least_one
+from primal_attention.bench.tables import page
+from primal_attention.output import markdown_table
+from primal_attention.settings import at_least_one, one_of
+from primal_attention.tasks.study import Cell, Row, Study
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,10 +28,19 @@ if TYPE_CHECKING:
 
     from primal_attention.models import EncoderClassifier
 
-__all__ = ["PUBLISHED", "Plan", "build", "instability", "main", "measure", "summarize"]
+__all__ = [
+    "BASE",
+    "MODELS",
+    "PUBLISHED",
+    "InstabilityOptions",
+    "InstabilityStudy",
+    "build",
+    "instability",
+    "ratios",
+]
 
-MEASURE = "softmax"
-"""What every ratio is taken against."""
+BASE = "softmax"
+"""Ratios are to this."""
 
 PUBLISHED = {
     "gaussian-published": {"listops": 0.77, "text": 0.83, "image": 0.62},
@@ -40,8 +50,8 @@ PUBLISHED = {
 """Ratios of the paper. Its kernel layers do not divide by the sums of rows, and its Nyströmformer
 has no convolution of the values."""
 
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    MEASURE: ("softmax", {}),
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    BASE: ("softmax", {}),
     "gaussian": ("gaussian", {}),
     "gaussian-published": ("gaussian", {"normalize": False}),
     "skyformer": ("skyformer", {"num_landmarks": 128}),
@@ -54,7 +64,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "primal": ("primal", {}),
     "primal-dual": ("primal-dual", {}),
 }
-"""Contestants: a name of the registry, and options."""
+"""A name of the registry, and options."""
 
 _WARMUP = {"listops": 1000, "text": 80, "image": 175}
 _STEPS = 50_000
@@ -63,13 +73,13 @@ _BATCH = {"listops": 4, "text": 4, "image": 8}
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How far outputs move when parameters move, as a multiple of softmax attention's."""
+class InstabilityOptions:
+    """How far outputs move when parameters move, as a multiple of softmax attention."""
 
     tasks: tuple[str, ...] = tuple(_BATCH)
     """Tasks of Long Range Arena: listops, text, image."""
-    names: tuple[str, ...] = tuple(OPTIONS)
-    """Contestants; softmax always takes part."""
+    names: tuple[str, ...] = tuple(MODELS)
+    """Models; softmax always takes part."""
     steps: int = 20
     """Steps of training."""
     seeds: int = 3
@@ -80,17 +90,90 @@ class Plan:
     """Divide every length by this, for a quick look; pictures keep theirs."""
     data: Path | None = None
     """Folder with text/imdb and vision/cifar-10; by default that of PRIMAL_DATA."""
-    out: Path = Path("outputs/instability")
-    """Folder of the results; what is there already is not run again."""
 
     def __post_init__(self) -> None:
-        for field, known in (("tasks", _BATCH), ("names", OPTIONS)):
-            unknown = sorted(set(getattr(self, field)) - set(known))
-            if unknown:
-                raise ValueError(f"Unknown {field} {unknown}; choose from {', '.join(known)}.")
+        one_of(self, "tasks", _BATCH)
+        one_of(self, "names", MODELS)
         at_least_one(self, "steps", "seeds", "shrink")
         if not self.std > 0:
             raise ValueError(f"std must be positive, got {self.std}; the published one is 0.02.")
+
+
+class InstabilityStudy(Study[InstabilityOptions]):
+    """One cell a task."""
+
+    name = "instability"
+    Options = InstabilityOptions
+
+    def cells(self, options: InstabilityOptions) -> Sequence[Cell]:
+        """Return the cells in the order of the tasks."""
+        common = {key: getattr(options, key) for key in ("std", "steps", "seeds", "shrink")}
+        names = list(dict.fromkeys((BASE, *options.names)))
+        return [{"task": task, "names": names, **common} for task in options.tasks]
+
+    def run(self, cell: Cell, options: InstabilityOptions, scratch: Path) -> Sequence[Row]:
+        """Return the instability of every model, and its ratio to softmax, seed by seed."""
+        batches = _batches(cell, options.data)
+        tokens = round(mean(float(batch["x"].shape[1]) for batch in batches))
+        found: dict[str, list[float]] = {name: [] for name in cell["names"]}
+        for seed in range(cell["seeds"]):
+            mine = batches[seed * cell["steps"] :][: cell["steps"]]
+            for name, values in found.items():
+                values.append(_mean_instability(name, cell, seed, mine))
+        return [{"tokens": tokens, **row} for row in ratios(found)]
+
+    def tables(self, rows: Sequence[Row], options: InstabilityOptions) -> Mapping[str, str | bytes]:
+        """Return one table for each standard deviation of the embedding."""
+        files: dict[str, str | bytes] = {}
+        for std in dict.fromkeys(row["std"] for row in rows):
+            mine = [row for row in rows if row["std"] == std]
+            steps, seeds = mine[0]["steps"], mine[0]["seeds"]
+            over = f"mean and standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+            caption = (
+                f"Instability over the first {steps} steps as a multiple of that of softmax "
+                f"attention, {over} (published); batch×mean length in the head. Embeddings start "
+                f"with standard deviation {std:g}."
+            )
+            files[f"std{std:g}.md"] = page(caption, _table(mine))
+        return files
+
+
+def ratios(found: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return the mean instability of each model, its mean ratio to softmax, and its spread.
+
+    Example:
+        >>> [row["ratio"] for row in ratios({"softmax": [2.0, 4.0], "primal": [1.0, 3.0]})]
+        [1.0, 0.625]
+    """
+    rows = []
+    for name, values in found.items():
+        shares = [a / b for a, b in zip(values, found[BASE], strict=True)]
+        rows.append(
+            {
+                "name": name,
+                "instability": float(f"{mean(values):.4g}"),
+                "ratio": round(mean(shares), 3),
+                "spread": round(stdev(shares), 3) if len(shares) > 1 else 0.0,
+            }
+        )
+    return rows
+
+
+def _table(rows: Sequence[Row]) -> str:
+    tasks = list(dict.fromkeys(r["task"] for r in rows))
+    at = {(r["task"], r["name"]): r for r in reversed(rows)}
+    head = ["attention", *(f"{t} ({_BATCH[t]}×{at[t, BASE]['tokens']:,})" for t in tasks)]
+    cells = []
+    for name in dict.fromkeys(r["name"] for r in rows):
+        line = [name]
+        for task in tasks:
+            row, beside = at.get((task, name)), PUBLISHED.get(name, {}).get(task)
+            text = "—" if row is None else f"{row['ratio']:.2f}"
+            if row is not None and row["seeds"] > 1:
+                text += f" ± {row['spread']:.2f}"
+            line.append(text + (f" ({beside:.2f})" if beside is not None else ""))
+        cells.append(line)
+    return markdown_table(head, cells)
 
 
 def instability(
@@ -148,7 +231,7 @@ def build(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClas
     """Return the model of a task with one attention; equal parts of a seed's models are equal.
 
     Args:
-        name: A contestant.
+        name: One of ``MODELS``.
         task: A task of Long Range Arena.
         seed: Seed of the parameters.
         std: Standard deviation of the embedding.
@@ -162,11 +245,11 @@ def build(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClas
         torch.manual_seed(seed)
         if name in ("primal", "primal-dual"):
             return EncoderClassifier(model_config(task, "dual" if "dual" in name else "primal"))
-        attention, options = OPTIONS[name]
+        attention, options = MODELS[name]
         changes = {"attention": attention, "attention_options": options}
         return EncoderClassifier(model_config(task, "softmax", **changes))
 
-    model, shared = make(name), make(MEASURE).state_dict()
+    model, shared = make(name), make(BASE).state_dict()
     shared["embed.weight"] *= std
     own = model.state_dict()
     model.load_state_dict(
@@ -175,89 +258,33 @@ def build(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClas
     return model
 
 
-def measure(
-    plan: Plan,
-    path: Path,
-    *,
-    data: Path | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[dict[str, Any]]:
-    """Return one row per task, seed and contestant; what ``path`` holds is not done again.
-
-    Args:
-        plan: What to measure.
-        path: Where every run is written as it ends.
-        data: Folder with ``text/imdb`` and ``vision/cifar-10``; by default the environment variable
-            ``PRIMAL_DATA``. ListOps needs none.
-        progress: Told before every run.
-    """
-    names = tuple(dict.fromkeys((MEASURE, *plan.names)))
-    common = {"std": plan.std, "steps": plan.steps, "shrink": plan.shrink}
-    rows, found = _read(path), []
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, _FIELDS, lineterminator="\n")
-        if not rows:
-            writer.writeheader()
-        for task in plan.tasks:
-            batches: list[Any] = []
-            for seed in range(plan.seeds):
-                for name in names:
-                    key = {"task": task, "seed": seed, "name": name, **common}
-                    row = next((r for r in rows if key.items() <= r.items()), None)
-                    if row is None:
-                        progress(f"{task}, seed {seed}: {name}")
-                        batches = batches or _batches(task, plan, data)
-                        mine = batches[seed * plan.steps :][: plan.steps]
-                        row = {**key, **_run(name, task, seed, plan.std, mine)}
-                        writer.writerow(row)
-                        file.flush()
-                    found.append(row)
-    return found
-
-
-_FIELDS = ("task", "seed", "name", "std", "steps", "shrink", "tokens", "instability")
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        rows: list[dict[str, Any]] = list(csv.DictReader(file))
-    for row in rows:
-        for key in ("seed", "steps", "shrink", "tokens"):
-            row[key] = int(row[key])
-        for key in ("std", "instability"):
-            row[key] = float(row[key])
-    return rows
-
-
-def _batches(task: str, plan: Plan, data: Path | None) -> "list[dict[str, Tensor]]":
+def _batches(cell: Cell, data: Path | None) -> "list[dict[str, Tensor]]":
     """Return ``steps`` batches a seed, sequences padded to the longest of their batch."""
-    from primal_attention.tasks.longrange.compare import Comparison, load_splits
+    from primal_attention.bench.sequences import longrange_parts
     from primal_attention.training import pad_collate
 
-    size, count = _BATCH[task], plan.steps * plan.seeds
-    wanted = Comparison(
+    size, count, shrink = _BATCH[cell["task"]], cell["steps"] * cell["seeds"], cell["shrink"]
+    found = longrange_parts(
+        cell["task"],
+        data,
         num_train=size * count,
         num_valid=1,
         num_test=1,
-        max_length=4000 // plan.shrink,
-        listops_lengths=(500 // plan.shrink, 2000 // plan.shrink),
-    )
-    found = load_splits(task, wanted, data).train
+        max_length=4000 // shrink,
+        listops_lengths=(500 // shrink, 2000 // shrink),
+    ).train
     return [pad_collate([found[size * step + i] for i in range(size)]) for step in range(count)]
 
 
-def _run(
-    name: str, task: str, seed: int, std: float, batches: "Sequence[Mapping[str, Tensor]]"
-) -> dict[str, Any]:
-    """Return the mean instability of one model, and the mean length of a batch."""
+def _mean_instability(
+    name: str, cell: Cell, seed: int, batches: "Sequence[Mapping[str, Tensor]]"
+) -> float:
     import torch
 
     from primal_attention.tasks.longrange import training_config
 
-    model = build(name, task, seed, std=std)
+    task = cell["task"]
+    model = build(name, task, seed, std=cell["std"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.0)
     # the published clipping is left out: the optimiser divides by the size of gradients anyway
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -272,87 +299,4 @@ def _run(
     if name in ("primal", "primal-dual"):
         eta = training_config(task, "dual" if "dual" in name else "primal").eta
     torch.manual_seed(seed)
-    scores = instability(model, batches, optimizer, eta=eta, after_step=schedule.step)
-    tokens = round(mean(float(batch["x"].shape[1]) for batch in batches))
-    return {"tokens": tokens, "instability": mean(scores)}
-
-
-def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one record per task and contestant: the ratio to softmax, its spread, the paper's.
-
-    Ratios are taken seed by seed.
-
-    Example:
-        >>> common = {"task": "text", "seed": 0, "std": 0.02, "tokens": 9}
-        >>> rows = [{**common, "name": "softmax", "instability": 2.0},
-        ...         {**common, "name": "skyformer-published", "instability": 3.0}]
-        >>> [(r["ratio"], r["published"]) for r in summarize(rows)]
-        [(1.0, None), (1.5, 0.81)]
-    """
-    level = {(r["task"], r["seed"]): r["instability"] for r in rows if r["name"] == MEASURE}
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["name"]), []).append(row)
-    records = []
-    for (task, name), found in groups.items():
-        ratios = [row["instability"] / level[task, row["seed"]] for row in found]
-        records.append(
-            {
-                "task": task,
-                "name": name,
-                "std": found[0]["std"],
-                "seeds": len(found),
-                "tokens": round(mean(row["tokens"] for row in found)),
-                "instability": float(f"{mean(row['instability'] for row in found):.4g}"),
-                "ratio": round(mean(ratios), 3),
-                "spread": round(stdev(ratios), 3) if len(ratios) > 1 else 0.0,
-                "published": PUBLISHED.get(name, {}).get(task),
-            }
-        )
-    return records
-
-
-def _table(records: Sequence[Mapping[str, Any]]) -> str:
-    from primal_attention.output import markdown_table
-
-    tasks = list(dict.fromkeys(r["task"] for r in records))
-    at = {(r["task"], r["name"]): r for r in records}
-    head = ["attention", *(f"{t} ({_BATCH[t]}×{at[t, MEASURE]['tokens']:,})" for t in tasks)]
-    cells = []
-    for name in dict.fromkeys(r["name"] for r in records):
-        line = []
-        for task in tasks:
-            record = at[task, name]
-            beside = record["published"]
-            text = f"{record['ratio']:.2f}"
-            if record["seeds"] > 1:
-                text += f" ± {record['spread']:.2f}"
-            line.append(text + (f" ({beside:.2f})" if beside is not None else ""))
-        cells.append([name, *line])
-    return markdown_table(head, cells)
-
-
-def main(plan: Plan) -> None:
-    """Measure, print the table, and save it with every run."""
-    import torch
-
-    from primal_attention.output import hardware, to_csv, write_atomically
-
-    torch.set_num_threads(1)
-    runs = plan.out / "instability_runs.csv"
-    with user_errors(""):
-        rows = measure(plan, runs, data=plan.data, progress=progress)
-    records = summarize(rows)
-    facts = ", ".join(f"{key}: {value}" for key, value in hardware().items())
-    seeds = f"mean and standard deviation over {plan.seeds} seeds" if plan.seeds > 1 else "one seed"
-    caption = (
-        f"Instability over the first {plan.steps} steps as a multiple of softmax attention's, "
-        f"{seeds} (published); batch×mean length in the head. Embeddings start with standard "
-        f"deviation {plan.std:g}. {facts}."
-    )
-    report = f"{caption}\n\n{_table(records)}\n"
-    print(report)
-    stem = "instability" if plan.std == Plan.std else f"instability_std{plan.std:g}"
-    write_atomically(plan.out / f"{stem}.md", report)
-    write_atomically(plan.out / f"{stem}.csv", to_csv(records, facts))
-    print(f"Saved {stem}.md, {stem}.csv and instability_runs.csv in {plan.out}.")
+    return mean(instability(model, batches, optimizer, eta=eta, after_step=schedule.step))

@@ -2,38 +2,151 @@
 
 The kernel is ``(⟨x, y⟩ + 1)²`` between two different data sets of ``n`` rows. It has 231 explicit
 features, so that thin QR gives its exact spectrum at any size; the other solvers do not know them.
-Every measurement runs once, in a process of its own; its peak memory includes the interpreter.
+Every solver runs once, in a process of its own; its peak memory includes the interpreter.
 """
 
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.command import progress
+from primal_attention.bench.tables import page, rows_table
 from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Measurement", "Plan", "main", "measure"]
+__all__ = ["Solved", "SolverOptions", "SolverStudy", "solve", "solve_apart", "spectrum_error"]
 
 _SOLVERS = ("dense", "qr", "matrix_free", "nystrom")
 _COLUMNS = 20
 
 
-class Measurement(NamedTuple):
+@dataclass(frozen=True)
+class SolverOptions:
+    """Time, memory and accuracy of the solvers of the asymmetric kernel SVD."""
+
+    lengths: tuple[int, ...] = (5000, 20000, 50000)
+    """Numbers of rows."""
+    rank: int = 16
+    """Singular triplets."""
+    dense_up_to: int = 5000
+    """Most rows of the dense solver."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "lengths", "rank")
+
+
+class SolverStudy(Study[SolverOptions]):
+    """One cell a number of rows."""
+
+    name = "ksvd"
+    Options = SolverOptions
+    threads = 2
+
+    def cells(self, options: SolverOptions) -> Sequence[Cell]:
+        """Return the cells, small ones first."""
+        return [
+            {
+                "n": n,
+                "rank": options.rank,
+                "solvers": [s for s in _SOLVERS if s != "dense" or n <= options.dense_up_to],
+            }
+            for n in sorted(options.lengths)
+        ]
+
+    def run(self, cell: Cell, options: SolverOptions, scratch: Path) -> Sequence[Row]:
+        """Run all solvers; thin QR is the reference, and is itself compared with the dense one."""
+        from primal_attention.bench.timing import machine
+
+        runs = {s: solve_apart(s, cell["n"], cell["rank"]) for s in cell["solvers"]}
+        rows = []
+        for solver, run in runs.items():
+            exact = runs.get("dense") if solver == "qr" else runs["qr"]
+            error = None if exact is None else float(f"{spectrum_error(run, exact):.1e}")
+            rows.append(
+                {
+                    "solver": solver,
+                    "seconds": float(f"{run.seconds:.3g}"),
+                    "peak_mb": round(run.peak_mb),
+                    "relative_error": error,
+                    "machine": machine(),
+                }
+            )
+        return rows
+
+    def tables(self, rows: Sequence[Row], options: SolverOptions) -> Mapping[str, str | bytes]:
+        """Return one table."""
+        shown = [
+            {
+                **row,
+                "peak, MB": row["peak_mb"],
+                "relative error": "reference"
+                if row["relative_error"] is None
+                else f"{row['relative_error']:.1e}",
+            }
+            for row in rows
+        ]
+        columns = ["n", "solver", "seconds", "peak, MB", "relative error"]
+        caption = f"{rows[0]['rank']} singular triplets, double precision. {rows[0]['machine']}."
+        return {"table.md": page(caption, rows_table(shown, columns))}
+
+
+class Solved(NamedTuple):
     """One solver on one size."""
 
-    solver: str
-    n: int
     seconds: float
     peak_mb: float
     """Most resident memory of the process, interpreter and libraries included."""
     singular_values: list[float]
+
+
+def solve(solver: str, n: int, rank: int = 16) -> Solved:
+    """Run one solver in this process and return what it took."""
+    import torch
+    from torch import Tensor
+
+    from primal_attention.ksvd import (
+        KernelTriplets,
+        dense_svd,
+        feature_svd,
+        matrix_free_svd,
+        named_kernel,
+        nystrom_svd,
+    )
+
+    kernel = named_kernel("polynomial", gamma=1.0, degree=2, coef0=1.0)
+    generator = torch.Generator().manual_seed(0)
+    solvers: dict[str, Callable[[Tensor, Tensor], KernelTriplets]] = {
+        "dense": lambda x, y: dense_svd(kernel(x, y), rank),
+        "qr": lambda x, y: feature_svd(_quadratic_features(x), _quadratic_features(y), rank),
+        "matrix_free": lambda x, y: matrix_free_svd(kernel, x, y, rank, generator=generator),
+        "nystrom": lambda x, y: nystrom_svd(kernel, x, y, rank, generator=generator),
+    }
+    x, y = _data(n)
+    solvers[solver](x[:300], y[:300])  # warm-up
+    # one run, and the process has nothing else to do: this needs no turns
+    start = time.perf_counter()
+    found = solvers[solver](x, y)
+    seconds = time.perf_counter() - start
+    return Solved(seconds, _peak_mb(), found.singular_values.tolist())
+
+
+def solve_apart(solver: str, n: int, rank: int) -> Solved:
+    """Run one solver in a new process."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(solve, solver, n, rank).result()
+
+
+def spectrum_error(found: Solved, exact: Solved) -> float:
+    """Return the largest relative error of a singular value."""
+    pairs = zip(found.singular_values, exact.singular_values, strict=True)
+    return max(abs(ours - truth) / truth for ours, truth in pairs)
 
 
 def _data(n: int) -> "tuple[Tensor, Tensor]":
@@ -67,103 +180,3 @@ def _peak_mb() -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def measure(solver: str, n: int, rank: int = 16) -> Measurement:
-    """Run one solver in this process and return what it took."""
-    import torch
-    from torch import Tensor
-
-    from primal_attention.ksvd import (
-        KernelTriplets,
-        dense_svd,
-        feature_svd,
-        matrix_free_svd,
-        named_kernel,
-        nystrom_svd,
-    )
-
-    kernel = named_kernel("polynomial", gamma=1.0, degree=2, coef0=1.0)
-    generator = torch.Generator().manual_seed(0)
-    solvers: dict[str, Callable[[Tensor, Tensor], KernelTriplets]] = {
-        "dense": lambda x, y: dense_svd(kernel(x, y), rank),
-        "qr": lambda x, y: feature_svd(_quadratic_features(x), _quadratic_features(y), rank),
-        "matrix_free": lambda x, y: matrix_free_svd(kernel, x, y, rank, generator=generator),
-        "nystrom": lambda x, y: nystrom_svd(kernel, x, y, rank, generator=generator),
-    }
-    solve = solvers[solver]
-    x, y = _data(n)
-    solve(x[:300], y[:300])  # warm-up
-    start = time.perf_counter()
-    found = solve(x, y)
-    seconds = time.perf_counter() - start
-    return Measurement(solver, n, seconds, _peak_mb(), found.singular_values.tolist())
-
-
-def _measure_apart(solver: str, n: int, rank: int) -> Measurement:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(measure, solver, n, rank).result()
-
-
-def _error(found: Measurement, exact: Measurement) -> float:
-    pairs = zip(found.singular_values, exact.singular_values, strict=True)
-    return max(abs(ours - truth) / truth for ours, truth in pairs)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Time, memory and accuracy of the solvers of the asymmetric kernel SVD."""
-
-    lengths: tuple[int, ...] = (5000, 20000, 50000)
-    """Numbers of rows."""
-    rank: int = 16
-    """Singular triplets."""
-    dense_up_to: int = 5000
-    """Most rows of the dense solver."""
-    out: Path = Path("outputs/ksvd")
-    """Folder of the results."""
-
-    def __post_init__(self) -> None:
-        at_least_one(self, "lengths", "rank")
-
-
-def main(plan: Plan) -> None:
-    """Measure every solver at every size, print a table, save CSV and JSON."""
-    from primal_attention.output import (
-        hardware,
-        markdown_table,
-        to_csv,
-        to_json,
-        write_atomically,
-    )
-
-    records = []
-    for n in plan.lengths:
-        solvers = [s for s in _SOLVERS if s != "dense" or n <= plan.dense_up_to]
-        runs = {}
-        for solver in solvers:
-            progress(f"{solver}, {n} rows")
-            runs[solver] = _measure_apart(solver, n, plan.rank)
-        for solver, run in runs.items():
-            # thin QR is the reference; it is itself held against the dense result
-            exact = runs.get("dense") if solver == "qr" else runs["qr"]
-            records.append(
-                {
-                    "n": n,
-                    "solver": solver,
-                    "seconds": f"{run.seconds:.3g}",
-                    "peak_mb": f"{run.peak_mb:.0f}",
-                    "relative_error": "reference" if exact is None else f"{_error(run, exact):.1e}",
-                }
-            )
-    machine = hardware()
-    print(markdown_table(list(records[0]), [list(r.values()) for r in records]))
-    lengths = " ".join(map(str, plan.lengths))
-    command = f"primal bench ksvd --lengths {lengths} --rank {plan.rank}"
-    comment = f"{command}; {machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
-    write_atomically(plan.out / "ksvd.csv", to_csv(records, comment))
-    write_atomically(
-        plan.out / "ksvd.json",
-        to_json({"command": command, "hardware": machine, "records": records}),
-    )

@@ -5,50 +5,112 @@ number of landmarks and kind of inverse, by steps of the Schulz iteration, by ch
 ``s`` is the scale of normal queries and keys; ``clusters`` are 32 shared centres plus noise.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Plan", "by_inverse", "by_landmarks", "by_steps", "main"]
+from primal_attention.bench.tables import page, rows_table
+from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
 
-Data = float | str
-DATA: tuple[Data, ...] = (0.5, 1.0, "clusters")
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+__all__ = ["NystromOptions", "NystromStudy", "by_inverse", "by_landmarks", "by_steps"]
+
+DATA = ("s=0.5", "s=1", "clusters")
+_CAPTIONS = {
+    "inverse": "Relative spectral error, mean of 2 draws",
+    "steps": "Residual of the Schulz iteration, 128 landmarks, ridge 0.1",
+    "landmarks": "Relative spectral error, ridge 1e-3, mean of 3 draws",
+}
 
 
-def _draw(kind: Data, seed: int, n: int = 512, d: int = 32) -> Any:
+@dataclass(frozen=True)
+class NystromOptions:
+    """Error of landmark attentions against the exact kernel."""
+
+    tokens: int = 512
+    """Queries and keys."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "tokens")
+
+
+class NystromStudy(Study[NystromOptions]):
+    """Three tables; one cell a line of each."""
+
+    name = "nystrom"
+    Options = NystromOptions
+
+    def cells(self, options: NystromOptions) -> Sequence[Cell]:
+        """Return the cells, table by table."""
+        inverse = [("inverse", data, size) for data in DATA for size in (16, 64, 128, 256)]
+        steps = [("steps", f"s={scale:g}", 128) for scale in (0.1, 0.25, 0.5, 1.0)]
+        landmarks = [("landmarks", data, size) for data in DATA for size in (64, 128)]
+        return [
+            {"table": table, "data": data, "landmarks": size, "tokens": options.tokens}
+            for table, data, size in (*inverse, *steps, *landmarks)
+        ]
+
+    def run(self, cell: Cell, options: NystromOptions, scratch: Path) -> Row:
+        """Return one line of a table."""
+        tables: dict[str, Callable[[str, int, int], dict[str, float]]] = {
+            "inverse": by_inverse,
+            "steps": by_steps,
+            "landmarks": by_landmarks,
+        }
+        found = tables[cell["table"]](cell["data"], cell["landmarks"], cell["tokens"])
+        return {name: float(f"{value:.3g}") for name, value in found.items()}
+
+    def tables(self, rows: Sequence[Row], options: NystromOptions) -> Mapping[str, str | bytes]:
+        """Return the three tables."""
+        files: dict[str, str | bytes] = {}
+        for name, caption in _CAPTIONS.items():
+            mine = [row for row in rows if row["table"] == name]
+            if mine:
+                columns = [c for c in mine[0] if c not in ("table", "tokens")]
+                facts = f"{caption}; {mine[0]['tokens']} queries and keys of width 32, float64."
+                files[f"{name}.md"] = page(facts, rows_table(mine, columns))
+        return files
+
+
+def _draw(data: str, seed: int, n: int, d: int = 32) -> "tuple[Tensor, Tensor, Generator]":
     """Return scaled queries and keys, ``[1 1 n d]`` each, and the generator they came from."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     q, k = torch.randn(2, 1, 1, n, d, generator=generator, dtype=torch.float64)
-    if isinstance(kind, str):
+    if data == "clusters":
         centres = torch.randn(32, d, generator=generator, dtype=torch.float64)
         pick = torch.randint(32, (2, n), generator=generator)
         q, k = centres[pick[0]] + 0.3 * q, centres[pick[1]] + 0.3 * k
     else:
-        q, k = kind * q, kind * k
+        scale = float(data.removeprefix("s="))
+        q, k = scale * q, scale * k
     return q * d**-0.25, k * d**-0.25, generator
 
 
-def _uniform(q: Any, k: Any, num: int, generator: Any) -> Any:
+def _uniform(q: "Tensor", k: "Tensor", num: int, generator: "Generator") -> "Tensor":
     """Return landmarks drawn with replacement, half of the queries and half of the keys."""
     import torch
 
-    n = q.shape[2]
-    picks = torch.randint(n, (2, num // 2), generator=generator)
+    picks = torch.randint(q.shape[2], (2, num // 2), generator=generator)
     return torch.cat([q[:, :, picks[0]], k[:, :, picks[1]]], dim=2)
 
 
-def by_inverse(
-    sizes: Sequence[int] = (16, 64, 128, 256), *, seeds: int = 2, n: int = 512
-) -> list[dict[str, Any]]:
-    """Return the relative spectral error per data set, number of landmarks and inverse.
+def _means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: mean(errors[name] for errors in found) for name in found[0]}
+
+
+def by_inverse(data: str, size: int, n: int = 512, *, seeds: int = 2) -> dict[str, float]:
+    """Return the relative spectral error by kind of inverse.
 
     Example:
-        >>> rows = by_inverse([8, 32], seeds=1, n=40)
-        >>> rows[0]["exact 1e-3"] > rows[1]["exact 1e-3"]
+        >>> few, many = (by_inverse("s=1", size, 40, seeds=1) for size in (8, 32))
+        >>> few["exact 1e-3"] > many["exact 1e-3"]
         True
     """
     import torch
@@ -62,63 +124,49 @@ def by_inverse(
         low = gaussian_gram(q, z) @ inverse @ gaussian_gram(z, k)
         return float(torch.linalg.matrix_norm(exact - low, 2) / torch.linalg.matrix_norm(exact, 2))
 
-    rows = []
-    for kind in DATA:
-        for size in sizes:
-            found: dict[str, list[float]] = {}
-            for seed in range(seeds):
-                q, k, generator = _draw(kind, seed, n)
-                z = _uniform(q, k, size, generator)
-                m = landmark_gram(z, 0.1)
-                # repeated landmarks make the matrix singular: cut what rounding leaves of zeros
-                pinv = torch.linalg.pinv(gaussian_gram(z, z), rtol=1e-10, hermitian=True)
-                errors = {
-                    "pinv": with_inverse(q, k, z, pinv),
-                    "exact 1e-3": float(nystrom_error(q, k, z, ridge=1e-3)),
-                    "exact 0.1": float(nystrom_error(q, k, z, ridge=0.1)),
-                    "published, 6 steps": float(
-                        nystrom_error(q, k, z, ridge=0.1, inverse="published")
-                    ),
-                    "identity, 6 steps": with_inverse(q, k, z, schulz_inverse(m, 6)),
-                }
-                for name, error in errors.items():
-                    found.setdefault(name, []).append(error)
-            rows.append(
-                {"data": _label(kind), "landmarks": size, **{a: mean(b) for a, b in found.items()}}
-            )
-    return rows
+    found = []
+    for seed in range(seeds):
+        q, k, generator = _draw(data, seed, n)
+        z = _uniform(q, k, size, generator)
+        # repeated landmarks make the matrix singular: cut what rounding leaves of zeros
+        pinv = torch.linalg.pinv(gaussian_gram(z, z), rtol=1e-10, hermitian=True)
+        published = nystrom_error(q, k, z, ridge=0.1, inverse="published")
+        identity = schulz_inverse(landmark_gram(z, 0.1), 6)
+        found.append(
+            {
+                "pinv": with_inverse(q, k, z, pinv),
+                "exact 1e-3": float(nystrom_error(q, k, z, ridge=1e-3)),
+                "exact 0.1": float(nystrom_error(q, k, z, ridge=0.1)),
+                "published, 6 steps": float(published),
+                "identity, 6 steps": with_inverse(q, k, z, identity),
+            }
+        )
+    return _means(found)
 
 
-def by_steps(
-    scales: Sequence[float] = (0.1, 0.25, 0.5, 1.0), *, size: int = 128
-) -> list[dict[str, Any]]:
-    """Return the residual ``‖N Z − I‖₂`` of the Schulz iteration per scale, start and steps."""
+def by_steps(data: str, size: int = 128, n: int = 512) -> dict[str, float]:
+    """Return the residual ``‖N Z − I‖₂`` of the Schulz iteration by start and steps."""
     import torch
 
     from primal_attention.functional.nystrom import landmark_gram
     from primal_attention.functional.schulz import schulz_inverse
 
-    rows = []
-    for scale in scales:
-        q, k, generator = _draw(scale, 0)
-        m = landmark_gram(_uniform(q, k, size, generator), 0.1)
-        root = m.sum(-1, keepdim=True).rsqrt()
-        n_m = root * m * root.mT
-        eye = torch.eye(size, dtype=m.dtype)
-        row = {"s": scale, "smallest eigenvalue": float(torch.linalg.eigvalsh(n_m).min())}
-        for start, steps in (("published", (6, 10, 15)), ("identity", (6, 8))):
-            for count in steps:
-                inverse = schulz_inverse(m, count, published_start=start == "published")
-                residual = n_m @ (inverse / (root * root.mT)) - eye
-                row[f"{start}, {count} steps"] = float(torch.linalg.matrix_norm(residual, 2))
-        rows.append(row)
-    return rows
+    q, k, generator = _draw(data, 0, n)
+    m = landmark_gram(_uniform(q, k, size, generator), 0.1)
+    root = m.sum(-1, keepdim=True).rsqrt()
+    n_m = root * m * root.mT
+    eye = torch.eye(size, dtype=m.dtype)
+    row = {"smallest eigenvalue": float(torch.linalg.eigvalsh(n_m).min())}
+    for start, steps in (("published", (6, 10, 15)), ("identity", (6, 8))):
+        for count in steps:
+            inverse = schulz_inverse(m, count, published_start=start == "published")
+            residual = n_m @ (inverse / (root * root.mT)) - eye
+            row[f"{start}, {count} steps"] = float(torch.linalg.matrix_norm(residual, 2))
+    return row
 
 
-def by_landmarks(
-    sizes: Sequence[int] = (64, 128), *, seeds: int = 3, n: int = 512
-) -> list[dict[str, Any]]:
-    """Return the relative spectral error per data set, number and choice of landmarks.
+def by_landmarks(data: str, size: int, n: int = 512, *, seeds: int = 3) -> dict[str, float]:
+    """Return the relative spectral error by choice of landmarks.
 
     ``best`` is the best matrix of that rank, by the singular value decomposition.
     """
@@ -132,58 +180,19 @@ def by_landmarks(
     )
     from primal_attention.functional.nystrom import nystrom_error
 
-    rows = []
-    for kind in DATA:
-        for size in sizes:
-            found: dict[str, list[float]] = {}
-            for seed in range(seeds):
-                q, k, generator = _draw(kind, seed, n)
-                spectrum = torch.linalg.svdvals(gaussian_gram(q, k))[0, 0]
-                half = size // 2
-                strided = torch.cat([strided_landmarks(t, half) for t in (q, k)], dim=2)
-                choices = {
-                    "uniform": _uniform(q, k, size, generator),
-                    "strided": strided,
-                    "segments": torch.cat([segment_means(t, half) for t in (q, k)], dim=2),
-                    "kmeans": kmeans_landmarks(torch.cat([q, k], dim=2), strided),
-                }
-                found.setdefault("best", []).append(float(spectrum[size] / spectrum[0]))
-                for name, z in choices.items():
-                    found.setdefault(name, []).append(float(nystrom_error(q, k, z)))
-            rows.append(
-                {"data": _label(kind), "landmarks": size, **{a: mean(b) for a, b in found.items()}}
-            )
-    return rows
-
-
-def _label(kind: Data) -> str:
-    return kind if isinstance(kind, str) else f"s={kind:g}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Error of landmark attentions against the exact kernel."""
-
-    out: Path = Path("outputs/nystrom_error")
-    """Folder of the results."""
-
-
-def main(plan: Plan) -> None:
-    """Print the three tables and save them as CSV."""
-    from primal_attention.output import markdown_table, to_csv, write_atomically
-
-    tables = (
-        ("inverse", "relative spectral error, 2 draws", by_inverse),
-        ("steps", "residual of the Schulz iteration, 128 landmarks, ridge 0.1", by_steps),
-        ("landmarks", "relative spectral error, ridge 1e-3, 3 draws", by_landmarks),
-    )
-    for name, title, run in tables:
-        rows = [{a: _rounded(b) for a, b in row.items()} for row in run()]
-        print(f"\n{title}\n\n{markdown_table(list(rows[0]), [list(r.values()) for r in rows])}")
-        facts = f"{title}; 512 queries and keys of width 32, float64"
-        write_atomically(plan.out / f"nystrom_{name}.csv", to_csv(rows, facts))
-    print(f"\nsaved to {plan.out}/")
-
-
-def _rounded(value: Any) -> Any:
-    return f"{value:.3g}" if isinstance(value, float) else value
+    found = []
+    for seed in range(seeds):
+        q, k, generator = _draw(data, seed, n)
+        spectrum = torch.linalg.svdvals(gaussian_gram(q, k))[0, 0]
+        half = size // 2
+        strided = torch.cat([strided_landmarks(t, half) for t in (q, k)], dim=2)
+        choices = {
+            "uniform": _uniform(q, k, size, generator),
+            "strided": strided,
+            "segments": torch.cat([segment_means(t, half) for t in (q, k)], dim=2),
+            "kmeans": kmeans_landmarks(torch.cat([q, k], dim=2), strided),
+        }
+        errors = {"best": float(spectrum[size] / spectrum[0])}
+        errors |= {name: float(nystrom_error(q, k, z)) for name, z in choices.items()}
+        found.append(errors)
+    return _means(found)

@@ -2,231 +2,41 @@
 
 Nyströmformer beside ``nystrom-attention``, FAVOR+ beside ``performer-pytorch`` (also in causal
 order, where that package has no compiled kernel on a CPU) and Linformer beside ``linformer``, at
-equal width, heads and landmarks, features or projections. Ours and theirs take turns; below one,
-the ratio says that ours is the faster, or the leaner.
-
-The packages are the extra ``peers``.
+equal width, heads and landmarks, features or projections. Ours and theirs take turns. A ratio below
+one says that ours needs less. The packages are the extra ``peers``.
 """
 
 import contextlib
 import io
-import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
+from primal_attention.bench.tables import page
+from primal_attention.output import markdown_table
 from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
 
-__all__ = ["Comparison", "Plan", "compare", "main", "pairs"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["PEERS", "PeerOptions", "PeerStudy"]
 
 PEERS = {
     "nystromformer": "nystrom-attention",
     "favor": "performer-pytorch",
-    "favor, causal": "performer-pytorch",
     "linformer": "linformer",
+    "favor, causal": "performer-pytorch",
 }
-CAUSAL_LIMIT = 4096
-"""Tokens up to which the causal package is run; it forms every outer product."""
+CAUSAL_UP_TO = 4096
+"""Tokens up to which the causal package takes part; it forms every outer product."""
+_PARTS = ("forward_ms", "step_ms", "peak_mb", "kept_mb")
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One of our layers and its public twin at one length."""
-
-    name: str
-    package: str
-    n: int
-    forward_ms: float
-    step_ms: float
-    peak_mb: float
-    kept_mb: float
-    forward_ratio: float
-    """Our time over theirs."""
-    step_ratio: float
-    peak_ratio: float
-    kept_ratio: float
-
-
-def pairs(n: int, dim: int = 256, num_heads: int = 4, *, size: int = 128) -> dict[str, Any]:
-    """Return our layer and theirs by name, each a function of ``x``.
-
-    Args:
-        n: Tokens; ``linformer`` is built for one length.
-        dim: Model width.
-        num_heads: Heads.
-        size: Features and projections; landmarks are half of it.
-    """
-    try:
-        with warnings.catch_warnings():
-            # the packages import what torch and Python have deprecated
-            warnings.simplefilter("ignore")
-            from linformer import LinformerSelfAttention
-            from nystrom_attention import NystromAttention
-            from performer_pytorch import SelfAttention
-    except ImportError as error:
-        raise ImportError(
-            "The comparison needs the public packages; install them with: "
-            "pip install 'primal-attention[peers]'"
-        ) from error
-
-    import torch
-    from torch import nn
-
-    from primal_attention.attention import create_attention
-
-    class Causal(nn.Module):
-        def __init__(self, layer: nn.Module) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.layer(x, is_causal=True)
-
-    def performer(causal: bool) -> Any:
-        # it says on standard output that it has no compiled kernel
-        with contextlib.redirect_stdout(io.StringIO()):
-            width = dim // num_heads
-            return SelfAttention(
-                dim, heads=num_heads, dim_head=width, nb_features=size, causal=causal
-            )
-
-    landmarks = max(size // 2, 1)
-    found: dict[str, Any] = {
-        "nystromformer": (
-            create_attention("nystromformer", dim, num_heads, num_landmarks=landmarks),
-            NystromAttention(
-                dim, dim_head=dim // num_heads, heads=num_heads, num_landmarks=landmarks
-            ),
-        ),
-        "favor": (
-            create_attention("favor", dim, num_heads, num_features=size),
-            performer(False),
-        ),
-        "linformer": (
-            create_attention("linformer", dim, num_heads, num_projections=size),
-            LinformerSelfAttention(dim, n, k=size, heads=num_heads),
-        ),
-    }
-    if n <= CAUSAL_LIMIT:
-        ours = Causal(create_attention("favor", dim, num_heads, num_features=size))
-        found["favor, causal"] = ours, performer(True)
-    return found
-
-
-def compare(
-    n: int,
-    *,
-    dim: int = 256,
-    num_heads: int = 4,
-    size: int = 128,
-    repeats: int = 30,
-    seconds: float = 20.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[Comparison]:
-    """Return one comparison for each pair at one length.
-
-    Args:
-        n: Tokens, in a batch of one.
-        dim: Model width.
-        num_heads: Heads.
-        size: Features and projections; landmarks are half of it.
-        repeats: Turns that the two take.
-        seconds: A pair that has used up this time takes no further turn.
-        clock: What time is read from.
-    """
-    import torch
-    from torch import Tensor, nn
-
-    from primal_attention.analysis.memory import PeakMemory, kept_for_backward
-
-    torch.manual_seed(0)
-    x = torch.randn(1, n, dim, requires_grad=True)
-
-    def infer(layer: nn.Module) -> None:
-        with torch.no_grad():
-            layer(x)
-
-    def step(layer: nn.Module) -> None:
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-        y: Tensor = layer(x)
-        y.backward(torch.ones_like(y))
-
-    def timed(run: Callable[[nn.Module], None], layer: nn.Module) -> float:
-        start = clock()
-        run(layer)
-        return (clock() - start) * 1e3
-
-    def memory(layer: nn.Module) -> tuple[float, float]:
-        layer.zero_grad(set_to_none=True)
-        x.grad = None
-        with PeakMemory() as counted:
-            step(layer)
-        kept = kept_for_backward(lambda: layer(x), [x, *layer.parameters()])
-        return counted.peak / 2**20, kept / 2**20
-
-    rows = []
-    for name, both in pairs(n, dim, num_heads, size=size).items():
-        for layer in both:
-            infer(layer)
-            step(layer)
-        begin = time.perf_counter()
-        times: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
-        for _ in range(repeats):
-            for layer, (forward, whole) in zip(both, times, strict=True):
-                forward.append(timed(infer, layer))
-                whole.append(timed(step, layer))
-            if time.perf_counter() - begin > seconds:
-                break
-        (ours, theirs), ours_kept, theirs_kept = (
-            [(median(f), median(w)) for f, w in times],
-            memory(both[0]),
-            memory(both[1]),
-        )
-        rows.append(
-            Comparison(
-                name=name,
-                package=PEERS[name],
-                n=n,
-                forward_ms=round(ours[0], 2),
-                step_ms=round(ours[1], 2),
-                peak_mb=round(ours_kept[0], 1),
-                kept_mb=round(ours_kept[1], 1),
-                forward_ratio=round(ours[0] / theirs[0], 2),
-                step_ratio=round(ours[1] / theirs[1], 2),
-                peak_ratio=round(ours_kept[0] / theirs_kept[0], 2),
-                kept_ratio=round(ours_kept[1] / theirs_kept[1], 2),
-            )
-        )
-    return rows
-
-
-def report(rows: Sequence[Comparison], caption: str) -> str:
-    """Return the table as Markdown, and whether any of ours is slower."""
-    from primal_attention.output import markdown_table
-
-    header = ["ours", "package", "tokens", "step, ms", "forward", "step", "peak memory", "kept"]
-    table = [
-        [
-            f"`{r.name}`",
-            f"`{r.package}`",
-            f"{r.n:,}",
-            f"{r.step_ms:,.1f}",
-            *(f"{v:.2f}" for v in (r.forward_ratio, r.step_ratio, r.peak_ratio, r.kept_ratio)),
-        ]
-        for r in rows
-    ]
-    slower = [f"{r.name} at {r.n:,}" for r in rows if max(r.forward_ratio, r.step_ratio) > 1]
-    verdict = "None of ours is slower." if not slower else f"Slower: {'; '.join(slower)}."
-    lead = "Our time and memory as multiples of theirs:"
-    return "\n\n".join([caption, lead, markdown_table(header, table), verdict]) + "\n"
-
-
-@dataclass(frozen=True)
-class Plan:
+class PeerOptions:
     """Our layers beside the public packages of the same methods, in turns."""
 
     lengths: tuple[int, ...] = (512, 1024, 4096, 16384)
@@ -239,45 +49,103 @@ class Plan:
     """Features and projections; landmarks are half of it."""
     repeats: int = 30
     """Turns."""
+    seconds: float = 10.0
+    """A layer that has used this time takes no further turn."""
     threads: int = 2
-    """Threads of torch."""
-    cpu_time: bool = False
-    """Processor time of one thread, for busy machines; take --threads 1 with it."""
-    out: Path = Path("outputs/bench")
-    """Folder of the results."""
+    """Threads of torch; with one thread, processor time is measured."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "lengths", "dim", "num_heads", "size", "repeats", "threads")
 
 
-def main(plan: Plan) -> None:
-    """Print the comparison and save it as CSV and Markdown."""
-    import torch
+class PeerStudy(Study[PeerOptions]):
+    """One cell a length and pair."""
 
-    from primal_attention.output import hardware, to_csv, write_atomically
+    name = "peers"
+    Options = PeerOptions
 
-    torch.set_num_threads(plan.threads)
-    facts = {
-        **hardware(),
-        "width": plan.dim,
-        "heads": plan.num_heads,
-        "features and projections": plan.size,
-        "landmarks": plan.size // 2,
-        "batch": 1,
-    }
-    caption = ", ".join(f"{key}: {value}" for key, value in facts.items())
-    rows: list[Comparison] = []
-    for n in sorted(plan.lengths):
-        rows += compare(
-            n,
-            dim=plan.dim,
-            num_heads=plan.num_heads,
-            size=plan.size,
-            repeats=plan.repeats,
-            clock=time.thread_time if plan.cpu_time else time.perf_counter,
+    def cells(self, options: PeerOptions) -> Sequence[Cell]:
+        """Return the cells, short lengths first."""
+        common = {key: getattr(options, key) for key in ("dim", "num_heads", "size", "threads")}
+        return [
+            {"name": name, "n": n, **common}
+            for n in sorted(options.lengths)
+            for name in PEERS
+            if name != "favor, causal" or n <= CAUSAL_UP_TO
+        ]
+
+    def run(self, cell: Cell, options: PeerOptions, scratch: Path) -> Row:
+        """Measure our layer and theirs at one length."""
+        import torch
+
+        from primal_attention.bench.timing import layer_costs, machine
+
+        torch.manual_seed(0)
+        x = torch.randn(1, cell["n"], cell["dim"], requires_grad=True)
+        layers = dict(zip(("ours", "theirs"), _pair(cell), strict=True))
+        costs = layer_costs(layers, x, options.repeats, seconds=options.seconds)
+        ours, theirs = costs["ours"], costs["theirs"]
+        ratios = {f"{part[:-3]}_ratio": round(ours[part] / theirs[part], 2) for part in _PARTS}
+        return {"package": PEERS[cell["name"]], **ours, **ratios, "machine": machine()}
+
+    def tables(self, rows: Sequence[Row], options: PeerOptions) -> Mapping[str, str | bytes]:
+        """Return the ratios, and which of ours is slower."""
+        header = ["ours", "package", "tokens", "step, ms", "forward", "step", "peak memory", "kept"]
+        table = [
+            [
+                f"`{r['name']}`",
+                f"`{r['package']}`",
+                f"{r['n']:,}",
+                f"{r['step_ms']:,.1f}",
+                *(f"{r[f'{part[:-3]}_ratio']:.2f}" for part in _PARTS),
+            ]
+            for r in rows
+        ]
+        slower = [
+            f"{r['name']} at {r['n']:,}"
+            for r in rows
+            if max(r["forward_ratio"], r["step_ratio"]) > 1
+        ]
+        first = rows[0]
+        caption = (
+            f"{first['machine']}; width {first['dim']}, {first['num_heads']} heads, "
+            f"{first['size']} features and projections, {first['size'] // 2} landmarks, one "
+            "sequence. Our time and memory as multiples of theirs:"
         )
-        write_atomically(plan.out / "peers.csv", to_csv([asdict(r) for r in rows], caption))
-        text = report(rows, caption)
-        write_atomically(plan.out / "peers.md", text)
-    print(text)
-    print(f"Saved peers.csv and peers.md in {plan.out}.")
+        verdict = f"Slower: {'; '.join(slower)}." if slower else "None of ours is slower."
+        return {"table.md": page(caption, markdown_table(header, table), verdict)}
+
+
+def _pair(cell: Cell) -> "tuple[nn.Module, nn.Module]":
+    """Return our layer and theirs."""
+    try:
+        with warnings.catch_warnings():
+            # the packages import what torch and Python have deprecated
+            warnings.simplefilter("ignore")
+            from linformer import LinformerSelfAttention
+            from nystrom_attention import NystromAttention
+            from performer_pytorch import SelfAttention
+    except ImportError as error:
+        raise ImportError(
+            "The comparison needs the public packages; install them with: "
+            "pip install 'primal-attention[peers]'"
+        ) from error
+    from primal_attention.attention import create_attention
+    from primal_attention.bench.rivals import CausalLayer
+
+    name, dim, heads, size = (cell[key] for key in ("name", "dim", "num_heads", "size"))
+    if name == "nystromformer":
+        marks = max(size // 2, 1)
+        theirs = NystromAttention(dim, dim_head=dim // heads, heads=heads, num_landmarks=marks)
+        return create_attention(name, dim, heads, num_landmarks=marks), theirs
+    if name == "linformer":
+        # theirs is built for one length
+        theirs = LinformerSelfAttention(dim, cell["n"], k=size, heads=heads)
+        return create_attention(name, dim, heads, num_projections=size), theirs
+    is_causal = name != "favor"
+    ours = create_attention("favor", dim, heads, num_features=size)
+    # it says on standard output that it has no compiled kernel
+    with contextlib.redirect_stdout(io.StringIO()):
+        options = {"dim_head": dim // heads, "nb_features": size, "causal": is_causal}
+        theirs = SelfAttention(dim, heads=heads, **options)
+    return CausalLayer(ours) if is_causal else ours, theirs

@@ -6,27 +6,78 @@ transform of the whole sequence and by divide and conquer, for random weights of
 weights that rise with the distance from ``exp(−R)`` to ``exp(R)``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-__all__ = ["Plan", "feature_error", "main", "range_error"]
+from primal_attention.bench.tables import page, rows_table
+from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
+
+__all__ = ["ToeplitzOptions", "ToeplitzStudy", "feature_error", "range_error"]
+
+
+@dataclass(frozen=True)
+class ToeplitzOptions:
+    """Error of sums weighted by distance: what norms and dynamic range cost."""
+
+    trials: int = 20
+    """Draws of queries, keys and features in the first table."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "trials")
+
+
+class ToeplitzStudy(Study[ToeplitzOptions]):
+    """Two tables; one cell a line of each."""
+
+    name = "toeplitz"
+    Options = ToeplitzOptions
+
+    def cells(self, options: ToeplitzOptions) -> Sequence[Cell]:
+        """Return the cells, table by table."""
+        norms = [{"table": "features", "R": r, "trials": options.trials} for r in (1, 2, 4, 8)]
+        return [*norms, *({"table": "range", "R": r} for r in (2, 4, 6, 8, 10, 16))]
+
+    def run(self, cell: Cell, options: ToeplitzOptions, scratch: Path) -> Row:
+        """Return one line of a table."""
+        if cell["table"] == "features":
+            found = feature_error(cell["R"], trials=cell["trials"])
+        else:
+            found = range_error(cell["R"])
+        return {name: float(f"{value:.3g}") for name, value in found.items()}
+
+    def tables(self, rows: Sequence[Row], options: ToeplitzOptions) -> Mapping[str, str | bytes]:
+        """Return both tables."""
+        trials = max((row.get("trials", 0) for row in rows), default=0)
+        captions = {
+            "features": f"‖A − Â‖₁, head width 64, 1024 keys, mean of {trials} trials.",
+            "range": "Largest error of causal averages of unit-variance values, float32, "
+            "512 tokens.",
+        }
+        files: dict[str, str | bytes] = {}
+        for name, caption in captions.items():
+            mine = [row for row in rows if row["table"] == name]
+            if mine:
+                columns = [c for c in mine[0] if c not in ("table", "trials")]
+                files[f"{name}.md"] = page(caption, rows_table(mine, columns))
+        return files
 
 
 def feature_error(
-    norms: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
+    norm: float,
     sizes: Sequence[int] = (4, 16, 64, 256, 1024),
     *,
     dim: int = 64,
     keys: int = 1024,
     trials: int = 20,
-) -> list[dict[str, Any]]:
+) -> dict[str, float]:
     """Return ``‖A − Â‖₁`` of softmax weights by independent positive features, mean over trials.
 
     Example:
-        >>> row = feature_error([1.0], [4, 256], dim=8, keys=50, trials=3)[0]
+        >>> row = feature_error(1.0, [4, 256], dim=8, keys=50, trials=3)
         >>> row["4 features"] > row["256 features"]
         True
     """
@@ -34,39 +85,31 @@ def feature_error(
 
     from primal_attention.kernels import PositiveFeatures
 
-    rows = []
-    for norm in norms:
-        row: dict[str, Any] = {"R": norm}
-        for size in sizes:
-            errors = []
-            for seed in range(trials):
-                generator = torch.Generator().manual_seed(seed)
-                q, k = (
-                    torch.randn(n, dim, generator=generator, dtype=torch.float64) for n in (1, keys)
-                )
-                q, k = (norm * t / t.norm(dim=-1, keepdim=True) for t in (q, k))
-                phi = PositiveFeatures(
-                    dim, size, directions="iid", generator=generator, dtype=torch.float64
-                )
-                logs = phi.log_features(k)
-                # a factor common to all keys cancels; without it the sums overflow at R = 8
-                features = (logs - logs.max()).exp()
-                query = phi.log_features(q)
-                weights = (query - query.max()).exp() @ features.mT
-                exact = (q @ k.mT).softmax(-1)
-                errors.append(float((weights / weights.sum() - exact).abs().sum()))
-            row[f"{size} features"] = mean(errors)
-        rows.append(row)
-    return rows
+    row = {}
+    for size in sizes:
+        errors = []
+        for seed in range(trials):
+            generator = torch.Generator().manual_seed(seed)
+            q, k = (
+                torch.randn(n, dim, generator=generator, dtype=torch.float64) for n in (1, keys)
+            )
+            q, k = (norm * t / t.norm(dim=-1, keepdim=True) for t in (q, k))
+            phi = PositiveFeatures(
+                dim, size, directions="iid", generator=generator, dtype=torch.float64
+            )
+            logs, query = phi.log_features(k), phi.log_features(q)
+            # a factor common to all keys cancels; without it the sums overflow at R = 8
+            features = (logs - logs.max()).exp()
+            weights = (query - query.max()).exp() @ features.mT
+            exact = (q @ k.mT).softmax(-1)
+            errors.append(float((weights / weights.sum() - exact).abs().sum()))
+        row[f"{size} features"] = mean(errors)
+    return row
 
 
 def range_error(
-    levels: Sequence[float] = (2, 4, 6, 8, 10, 16),
-    *,
-    n: int = 512,
-    dim: int = 16,
-    num_features: int = 32,
-) -> list[dict[str, Any]]:
+    level: float, *, n: int = 512, dim: int = 16, num_features: int = 32
+) -> dict[str, float]:
     """Return the largest absolute error of averages of unit-variance values, in float32."""
     import torch
 
@@ -87,6 +130,8 @@ def range_error(
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
     noise = torch.randn(2 * n - 1, generator=generator, dtype=torch.float64)
     lag = (torch.arange(2 * n - 1) - n + 1).abs().double()
+    random = level * noise / noise.abs().max()
+    rising = level * (2 * lag / (n - 1) - 1)
 
     def error(bias: Any, is_causal: bool, backend: Backend) -> float:
         c = (bias - bias.max()).exp()[None]
@@ -96,41 +141,10 @@ def range_error(
         exact, got = (t[..., :-1] / t[..., -1:] for t in (exact, got))
         return float((got.double() - exact).abs().max())
 
-    rows = []
-    for level in levels:
-        random = level * noise / noise.abs().max()
-        rising = level * (2 * lag / (n - 1) - 1)
-        rows.append(
-            {
-                "R": level,
-                "random, one transform": error(random, True, "fft"),
-                "random, blocks": error(random, True, "split"),
-                "rising, one transform": error(rising, True, "fft"),
-                "rising, blocks": error(rising, True, "split"),
-                "rising, bidirectional": error(rising, False, "fft"),
-            }
-        )
-    return rows
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Error of sums weighted by distance: what norms and dynamic range cost."""
-
-    out: Path = Path("outputs/toeplitz_error")
-    """Folder of the results."""
-
-
-def main(plan: Plan) -> None:
-    """Print both tables and save them as CSV."""
-    from primal_attention.output import markdown_table, to_csv, write_atomically
-
-    tables = (
-        ("features", "‖A − Â‖₁, head width 64, 1024 keys, 20 trials", feature_error),
-        ("range", "largest error of causal averages, float32, 512 tokens", range_error),
-    )
-    for name, title, run in tables:
-        rows = [{a: f"{b:.3g}" for a, b in row.items()} for row in run()]
-        print(f"\n{title}\n\n{markdown_table(list(rows[0]), [list(r.values()) for r in rows])}")
-        write_atomically(plan.out / f"toeplitz_{name}.csv", to_csv(rows, title))
-    print(f"\nsaved to {plan.out}/")
+    return {
+        "random, one transform": error(random, True, "fft"),
+        "random, blocks": error(random, True, "split"),
+        "rising, one transform": error(rising, True, "fft"),
+        "rising, blocks": error(rising, True, "split"),
+        "rising, bidirectional": error(rising, False, "fft"),
+    }

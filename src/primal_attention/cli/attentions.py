@@ -39,12 +39,13 @@ def stored_table() -> list[list[str]]:
 
 def renewed(page: Path) -> str:
     """Return a page with the tables that it has marks for as they should be."""
-    from primal_attention.bench.family_table import choice_table, read_rows
+    from primal_attention.bench.family_table import choice_table
+    from primal_attention.tasks.study import read_rows
 
     text = page.read_text("utf-8")
     if f"<!-- {_MEASURED}: start -->" in text:
-        folder = page.parent / "results"
-        rows = read_rows(folder / "family.csv")
+        folder = page.parent / "results" / "family"
+        rows = read_rows(folder)
         if not rows:
             raise ValueError(f"Nothing was measured yet; run primal bench family --out {folder}.")
         text = replace_between(text, _MEASURED, choice_table(rows))

@@ -5,7 +5,7 @@ rest: it skips finished cells, appends each row to ``rows.jsonl`` as soon as it 
 the tables. A result folder has no other writer::
 
     <out>/rows.jsonl      one finished cell a line (or several lines, see ``Study.run``)
-    <out>/about.json      the command, its options and the machine
+    <out>/about.json      the command, its options and the machine of the last measurement
     <out>/<name>          whatever ``Study.tables`` returns: Markdown, CSV, PNG
     <out>/runs/<cell>/    scratch folder of a cell, for checkpoints; removed when the cell is done
 
@@ -29,7 +29,16 @@ from primal_attention.command import UserError, did_you_mean
 from primal_attention.output import hardware, to_json, write_atomically
 from primal_attention.settings import fingerprint
 
-__all__ = ["STUDIES", "Cell", "Row", "Study", "StudyEntry", "find_study", "run_study"]
+__all__ = [
+    "STUDIES",
+    "Cell",
+    "Row",
+    "Study",
+    "StudyEntry",
+    "find_study",
+    "read_rows",
+    "run_study",
+]
 
 Cell = Mapping[str, Any]
 """Everything that decides a row, as plain values. Large settings go in as a fingerprint."""
@@ -51,7 +60,7 @@ class Study(ABC, Generic[OptionsT]):
     Options: ClassVar[type[Any]]
     """Frozen dataclass of what a user may choose; the docstrings of its fields are the help."""
     threads: ClassVar[int] = 1
-    """Threads of torch during a run."""
+    """Threads of torch during a run, unless the options have a field of this name."""
 
     @abstractmethod
     def cells(self, options: OptionsT) -> Sequence[Cell]:
@@ -110,7 +119,8 @@ def run_study(
     out, started = Path(out), time.monotonic()
     ends = math.inf if max_seconds is None else started + max_seconds
     wanted = list(study.cells(options))
-    left = 0
+    threads = getattr(options, "threads", study.threads)
+    left, is_new = 0, False
     for number, cell in enumerate(wanted, 1):
         key = _key(cell)
         # read again each time: another process may have finished this cell
@@ -120,16 +130,21 @@ def run_study(
             left += 1
             continue
         scratch = out / "runs" / fingerprint(dict(cell))
-        with _threads(study.threads):
+        with _threads(threads):
             found = study.run(cell, options, scratch)
-        rows = [{**cell, **row} for row in ([found] if isinstance(found, Mapping) else found)]
+        rows = [dict(row) for row in ([found] if isinstance(found, Mapping) else found)]
         _append(out / _ROWS, {"cell": dict(cell), "rows": rows})
+        is_new = True
         shutil.rmtree(scratch, ignore_errors=True)
         for row in rows:
-            report(f"{number}/{len(wanted)} {study.describe(row)}")
+            report(f"{number}/{len(wanted)} {study.describe({**cell, **row})}")
     have = _read(out)
     if have:
         _write(study, options, wanted, have, out)
+    if have and (is_new or not (out / _ABOUT).exists()):
+        machine = hardware() | {"threads": threads}
+        about = {"command": command_line(study, options), "machine": machine}
+        write_atomically(out / _ABOUT, to_json(about))
     if left:
         report(f"out of time with {left} of {len(wanted)} cells left; the same command continues")
     return [row for cell in wanted for row in have.get(_key(cell), ())]
@@ -142,14 +157,12 @@ def _write(
     have: Mapping[str, list[Row]],
     out: Path,
 ) -> None:
-    """Write the tables of all rows in the folder, and what made them."""
+    """Write the tables of all rows in the folder."""
     first = [_key(cell) for cell in wanted]
     order = [key for key in first if key in have] + [key for key in have if key not in set(first)]
     rows = [row for key in order for row in have[key]]
     for name, content in study.tables(rows, options).items():
         write_atomically(out / name, content)
-    about = {"command": command_line(study, options), "machine": hardware()}
-    write_atomically(out / _ABOUT, to_json(about))
 
 
 def command_line(study: Study[Any], options: Any) -> str:
@@ -186,8 +199,13 @@ def _read(out: Path) -> dict[str, list[Row]]:
             continue
         if not isinstance(content, dict) or set(content) != {"cell", "rows"}:
             raise ValueError(f"{path}, line {number}: not a row of a study: {line[:60]!r}.")
-        found[_key(content["cell"])] = content["rows"]
+        found[_key(content["cell"])] = [content["cell"] | row for row in content["rows"]]
     return found
+
+
+def read_rows(out: str | Path) -> list[Row]:
+    """Return all rows of a result folder, each with its cell; none if there is no such folder."""
+    return [row for rows in _read(Path(out)).values() for row in rows]
 
 
 def _append(path: Path, content: Mapping[str, Any]) -> None:
@@ -225,25 +243,72 @@ class StudyEntry:
     """One line for the list of studies."""
 
 
-_SERIES = "primal_attention.tasks.timeseries.study"
-_LONG = "primal_attention.tasks.longrange.study"
-STUDIES: dict[str, StudyEntry] = {
-    "uea": StudyEntry(
-        f"{_SERIES}:TableOne",
+_TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
+    ("uea", "repro", "tasks.timeseries.study:TableOne", "Table 1: accuracy on the UEA sets"),
+    (
+        "uea-ablation",
         "repro",
-        "Table 1: accuracy on the UEA sets, by held-out data and as published",
+        "tasks.timeseries.study:Ablation",
+        "one change at a time on UEA sets",
     ),
-    "uea-ablation": StudyEntry(
-        f"{_SERIES}:Ablation", "repro", "one change at a time from PrimalFormer on three UEA sets"
-    ),
-    "uea-trainings": StudyEntry(
-        f"{_SERIES}:Trainings", "repro", "held-out thirds choose the training of Table 1"
-    ),
-    "longrange-accuracy": StudyEntry(
-        f"{_LONG}:Accuracy",
+    ("uea-trainings", "repro", "tasks.timeseries.study:Trainings", "the training of Table 1"),
+    (
+        "longrange-accuracy",
         "repro",
+        "tasks.longrange.study:Accuracy",
         "Long Range Arena: accuracy at equal processor time or equal steps",
     ),
+    ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
+    (
+        "schoenbat-kernels",
+        "repro",
+        "bench.schoenbat_kernels:KernelStudy",
+        "four kernels of SchoenbAt (Guo et al. 2025)",
+    ),
+    (
+        "skyformer-trained",
+        "repro",
+        "bench.skyformer_trained:TrainedStudy",
+        "low-rank attention on trained models (Chen et al. 2021)",
+    ),
+    ("layers", "bench", "bench.layers:LayerStudy", "time and memory of attentions over length"),
+    ("family", "bench", "bench.family:FamilyStudy", "time, memory and error of every attention"),
+    ("peers", "bench", "bench.peers:PeerStudy", "our layers beside the public packages"),
+    (
+        "longrange-cost",
+        "bench",
+        "bench.longrange_cost:CostStudy",
+        "a training step on the shapes of Long Range Arena",
+    ),
+    (
+        "instability",
+        "bench",
+        "bench.instability:InstabilityStudy",
+        "how far outputs move when parameters move",
+    ),
+    (
+        "approximation",
+        "bench",
+        "bench.approximation:ApproximationStudy",
+        "error of random features in attention",
+    ),
+    (
+        "kernel-convergence",
+        "bench",
+        "bench.kernel_convergence:ConvergenceStudy",
+        "error of random features by their number",
+    ),
+    ("nystrom", "bench", "bench.nystrom:NystromStudy", "error of landmarks"),
+    ("toeplitz", "bench", "bench.toeplitz:ToeplitzStudy", "error of sums weighted by distance"),
+    ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
+    ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
+    ("surgery-minilm", "bench", "bench.surgery:MinilmStudy", "a sentence encoder, converted"),
+    ("surgery-smollm2", "bench", "bench.surgery:Smollm2Study", "a language model, converted"),
+)
+
+STUDIES = {
+    name: StudyEntry(f"primal_attention.{where}", group, summary)
+    for name, group, where, summary in _TABLE
 }
 """All studies by name. A module is imported when its study is used."""
 

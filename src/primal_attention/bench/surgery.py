@@ -1,0 +1,401 @@
+"""``primal bench surgery-minilm`` and ``surgery-smollm2``: real models after conversion.
+
+all-MiniLM-L6-v2 (six layers, 384 wide, 12 heads) embeds sentences of IMDb reviews. Measured on
+held-out sentences, against the embeddings of the original: the mean cosine, the share of sentences
+whose nearest neighbour among the others is the same, and the overlap of their ten nearest.
+
+SmolLM2-135M-Instruct (30 layers, 576 wide, 9 heads, rotary positions) reads WikiText-2. Measured on
+the first tokens of the test split: perplexity.
+
+Both without training, and after distillation without labels: output maps in closed form, then
+layer by layer, then end to end. Also time and memory of the model with all layers converted.
+"""
+
+import copy
+import functools
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from primal_attention.bench.tables import page
+from primal_attention.output import markdown_table
+from primal_attention.settings import at_least_one, one_of
+from primal_attention.tasks.study import Cell, Row, Study
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["MinilmOptions", "MinilmStudy", "Smollm2Options", "Smollm2Study"]
+
+
+@dataclass(frozen=True)
+class SurgeryOptions:
+    """What is left of a pretrained model after conversion."""
+
+    names: tuple[str, ...] = ()
+    """Attentions; by default all that fit the model."""
+    layers: tuple[str, ...] = ()
+    """Layers to convert, such as last:2; by default several choices."""
+    trained: tuple[str, ...] = ()
+    """Attentions that are also distilled; by default two."""
+    lengths: tuple[int, ...] = (512, 4096, 16384)
+    """Lengths at which time and memory are measured."""
+    layer_steps: int = 100
+    """Steps of distillation layer by layer."""
+    end_steps: int = 50
+    """Steps of distillation end to end."""
+    num_train: int = 3200
+    """Training sentences of IMDb, or sequences of 256 tokens of WikiText-2."""
+    num_test: int = 384
+    """Held-out sentences of IMDb, or sequences of 512 tokens of WikiText-2."""
+    data: Path | None = None
+    """Folder with text/imdb and text/wikitext-2; by default that of PRIMAL_DATA."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "lengths", "num_train", "num_test")
+
+
+@dataclass(frozen=True)
+class MinilmOptions(SurgeryOptions):
+    """What is left of the embeddings of all-MiniLM-L6-v2 after conversion."""
+
+
+@dataclass(frozen=True)
+class Smollm2Options(SurgeryOptions):
+    """What is left of the perplexity of SmolLM2-135M-Instruct after conversion."""
+
+    layer_steps: int = 24
+    """Steps of distillation layer by layer."""
+    end_steps: int = 12
+    """Steps of distillation end to end."""
+    num_train: int = 256
+    """Training sequences of 256 tokens."""
+    num_test: int = 2
+    """Held-out sequences of 512 tokens."""
+
+
+class SurgeryStudy(Study[SurgeryOptions]):
+    """One cell a conversion, and one a speed."""
+
+    attentions: ClassVar[dict[str, dict[str, Any]]]
+    """Attentions that fit the model, and their options."""
+    choices: ClassVar[tuple[str, ...]]
+    """Layers to convert."""
+    distilled: ClassVar[tuple[str, ...]]
+    """Attentions that are distilled by default."""
+    timed: ClassVar[tuple[str, ...]]
+    """Attentions whose speed is measured."""
+    scores: ClassVar[tuple[str, ...]]
+    """Columns of the table of quality."""
+    facts: ClassVar[str]
+    """What is measured, for the caption."""
+
+    @abstractmethod
+    def model(self) -> Any:
+        """Return the original."""
+
+    @abstractmethod
+    def timed_model(self, longest: int) -> Any:
+        """Return the original as it is timed."""
+
+    @abstractmethod
+    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+        """Return batches of the training text."""
+
+    @abstractmethod
+    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+        """Return what is left, on held-out text."""
+
+    def distill_settings(self) -> dict[str, Any]:
+        """Return settings of the distillation that differ from the defaults."""
+        return {}
+
+    def time_run(self, student: Any, ids: "Tensor") -> dict[str, Any]:
+        """Run the model once; return what else the speed table shows."""
+        student(ids)
+        return {}
+
+    def cells(self, options: SurgeryOptions) -> Sequence[Cell]:
+        """Return the conversions, layer choice by layer choice, then the speeds."""
+        one_of(options, "names", self.attentions)
+        names = options.names or tuple(self.attentions)
+        trained = [a for a in options.trained or self.distilled if a in names]
+        sizes = {"num_test": options.num_test}
+        budget = {
+            **sizes,
+            "num_train": options.num_train,
+            "layer_steps": options.layer_steps,
+            "end_steps": options.end_steps,
+        }
+        cells: list[Cell] = []
+        for layers in options.layers or self.choices:
+            cells += [{"attention": name, "layers": layers, **sizes} for name in names]
+            cells += [{"attention": name, "layers": layers, **budget} for name in trained]
+        timed = [a for a in self.timed if a == "softmax" or a in names]
+        return [*cells, *({"attention": a, "tokens": n} for a in timed for n in options.lengths)]
+
+    def run(self, cell: Cell, options: SurgeryOptions, scratch: Path) -> Row:
+        """Convert and score, or convert and time."""
+        import torch
+
+        torch.manual_seed(0)
+        return self._speed(cell) if "tokens" in cell else self._quality(cell, options, scratch)
+
+    def _quality(self, cell: Cell, options: SurgeryOptions, scratch: Path) -> Row:
+        from primal_attention.surgery import DistillConfig, SurgeryConfig, convert, distill
+
+        original, seconds = self.model(), 0.0
+        student = copy.deepcopy(original)
+        if cell["attention"] != "original":
+            settings = self.attentions[cell["attention"]]
+            convert(student, SurgeryConfig(cell["attention"], settings, layers=cell["layers"]))
+        if "layer_steps" in cell:
+            steps = {key: cell[key] for key in ("layer_steps", "end_steps")}
+            config = DistillConfig(**steps, **self.distill_settings())
+            batches = self.train_batches(options)
+            seconds = distill(student, original, batches, config, folder=scratch).seconds
+        return {**self.score(student, options), "cpu seconds": round(seconds)}
+
+    def _speed(self, cell: Cell) -> Row:
+        import torch
+
+        from primal_attention.bench.timing import machine, peak_mb, take_turns
+        from primal_attention.surgery import SurgeryConfig, convert
+
+        name = cell["attention"]
+        student = copy.deepcopy(self.timed_model(cell["tokens"]))
+        if name != "softmax":
+            # long sequences need more landmarks than sentences
+            more = {"num_landmarks": 64} if "num_landmarks" in self.attentions[name] else {}
+            convert(student, SurgeryConfig(name, self.attentions[name] | more))
+        with torch.no_grad():
+            ids = torch.randint(1000, 20_000, (1, cell["tokens"]))
+            found: dict[str, Any] = {}
+            peak = peak_mb(lambda: found.update(self.time_run(student, ids)))
+            times = take_turns({name: partial(student, ids)}, 3, seconds=20)
+        seconds = round(median(times[name]), 3)
+        return {"seconds": seconds, "MB": round(peak, 1), **found, "machine": machine()}
+
+    def tables(self, rows: Sequence[Row], options: SurgeryOptions) -> Mapping[str, str | bytes]:
+        """Return the table of quality and that of time and memory."""
+        quality = [row for row in rows if "layers" in row]
+        speed = [row for row in rows if "tokens" in row]
+        parts = []
+        if quality:
+            header = ["attention", "layers", "training", *self.scores, "cpu seconds"]
+            budgets = [row for row in quality if "layer_steps" in row]
+            shown = [
+                {**row, "training": "distilled" if "layer_steps" in row else "none"}
+                for row in quality
+            ]
+            words = self.facts.format(**quality[0])
+            if budgets:
+                words += (
+                    " Distilled without labels: output maps in closed form, then "
+                    f"{budgets[0]['layer_steps']} steps layer by layer and "
+                    f"{budgets[0]['end_steps']} end to end; one seed, one thread."
+                )
+            parts += [words, markdown_table(header, [[r[h] for h in header] for r in shown])]
+        if speed:
+            header = [
+                key
+                for key in ("attention", "tokens", "seconds", "MB", "numbers in cache")
+                if key in speed[0]
+            ]
+            parts.append(
+                "Time and memory of one forward with all layers converted; processor time of one "
+                f"thread, 64 landmarks. {speed[0]['machine']}."
+            )
+            parts.append(markdown_table(header, [[r[h] for h in header] for r in speed]))
+        return {"table.md": page(*parts)}
+
+
+class MinilmStudy(SurgeryStudy):
+    """A converted sentence encoder."""
+
+    name = "surgery-minilm"
+    Options = MinilmOptions
+    attentions: ClassVar = {
+        "nystromformer": {"num_landmarks": 16, "kernel_size": None},
+        "skyformer": {"num_landmarks": 16},
+        "skyformer-learned": {"num_landmarks": 16},
+        "gaussian": {},
+        "favor": {},
+        "kernelized": {},
+        "kernelized-log": {},
+        "schoenbat": {},
+        "linear": {},
+        "cosformer": {},
+        "flow": {},
+        "linformer": {"num_projections": 16},
+        "primal-dual": {"rank": 32},
+        "primal-relative": {"rank": 32},
+        "primal": {"rank": 16},
+    }
+    choices = ("last:2", "all", "last:3", "last:1")
+    distilled = ("nystromformer", "primal-dual")
+    timed = ("softmax", "nystromformer", "skyformer", "favor", "linear", "primal-dual", "primal")
+    scores = ("cosine", "same nearest", "ten nearest")
+    facts = (
+        "all-MiniLM-L6-v2 on {num_test} held-out sentences of IMDb (6 to 40 words, about 30 "
+        "tokens), against the embeddings of the original. *Same nearest*: sentences whose nearest "
+        "neighbour among the others is that of the original; *ten nearest*: overlap of the ten "
+        "nearest. Landmark methods have 16 landmarks or projections."
+    )
+
+    def model(self) -> Any:
+        """Return the encoder."""
+        from primal_attention.bench.pretrained import minilm
+
+        return minilm()[0]
+
+    def timed_model(self, longest: int) -> Any:
+        """Return an encoder of the same size with more positions; its weights are random."""
+        config = self.model().config.to_dict() | {"max_position_embeddings": max(512, longest)}
+        return type(self.model())(type(self.model().config)(**config)).eval()
+
+    def distill_settings(self) -> dict[str, Any]:
+        """Return settings: match the hidden states."""
+        return {"fit_batches": 8, "objective": "hidden", "save_every": 10}
+
+    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+        """Return batches of 32 training sentences."""
+        return _sentences("train", options.num_train, options.data)
+
+    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+        """Return cosine and shared neighbours."""
+        held = _sentences("test", options.num_test, options.data)
+        return compare_embeddings(embed(student, held), embed(self.model(), held))
+
+
+@functools.cache
+def _sentences(split: str, count: int, data: Path | None) -> "list[dict[str, Tensor]]":
+    """Return batches of 32 sentences."""
+    from primal_attention.bench.pretrained import imdb_sentences, minilm
+
+    found, tokenizer = imdb_sentences(split, count, data), minilm()[1]
+    options = {"padding": True, "truncation": True, "max_length": 64, "return_tensors": "pt"}
+    return [dict(tokenizer(found[i : i + 32], **options)) for i in range(0, len(found), 32)]
+
+
+def embed(model: Any, batches: "Sequence[Mapping[str, Tensor]]") -> "Tensor":
+    """Return the embeddings of sentences: unit means of the last hidden states."""
+    import torch
+    from torch.nn.functional import normalize
+
+    found = []
+    with torch.no_grad():
+        for batch in batches:
+            hidden, keep = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+            found.append(normalize((hidden * keep).sum(1) / keep.sum(1), dim=-1))
+    return torch.cat(found)
+
+
+def compare_embeddings(embeddings: "Tensor", original: "Tensor") -> dict[str, float]:
+    """Return the mean cosine, and how many nearest neighbours are the same."""
+
+    def nearest(rows: "Tensor") -> "Tensor":
+        similarity = rows @ rows.T
+        similarity.fill_diagonal_(-2)
+        return similarity.topk(10).indices
+
+    mine, theirs = nearest(embeddings), nearest(original)
+    shared = (mine[:, :, None] == theirs[:, None, :]).any(-1).float().mean()
+    return {
+        "cosine": round(float((embeddings * original).sum(1).mean()), 4),
+        "same nearest": round(float((mine[:, 0] == theirs[:, 0]).float().mean()), 3),
+        "ten nearest": round(float(shared), 3),
+    }
+
+
+class Smollm2Study(SurgeryStudy):
+    """A converted language model."""
+
+    name = "surgery-smollm2"
+    Options = Smollm2Options
+    attentions: ClassVar = {
+        "skyformer-learned": {"num_landmarks": 64, "window": 64},
+        "gaussian": {},
+        "favor": {},
+        "kernelized": {},
+        "kernelized-log": {},
+        "schoenbat": {},
+        "linear": {},
+        "cosformer": {},
+        "flow": {},
+        "primal-dual": {"rank": 64},
+        "primal": {"rank": 32},
+        "primal-static": {"rank": 32},
+    }
+    choices = ("last:1", "last:15", "all")
+    distilled = ("flow", "primal-dual")
+    timed = ("softmax", "skyformer-learned", "favor", "linear", "primal-dual", "primal")
+    scores = ("perplexity",)
+    facts = (
+        "SmolLM2-135M-Instruct on WikiText-2: perplexity of the first {num_test} sequences of 512 "
+        "tokens of the test split, without its marks of tokenization."
+    )
+
+    def cells(self, options: SurgeryOptions) -> Sequence[Cell]:
+        """Return the original too: its perplexity is the one to compare with."""
+        original = {"attention": "original", "layers": "none", "num_test": options.num_test}
+        return [original, *super().cells(options)]
+
+    def model(self) -> Any:
+        """Return the language model."""
+        from primal_attention.bench.pretrained import smollm2
+
+        return smollm2()[0]
+
+    def timed_model(self, longest: int) -> Any:
+        """Return the model without its head, which would need more than all of it."""
+        return self.model().model
+
+    def distill_settings(self) -> dict[str, Any]:
+        """Return settings: match the predictions."""
+        return {"fit_batches": 4, "save_every": 4}
+
+    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+        """Return training sequences of 256 tokens."""
+        found = _token_chunks("train", 400_000, 256, options.num_train, options.data)
+        return [{"input_ids": ids} for ids in found]
+
+    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+        """Return the perplexity."""
+        held = _token_chunks("test", 40_000, 512, options.num_test, options.data)
+        return {"perplexity": float(f"{perplexity(student, held):.4g}")}
+
+    def time_run(self, student: Any, ids: "Tensor") -> dict[str, Any]:
+        """Read a sequence; return how many numbers the cache holds after it."""
+        from primal_attention.surgery.generation import cache_numel
+
+        return {"numbers in cache": cache_numel(student(ids).past_key_values)}
+
+
+@functools.cache
+def _token_chunks(
+    split: str, characters: int, length: int, count: int, data: Path | None
+) -> "list[Tensor]":
+    from primal_attention.bench.pretrained import chunks, smollm2, wikitext
+
+    text = wikitext(split, data)[:characters]
+    return list(chunks(smollm2()[1](text, return_tensors="pt").input_ids[0], length, count))
+
+
+def perplexity(model: Any, sequences: "Sequence[Tensor]") -> float:
+    """Return the perplexity of the next token, over all sequences together."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for ids in sequences:
+            logits = model(ids, use_cache=False).logits[0, :-1].float()
+            total += float(cross_entropy(logits, ids[0, 1:], reduction="sum"))
+            count += len(logits)
+    return math.exp(total / count)

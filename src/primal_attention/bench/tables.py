@@ -1,0 +1,110 @@
+"""Markdown pages of results, and the pictures beside them."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from primal_attention.output import markdown_table
+
+__all__ = ["page", "plot_lines", "rows_table"]
+
+Points = Sequence[tuple[float, float]]
+
+
+def page(*parts: str) -> str:
+    """Return paragraphs and tables as one Markdown page; paragraphs are wrapped.
+
+    Example:
+        >>> page("Caption.", "| a |")
+        'Caption.\\n\\n| a |\\n'
+    """
+    wrapped = (p if p.startswith("|") else textwrap.fill(p, 120) for p in parts)
+    return "\n\n".join(wrapped) + "\n"
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Return some columns of rows as a Markdown table; floats have three digits.
+
+    Example:
+        >>> print(rows_table([{"n": 4, "error": 0.12345}], ["n", "error"]))
+        | n | error |
+        |---|-------|
+        | 4 | 0.123 |
+    """
+    return markdown_table(columns, [[_text(row.get(name)) for name in columns] for row in rows])
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "—"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def plot_lines(
+    panels: Mapping[str, Mapping[str, Points]],
+    *,
+    xlabel: str,
+    ylabels: Sequence[str],
+    columns: int | None = None,
+    dashed: Sequence[str] = (),
+    is_log: bool = True,
+) -> bytes:
+    """Return a PNG: panels with one line a name over a logarithmic axis.
+
+    Args:
+        panels: Title, then name, then points ``(x, y)``; points without a ``y`` are left out.
+        xlabel: What the horizontal axes show.
+        ylabels: What the vertical axes show: one label for all, or one a row.
+        columns: Panels in a row; by default all of them.
+        dashed: Names, or parts of them, of lines to dash.
+        is_log: Whether the vertical axes are logarithmic.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(
+            "Plots need matplotlib; install it with: pip install 'primal-attention[analysis]'"
+        ) from error
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    from primal_attention.analysis.report import to_png
+
+    columns = columns or len(panels)
+    lines = -(-len(panels) // columns)
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5 * columns, 3.8 * lines), squeeze=False, layout="constrained"
+    )
+    for number, (axis, (title, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
+        for name, points in panel.items():
+            place = names.index(name)
+            style = "--" if any(part in name for part in dashed) else "-"
+            known = [(x, y) for x, y in points if y]
+            axis.plot(
+                [x for x, _ in known],
+                [y for _, y in known],
+                style,
+                color=plt.get_cmap("tab20" if len(names) > 10 else "tab10")(place % 20),
+                marker="os^Dv"[place // 4 % 5],
+                markersize=3.5,
+                label=name,
+            )
+        axis.set(xscale="log", yscale="log" if is_log else "linear", title=title, xlabel=xlabel)
+        axis.set_ylabel(ylabels[min(number // columns, len(ylabels) - 1)])
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    handles = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside right upper",
+        fontsize=8,
+        frameon=False,
+    )
+    return to_png(figure)
