@@ -170,9 +170,9 @@ def family_picture(rows: Sequence[Row]) -> bytes:
     for row in sorted(rows, key=lambda r: r["step_ms"]):
         if row["n"] == MIDDLE and row["error"]:
             errors.setdefault(row["name"], []).append((row["step_ms"], row["error"]))
-    panels = {"time in ms against tokens": lengths}
+    panels = {"forward + backward in ms, by tokens": lengths}
     if errors:
-        panels[f"error of the output against time in ms, {MIDDLE:,} tokens"] = errors
+        panels[f"error by the same, {MIDDLE:,} tokens"] = errors
     return plot_lines(panels, xlabel="", ylabels=[""], dashed=["floor"])
 
 

@@ -126,12 +126,12 @@ class RelativeStudy(Study[RelativeOptions]):
         if found["copy"]:
             steps = found["copy"][0]["steps"]
             caption = f"Accuracy of copying the token five back, {steps} steps of 64 sequences."
-            files["copy.md"] = page(caption, _by_seed(found["copy"], ["attention"], 2))
+            files["copy.md"] = page(caption, _by_seed(found["copy"], ["attention"]))
         if found["scratch"]:
             steps = found["scratch"][0]["steps"]
             caption = f"Accuracy of sorting, {steps} steps of 64 sequences of 25 tokens."
             keys = ["features", "size", "rows"]
-            files["scratch.md"] = page(caption, _by_seed(found["scratch"], keys, 2))
+            files["scratch.md"] = page(caption, _by_seed(found["scratch"], keys))
         if found["grid"]:
             first = found["grid"][0]
             caption = (
@@ -144,8 +144,8 @@ class RelativeStudy(Study[RelativeOptions]):
         return files
 
 
-def _by_seed(rows: Sequence[Row], keys: Sequence[str], digits: int) -> str:
-    """Return a table with one column a seed, and the mean; with the spread if there are many."""
+def _by_seed(rows: Sequence[Row], keys: Sequence[str], digits: int = 2) -> str:
+    """Return a table with one column a seed, and mean and spread of three or more."""
     groups: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
         groups.setdefault(tuple(row[k] for k in keys), {})[row["seed"]] = row["accuracy"]
@@ -153,9 +153,13 @@ def _by_seed(rows: Sequence[Row], keys: Sequence[str], digits: int) -> str:
     table = []
     for key, values in groups.items():
         shown = [str(values.get(seed, "—")) for seed in seeds]
-        spread = f" ± {stdev(values.values()):.{digits}f}" if len(values) > 2 else ""
-        table.append([*key, *shown, f"{mean(values.values()):.{digits}f}{spread}"])
-    return markdown_table([*keys, *(f"seed {s}" for s in seeds), "mean"], table)
+        found = list(values.values())
+        if len(seeds) > 2:
+            spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
+            shown.append(f"{mean(found):.{digits}f}{spread}")
+        table.append([*key, *shown])
+    last = ["mean"] if len(seeds) > 2 else []
+    return markdown_table([*keys, *(f"seed {s}" for s in seeds), *last], table)
 
 
 def _converted(rows: Sequence[Row]) -> dict[str, str | bytes]:

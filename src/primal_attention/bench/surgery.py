@@ -200,7 +200,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
                     f"{budgets[0]['layer_steps']} steps layer by layer and "
                     f"{budgets[0]['end_steps']} end to end; one seed, one thread."
                 )
-            parts += [words, markdown_table(header, [[r[h] for h in header] for r in shown])]
+            parts += [words, markdown_table(header, [[_text(r[h]) for h in header] for r in shown])]
         if speed:
             header = [
                 key
@@ -211,8 +211,12 @@ class SurgeryStudy(Study[SurgeryOptions]):
                 "Time and memory of one forward with all layers converted; processor time of one "
                 f"thread, 64 landmarks. {speed[0]['machine']}."
             )
-            parts.append(markdown_table(header, [[r[h] for h in header] for r in speed]))
+            parts.append(markdown_table(header, [[_text(r[h]) for h in header] for r in speed]))
         return {"table.md": page(*parts)}
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class MinilmStudy(SurgeryStudy):

@@ -73,6 +73,7 @@ def plot_lines(
     columns = columns or len(panels)
     lines = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    colors = plt.get_cmap("tab20" if len(names) > 10 else "tab10")
     figure, axes = plt.subplots(
         lines, columns, figsize=(5 * columns, 3.8 * lines), squeeze=False, layout="constrained"
     )
@@ -80,17 +81,21 @@ def plot_lines(
         for name, points in panel.items():
             place = names.index(name)
             style = "--" if any(part in name for part in dashed) else "-"
-            known = [(x, y) for x, y in points if y]
+            known = sorted({(x, y) for x, y in points if y})
             axis.plot(
                 [x for x, _ in known],
                 [y for _, y in known],
                 style,
-                color=plt.get_cmap("tab20" if len(names) > 10 else "tab10")(place % 20),
+                color="black" if name == "floor" else colors(place % 20),
                 marker="os^Dv"[place // 4 % 5],
                 markersize=3.5,
                 label=name,
             )
         axis.set(xscale="log", yscale="log" if is_log else "linear", title=title, xlabel=xlabel)
+        places = sorted({x for points in panel.values() for x, _ in points})
+        if len(places) < 9:
+            axis.set_xticks(places, [f"{x:,}" for x in places], fontsize=8)
+            axis.minorticks_off()
         axis.set_ylabel(ylabels[min(number // columns, len(ylabels) - 1)])
         axis.grid(alpha=0.3)
     for axis in axes.flat[len(panels) :]:
