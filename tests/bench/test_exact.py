@@ -5,7 +5,7 @@ import torch
 
 from primal_attention.attention import create_attention
 from primal_attention.bench.exact import exact_rows, output_error, tokens
-from primal_attention.bench.family_rows import BUDGETS
+from primal_attention.bench.family import BUDGETS
 from primal_attention.functional import naive_family, naive_nystrom
 
 

@@ -16,9 +16,9 @@ MISTAKES = {
     "family --lengths long": "--lengths",
     "family --names nosuch": "no attention named 'nosuch'",
     "peers --repeats 0": "repeats must be at least 1, got 0",
-    "longrange --tasks poetry": "choose from listops",
-    "longrange --names nosuch": "choose from softmax-released",
-    "instability --tasks poetry": "choose from",
+    "longrange-cost --tasks poetry": "Choose from listops",
+    "longrange-cost --names nosuch": "Choose from softmax-released",
+    "instability --tasks poetry": "Choose from",
     "ksvd --lengths 0": "lengths must be at least 1",
     "approximation --draws 0": "draws must be at least 1, got 0",
     "nystrom --draws 2": "--draws",
@@ -36,8 +36,8 @@ def test_mistakes_are_told_in_one_sentence(command, capsys, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_the_module_runs_the_same_suites():
+def test_the_module_runs_the_same_studies():
     command = [sys.executable, "-m", "primal_attention.bench", "layers", "--repeats", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("primal: repeats must be at least 1, got 0. See primal bench")
+    assert done.stderr.startswith("primal: repeats must be at least 1, got 0.")

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says it measures."""
+"""The benchmark of layers measures what it says, and its verdicts follow the numbers."""
 
 import platform
 import subprocess
@@ -9,14 +9,9 @@ import torch
 
 from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import PrimalAttention, ksvd_loss
-from primal_attention.bench.claims import check_claims, check_decoding
-from primal_attention.bench.layer_rows import (
-    Measurement,
-    TextbookPrimal,
-    decoding_rows,
-    run_sweep,
-)
-from primal_attention.bench.layers import Plan, main
+from primal_attention.bench.layers import LayerOptions, LayerStudy
+from primal_attention.bench.promises import check_decoding, check_promises
+from primal_attention.bench.rivals import TextbookPrimal
 from primal_attention.output import markdown_table, to_csv, write_atomically
 
 
@@ -57,38 +52,38 @@ def test_fast_layer_keeps_at_most_six_tenths_of_the_textbook_memory():
     assert fast <= 0.6 * textbook
 
 
-def test_sweep_leaves_out_what_would_exceed_the_budget():
-    sweep = Plan(lengths=(8, 100_000), shapes=((2, 8),), names=("softmax",), rank=4, budget=1e-9)
-    rows = list(run_sweep(sweep))
-    assert [r.n for r in rows] == [8]
+def test_quadratic_attentions_end_where_they_are_told_to():
+    options = LayerOptions(lengths=(8, 100), shapes=((2, 8),), quadratic_up_to=50)
+    short, long, decoding = LayerStudy().cells(options)
+    assert set(short["names"]) - set(long["names"]) == {"softmax"}
+    assert decoding["positions"] == [64, 100]
+    with pytest.raises(ValueError, match="no attention named"):
+        LayerStudy().cells(LayerOptions(names=("sotfmax",)))
 
 
-def test_decoding_state_is_constant_for_primal_and_grows_for_softmax():
-    rows = decoding_rows((4, 16), (2, 8), 4, ("primal", "softmax"))
+def test_decoding_state_is_constant_for_primal_and_grows_for_softmax(tmp_path):
+    options = LayerOptions((80,), ((2, 8),), ("primal", "softmax"), (4,), repeats=1)
+    cell = LayerStudy().cells(options)[-1]
+    rows = LayerStudy().run(cell, options, tmp_path)
     sizes = {(r["name"], r["position"]): r["state_numbers"] for r in rows}
-    assert sizes["primal", 4] == sizes["primal", 16]
-    assert sizes["softmax", 4] < sizes["softmax", 16]
+    assert sizes["primal", 64] == sizes["primal", 80]
+    assert sizes["softmax", 64] < sizes["softmax", 80]
     assert [c.promise.split(":")[0] for c in check_decoding(rows)] == ["primal"]
 
 
-def _row(name: str, n: int, step_ms: float, kept_mb: float = 1.0) -> Measurement:
-    return Measurement(name, 8, 64, n, "eager", 1.0, step_ms, 1.0, kept_mb, 1)
+def _row(name, n, step_ms):
+    return {"name": name, "heads": 8, "n": n, "step_ms": step_ms, "kept_mb": 1.0}
 
 
-def test_claims_follow_the_numbers():
+def test_verdicts_follow_the_numbers():
     rows = [_row("floor", 2048, 10), _row("primal", 2048, 11), _row("linear", 2048, 10.9)]
-    verdict = {c.promise: c.holds for c in check_claims(rows)}
+    verdict = {c.promise: c.holds for c in check_promises(rows)}
     assert verdict["step ≤ 1.2 × projection floor, 8 heads of 64, n ≥ 2,048"] is True
     assert verdict["faster than linear attention at n ≥ 1,024, 8 heads of 64"] is False
     assert verdict["15 × faster than softmax at 16,384, 8 heads of 64"] is None
-
-
-def test_command_prints_a_table_and_saves_files(tmp_path, capsys):
-    shape = {"lengths": (8, 16), "shapes": ((2, 8),), "rank": 4}
-    main(Plan(**shape, repeats=1, threads=1, out=tmp_path))
-    assert "primal-textbook" in capsys.readouterr().out
-    saved = {p.name for p in tmp_path.iterdir()}
-    assert saved == {"layers.csv", "layers.md", "layers.png"}
+    # rows of the wanted cells come first and count
+    late = check_promises([*rows, _row("primal", 2048, 99)])
+    assert {c.promise: c.holds for c in late} == verdict
 
 
 def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+"""The solvers of the kernel SVD agree on a kernel whose features are known."""
+
 import pytest
 import torch
 
@@ -17,23 +19,13 @@ def test_quadratic_features_reproduce_their_kernel() -> None:
     ("solver", "tolerance"), [("dense", 1e-12), ("matrix_free", 1e-8), ("nystrom", 0.3)]
 )
 def test_measured_spectra_agree(solver: str, tolerance: float) -> None:
-    exact, found = (benchmark.measure(name, 400, rank=5) for name in ("qr", solver))
-    assert benchmark._error(found, exact) < tolerance
+    exact, found = (benchmark.solve(name, 400, rank=5) for name in ("qr", solver))
+    assert benchmark.spectrum_error(found, exact) < tolerance
     assert found.peak_mb > 0
-
-
-@pytest.mark.slow
-def test_command_prints_a_table_and_saves_it(tmp_path, capsys) -> None:
-    out = tmp_path / "deep" / "ksvd"
-    benchmark.main(benchmark.Plan(lengths=(300,), rank=3, out=out))
-    assert "| matrix_free" in capsys.readouterr().out
-    assert (out / "ksvd.csv").read_text().startswith("# primal bench ksvd --lengths 300")
-    assert (out / "ksvd.json").exists()
-    assert len(list(out.iterdir())) == 2
 
 
 @pytest.mark.slow
 def test_memory_is_linear_in_the_rows() -> None:
     """8,000 × 8,000 doubles would take 488 MB; the solver needs a fraction of it beyond 2,000."""
-    small, large = (benchmark._measure_apart("matrix_free", n, 16) for n in (2000, 8000))
+    small, large = (benchmark.solve_apart("matrix_free", n, 16) for n in (2000, 8000))
     assert large.peak_mb - small.peak_mb < 150
