@@ -76,8 +76,7 @@ def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeyp
     capsys.readouterr()
     page.write_text("a\n<!-- family: start -->\nold\n<!-- family: end -->\nb\n")
     assert "Nothing was measured yet" in fails("info", "--update", str(page))
-    (tmp_path / "results").mkdir()
-    shutil.copy(DOCS / "results" / "family.csv", tmp_path / "results")
+    shutil.copytree(DOCS / "results" / "family", tmp_path / "results" / "family")
     assert main(["info", "--update", str(page)]) == 0
     assert "old" not in page.read_text()
     assert "cosformer.md" in page.read_text()
@@ -160,8 +159,8 @@ def test_bench_tells_an_impossible_folder_before_it_measures(capsys, tmp_path):
     assert "tokens" not in printed.splitlines()[-1]
 
 
-def test_bench_runs_a_suite_and_tells_wrong_contestants(capsys, tmp_path):
-    arguments = ["bench", "--lengths", "8", "--shapes", "2", "8", "--rank", "4", "--repeats", "1"]
+def test_bench_runs_a_study_and_tells_wrong_names(capsys, tmp_path):
+    arguments = ["bench", "--lengths", "8", "--shapes", "2", "8", "--ranks", "4", "--repeats", "1"]
     arguments += ["--names", "primal", "softmax", "--threads", "1", "--out", str(tmp_path)]
     assert main(arguments) == 0
     assert "softmax" in capsys.readouterr().out

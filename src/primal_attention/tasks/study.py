@@ -130,6 +130,7 @@ def run_study(
             left += 1
             continue
         scratch = out / "runs" / fingerprint(dict(cell))
+        out.mkdir(parents=True, exist_ok=True)  # raises before anything is measured
         with _threads(threads):
             found = study.run(cell, options, scratch)
         rows = [dict(row) for row in ([found] if isinstance(found, Mapping) else found)]
