@@ -104,7 +104,7 @@ class KernelStudy(Study[KernelOptions]):
 def build(cell: Cell, **changes: Any) -> "EncoderClassifier":
     """Return the model of a cell: that of the task, with another kernel, temperature or order."""
     from primal_attention.models import EncoderClassifier
-    from primal_attention.tasks.longrange.settings import model_config
+    from primal_attention.tasks.longrange import model_config
 
     if cell["kernel"] != "softmax":
         fixed = _HEAD_DIM**-0.5 if cell["temperature"] == _PUBLISHED else None

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from primal_attention.command import UserError
-from primal_attention.tasks.longrange.compare import Comparison, Splits, load_splits
+from primal_attention.tasks.longrange.study import AccuracyOptions, Splits, load_splits
 from primal_attention.training import TrainingConfig, evaluate, fit
 
 __all__ = ["Splits", "accuracy_on", "data_folder", "longrange_parts", "train_classifier"]
@@ -31,7 +31,7 @@ def longrange_parts(task: str, data: Path | None = None, **changes: Any) -> Spli
         changes: Sizes: ``num_train``, ``num_valid``, ``num_test``, ``max_length`` and
             ``listops_lengths``.
     """
-    return load_splits(task, Comparison(**changes), data)
+    return load_splits(task, AccuracyOptions(data=data, **changes))
 
 
 def train_classifier(
@@ -55,4 +55,4 @@ def train_classifier(
 
 def accuracy_on(model: nn.Module, test: Any) -> float:
     """Return the accuracy of a classifier on some data."""
-    return round(float(evaluate(model, test).accuracy), 4)
+    return round(float(evaluate(model, test)["accuracy"]), 4)
