@@ -12,8 +12,6 @@ layer by layer, then end to end. Also time and memory of the model with all laye
 """
 
 import copy
-import functools
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +31,22 @@ if TYPE_CHECKING:
 __all__ = ["MinilmOptions", "MinilmStudy", "Smollm2Options", "Smollm2Study"]
 
 
+_PLAIN: dict[str, dict[str, Any]] = {
+    name: {}
+    for name in (
+        "gaussian",
+        "favor",
+        "kernelized",
+        "kernelized-log",
+        "schoenbat",
+        "linear",
+        "cosformer",
+        "flow",
+    )
+}
+"""Attentions with their default options."""
+
+
 @dataclass(frozen=True)
 class SurgeryOptions:
     """What is left of a pretrained model after conversion."""
@@ -41,8 +55,6 @@ class SurgeryOptions:
     """Attentions; by default all that fit the model."""
     layers: tuple[str, ...] = ()
     """Layers to convert, such as last:2; by default several choices."""
-    trained: tuple[str, ...] = ()
-    """Attentions that are also distilled; by default two."""
     lengths: tuple[int, ...] = (512, 4096, 16384)
     """Lengths at which time and memory are measured."""
     layer_steps: int = 100
@@ -80,14 +92,16 @@ class Smollm2Options(SurgeryOptions):
 
 
 class SurgeryStudy(Study[SurgeryOptions]):
-    """One cell a conversion, and one a speed."""
+    """One cell a conversion, and one a speed; a subclass names a model and its text."""
 
     attentions: ClassVar[dict[str, dict[str, Any]]]
     """Attentions that fit the model, and their options."""
     choices: ClassVar[tuple[str, ...]]
     """Layers to convert."""
     distilled: ClassVar[tuple[str, ...]]
-    """Attentions that are distilled by default."""
+    """Attentions that are also distilled."""
+    distill_settings: ClassVar[dict[str, Any]]
+    """Settings of the distillation besides its steps."""
     timed: ClassVar[tuple[str, ...]]
     """Attentions whose speed is measured."""
     scores: ClassVar[tuple[str, ...]]
@@ -96,26 +110,22 @@ class SurgeryStudy(Study[SurgeryOptions]):
     """What is measured, for the caption."""
 
     @abstractmethod
-    def model(self) -> Any:
+    def _model(self) -> Any:
         """Return the original."""
 
     @abstractmethod
-    def timed_model(self, longest: int) -> Any:
+    def _timed_model(self, longest: int) -> Any:
         """Return the original as it is timed."""
 
     @abstractmethod
-    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+    def _batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
         """Return batches of the training text."""
 
     @abstractmethod
-    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
         """Return what is left, on held-out text."""
 
-    def distill_settings(self) -> dict[str, Any]:
-        """Return settings of the distillation that differ from the defaults."""
-        return {}
-
-    def time_run(self, student: Any, ids: "Tensor") -> dict[str, Any]:
+    def _forward(self, student: Any, ids: "Tensor") -> dict[str, Any]:
         """Run the model once; return what else the speed table shows."""
         student(ids)
         return {}
@@ -124,7 +134,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
         """Return the conversions, layer choice by layer choice, then the speeds."""
         one_of(options, "names", self.attentions)
         names = options.names or tuple(self.attentions)
-        trained = [a for a in options.trained or self.distilled if a in names]
+        trained = [a for a in self.distilled if a in names]
         sizes = {"num_test": options.num_test}
         budget = {
             **sizes,
@@ -149,17 +159,17 @@ class SurgeryStudy(Study[SurgeryOptions]):
     def _quality(self, cell: Cell, options: SurgeryOptions, scratch: Path) -> Row:
         from primal_attention.surgery import DistillConfig, SurgeryConfig, convert, distill
 
-        original, seconds = self.model(), 0.0
+        original, seconds = self._model(), 0.0
         student = copy.deepcopy(original)
         if cell["attention"] != "original":
             settings = self.attentions[cell["attention"]]
             convert(student, SurgeryConfig(cell["attention"], settings, layers=cell["layers"]))
         if "layer_steps" in cell:
             steps = {key: cell[key] for key in ("layer_steps", "end_steps")}
-            config = DistillConfig(**steps, **self.distill_settings())
-            batches = self.train_batches(options)
+            config = DistillConfig(**steps, **self.distill_settings)
+            batches = self._batches(options)
             seconds = distill(student, original, batches, config, folder=scratch).seconds
-        return {**self.score(student, options), "cpu seconds": round(seconds)}
+        return {**self._score(student, options), "cpu seconds": round(seconds)}
 
     def _speed(self, cell: Cell) -> Row:
         import torch
@@ -168,7 +178,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
         from primal_attention.surgery import SurgeryConfig, convert
 
         name = cell["attention"]
-        student = copy.deepcopy(self.timed_model(cell["tokens"]))
+        student = copy.deepcopy(self._timed_model(cell["tokens"]))
         if name != "softmax":
             # long sequences need more landmarks than sentences
             more = {"num_landmarks": 64} if "num_landmarks" in self.attentions[name] else {}
@@ -176,7 +186,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
         with torch.no_grad():
             ids = torch.randint(1000, 20_000, (1, cell["tokens"]))
             found: dict[str, Any] = {}
-            peak = peak_mb(lambda: found.update(self.time_run(student, ids)))
+            peak = peak_mb(lambda: found.update(self._forward(student, ids)))
             times = take_turns({name: partial(student, ids)}, 3, seconds=20)
         seconds = round(median(times[name]), 3)
         return {"seconds": seconds, "MB": round(peak, 1), **found, "machine": machine()}
@@ -228,14 +238,7 @@ class MinilmStudy(SurgeryStudy):
         "nystromformer": {"num_landmarks": 16, "kernel_size": None},
         "skyformer": {"num_landmarks": 16},
         "skyformer-learned": {"num_landmarks": 16},
-        "gaussian": {},
-        "favor": {},
-        "kernelized": {},
-        "kernelized-log": {},
-        "schoenbat": {},
-        "linear": {},
-        "cosformer": {},
-        "flow": {},
+        **_PLAIN,
         "linformer": {"num_projections": 16},
         "primal-dual": {"rank": 32},
         "primal-relative": {"rank": 32},
@@ -243,6 +246,7 @@ class MinilmStudy(SurgeryStudy):
     }
     choices = ("last:2", "all", "last:3", "last:1")
     distilled = ("nystromformer", "primal-dual")
+    distill_settings: ClassVar = {"fit_batches": 8, "objective": "hidden", "save_every": 10}
     timed = ("softmax", "nystromformer", "skyformer", "favor", "linear", "primal-dual", "primal")
     scores = ("cosine", "same nearest", "ten nearest")
     facts = (
@@ -252,69 +256,26 @@ class MinilmStudy(SurgeryStudy):
         "nearest. Landmark methods have 16 landmarks or projections."
     )
 
-    def model(self) -> Any:
-        """Return the encoder."""
+    def _model(self) -> Any:
         from primal_attention.bench.pretrained import minilm
 
         return minilm()[0]
 
-    def timed_model(self, longest: int) -> Any:
-        """Return an encoder of the same size with more positions; its weights are random."""
-        config = self.model().config.to_dict() | {"max_position_embeddings": max(512, longest)}
-        return type(self.model())(type(self.model().config)(**config)).eval()
+    def _timed_model(self, longest: int) -> Any:
+        # the encoder knows 512 positions; its time does not depend on its weights
+        config = self._model().config.to_dict() | {"max_position_embeddings": max(512, longest)}
+        return type(self._model())(type(self._model().config)(**config)).eval()
 
-    def distill_settings(self) -> dict[str, Any]:
-        """Return settings: match the hidden states."""
-        return {"fit_batches": 8, "objective": "hidden", "save_every": 10}
+    def _batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+        from primal_attention.bench.pretrained import sentence_batches
 
-    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
-        """Return batches of 32 training sentences."""
-        return _sentences("train", options.num_train, options.data)
+        return sentence_batches("train", options.num_train, options.data)
 
-    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
-        """Return cosine and shared neighbours."""
-        held = _sentences("test", options.num_test, options.data)
-        return compare_embeddings(embed(student, held), embed(self.model(), held))
+    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+        from primal_attention.bench.pretrained import compare_embeddings, embed, sentence_batches
 
-
-@functools.cache
-def _sentences(split: str, count: int, data: Path | None) -> "list[dict[str, Tensor]]":
-    """Return batches of 32 sentences."""
-    from primal_attention.bench.pretrained import imdb_sentences, minilm
-
-    found, tokenizer = imdb_sentences(split, count, data), minilm()[1]
-    options = {"padding": True, "truncation": True, "max_length": 64, "return_tensors": "pt"}
-    return [dict(tokenizer(found[i : i + 32], **options)) for i in range(0, len(found), 32)]
-
-
-def embed(model: Any, batches: "Sequence[Mapping[str, Tensor]]") -> "Tensor":
-    """Return the embeddings of sentences: unit means of the last hidden states."""
-    import torch
-    from torch.nn.functional import normalize
-
-    found = []
-    with torch.no_grad():
-        for batch in batches:
-            hidden, keep = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            found.append(normalize((hidden * keep).sum(1) / keep.sum(1), dim=-1))
-    return torch.cat(found)
-
-
-def compare_embeddings(embeddings: "Tensor", original: "Tensor") -> dict[str, float]:
-    """Return the mean cosine, and how many nearest neighbours are the same."""
-
-    def nearest(rows: "Tensor") -> "Tensor":
-        similarity = rows @ rows.T
-        similarity.fill_diagonal_(-2)
-        return similarity.topk(10).indices
-
-    mine, theirs = nearest(embeddings), nearest(original)
-    shared = (mine[:, :, None] == theirs[:, None, :]).any(-1).float().mean()
-    return {
-        "cosine": round(float((embeddings * original).sum(1).mean()), 4),
-        "same nearest": round(float((mine[:, 0] == theirs[:, 0]).float().mean()), 3),
-        "ten nearest": round(float(shared), 3),
-    }
+        held = sentence_batches("test", options.num_test, options.data)
+        return compare_embeddings(embed(student, held), embed(self._model(), held))
 
 
 class Smollm2Study(SurgeryStudy):
@@ -324,20 +285,14 @@ class Smollm2Study(SurgeryStudy):
     Options = Smollm2Options
     attentions: ClassVar = {
         "skyformer-learned": {"num_landmarks": 64, "window": 64},
-        "gaussian": {},
-        "favor": {},
-        "kernelized": {},
-        "kernelized-log": {},
-        "schoenbat": {},
-        "linear": {},
-        "cosformer": {},
-        "flow": {},
+        **_PLAIN,
         "primal-dual": {"rank": 64},
         "primal": {"rank": 32},
         "primal-static": {"rank": 32},
     }
     choices = ("last:1", "last:15", "all")
     distilled = ("flow", "primal-dual")
+    distill_settings: ClassVar = {"fit_batches": 4, "save_every": 4}
     timed = ("softmax", "skyformer-learned", "favor", "linear", "primal-dual", "primal")
     scores = ("perplexity",)
     facts = (
@@ -350,56 +305,27 @@ class Smollm2Study(SurgeryStudy):
         original = {"attention": "original", "layers": "none", "num_test": options.num_test}
         return [original, *super().cells(options)]
 
-    def model(self) -> Any:
-        """Return the language model."""
+    def _model(self) -> Any:
         from primal_attention.bench.pretrained import smollm2
 
         return smollm2()[0]
 
-    def timed_model(self, longest: int) -> Any:
-        """Return the model without its head, which would need more than all of it."""
-        return self.model().model
+    def _timed_model(self, longest: int) -> Any:
+        return self._model().model  # without the head, which would need more than all of it
 
-    def distill_settings(self) -> dict[str, Any]:
-        """Return settings: match the predictions."""
-        return {"fit_batches": 4, "save_every": 4}
+    def _batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
+        from primal_attention.bench.pretrained import token_sequences
 
-    def train_batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
-        """Return training sequences of 256 tokens."""
-        found = _token_chunks("train", 400_000, 256, options.num_train, options.data)
+        found = token_sequences("train", 256, options.num_train, options.data)
         return [{"input_ids": ids} for ids in found]
 
-    def score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
-        """Return the perplexity."""
-        held = _token_chunks("test", 40_000, 512, options.num_test, options.data)
+    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+        from primal_attention.bench.pretrained import perplexity, token_sequences
+
+        held = token_sequences("test", 512, options.num_test, options.data)
         return {"perplexity": float(f"{perplexity(student, held):.4g}")}
 
-    def time_run(self, student: Any, ids: "Tensor") -> dict[str, Any]:
-        """Read a sequence; return how many numbers the cache holds after it."""
+    def _forward(self, student: Any, ids: "Tensor") -> dict[str, Any]:
         from primal_attention.surgery.generation import cache_numel
 
         return {"numbers in cache": cache_numel(student(ids).past_key_values)}
-
-
-@functools.cache
-def _token_chunks(
-    split: str, characters: int, length: int, count: int, data: Path | None
-) -> "list[Tensor]":
-    from primal_attention.bench.pretrained import chunks, smollm2, wikitext
-
-    text = wikitext(split, data)[:characters]
-    return list(chunks(smollm2()[1](text, return_tensors="pt").input_ids[0], length, count))
-
-
-def perplexity(model: Any, sequences: "Sequence[Tensor]") -> float:
-    """Return the perplexity of the next token, over all sequences together."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    total, count = 0.0, 0
-    with torch.no_grad():
-        for ids in sequences:
-            logits = model(ids, use_cache=False).logits[0, :-1].float()
-            total += float(cross_entropy(logits, ids[0, 1:], reduction="sum"))
-            count += len(logits)
-    return math.exp(total / count)
