@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import warnings
 
 import pytest
@@ -102,6 +103,64 @@ def _textbook(layer, x, context=None, is_causal=False):
     objective = naive.ksvd_objective(side_e, side_e[:, :, :1] * 0, ell, w_e, w_r)
     objective = objective + naive.ksvd_objective(side_r, side_r[:, :, :1] * 0, ell, w_e * 0, w_r)
     return y, objective.mean(1).square().mean()
+
+
+def _naive_layer(layer, x, key_mask=None):
+    """Return output and loss of the default layer in one call of the textbook."""
+    maps = {
+        name: (getattr(layer, name).weight, getattr(layer, name).bias)
+        for name in ("q_proj", "k_proj", "concat", "out_proj")
+    }
+    codes, ell = (layer.w_e, layer.w_r), torch.nn.functional.softplus(layer.lam)
+    return naive.primal_layer(
+        x, codes=codes, ell=ell, num_samples=layer.num_samples, key_mask=key_mask, **maps
+    )
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@pytest.mark.parametrize("n", [1, 3, 19, 20, 60])
+@pytest.mark.parametrize(("rank", "bias"), [(2, True), (4, True), (2, False), (4, False)])
+def test_the_default_layer_is_the_naive_layer(n, masked, rank, bias):
+    layer, x = _layer(rank=rank, bias=bias), _randn(3, n, 8).requires_grad_()
+    keep = None
+    if masked:
+        keep = torch.rand(3, n) < 0.6
+        keep[0], keep[1] = True, False  # a full and an empty sequence
+    y, aux = layer(x, key_mask=keep, return_aux=True)
+    expected, loss = _naive_layer(layer, x, keep)
+    assert_close(y, expected, atol=1e-10, rtol=1e-10)
+    assert_close(aux.loss, loss, atol=1e-10, rtol=1e-10)
+    leaves, probe = [x, *layer.parameters()], torch.randn_like(y)
+    for got, truth in ((y * probe, expected * probe), (aux.loss, loss)):
+        by_layer, by_book = (
+            torch.autograd.grad(t.sum(), leaves, retain_graph=True, materialize_grads=True)
+            for t in (got, truth)
+        )
+        for a, b in zip(by_layer, by_book, strict=True):
+            assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+def test_the_first_product_is_at_most_five_frames_away(monkeypatch):
+    layer, x = PrimalAttention(64, 4, rank=8), torch.randn(2, 50, 64)
+    keep = torch.arange(50) < torch.tensor([[50], [31]])
+    depths = []
+
+    def counting(product):
+        def call(*args, **kwargs):
+            frame, depth = sys._getframe(1), 0
+            while frame is not None:
+                depth += frame.f_globals.get("__name__", "").startswith("primal_attention")
+                frame = frame.f_back
+            depths.append(depth)
+            return product(*args, **kwargs)
+
+        return call
+
+    for name in ("bmm", "baddbmm", "mm", "matmul", "einsum"):
+        monkeypatch.setattr(torch, name, counting(getattr(torch, name)))
+    layer(x, key_mask=keep)
+    assert 0 < depths[0] <= 5
+    assert max(depths) <= 5
 
 
 SOURCES = [

@@ -4,18 +4,12 @@ import pytest
 import torch
 
 from primal_attention.attention import (
-    MultiHeadAttention,
     Rotary,
     create_attention,
     list_attentions,
 )
 
-TAKES = [
-    name
-    for name in list_attentions()
-    if isinstance(create_attention(name, 8, 2, device="meta"), MultiHeadAttention)
-    or name == "primal-dual"
-]
+TAKES = list_attentions(rotary=True)
 STATEFUL = [name for name in TAKES if name in list_attentions(stateful=True)]
 
 
@@ -72,6 +66,7 @@ def test_what_positions_cannot_mean_is_refused():
     for name in ("softmax", "primal-dual"):
         with pytest.raises(ValueError, match="share no positions"):
             create_attention(name, 16, 2)(x, x, rotary=angles(4))
+    assert set(list_attentions(rotary=False)) == {"primal", "primal-relative", "primal-static"}
     for name in ("primal", "primal-static"):
-        with pytest.raises(ValueError, match="needs weights='dual'"):
+        with pytest.raises(ValueError, match=r"cannot turn queries.*primal-dual"):
             create_attention(name, 16, 2)(x, is_causal=True, rotary=angles(4))

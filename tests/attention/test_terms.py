@@ -45,8 +45,19 @@ def test_nothing_published_raises():
     ksvd_loss(model)
     with pytest.raises(RuntimeError, match="no published term"):
         ksvd_loss(model)
+
+
+def test_the_loss_is_zero_where_there_is_nothing_to_lose():
+    x = torch.randn(2, 5, 8)
+    without = PrimalAttention(8, 2, regularizer=None)
+    quiet = _model().eval()
+    for model in (nn.Linear(8, 8), SoftmaxAttention(8, 2), without, quiet):
+        (model(x).sum() + ksvd_loss(model)).backward()
+        assert ksvd_loss(model).item() == 0
+    # a layer in training mode has a term to lose
+    quiet[2].train()
     with pytest.raises(RuntimeError, match="no published term"):
-        ksvd_loss(nn.Linear(2, 2))
+        ksvd_loss(quiet)
 
 
 @pytest.mark.raw

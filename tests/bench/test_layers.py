@@ -11,7 +11,7 @@ from primal_attention.analysis.memory import PeakMemory, kept_for_backward
 from primal_attention.attention import PrimalAttention, ksvd_loss
 from primal_attention.bench.layers import LayerOptions, LayerStudy
 from primal_attention.bench.promises import check_decoding, check_promises
-from primal_attention.bench.rivals import TextbookPrimal
+from primal_attention.bench.rivals import NaivePrimal
 from primal_attention.output import markdown_table, to_csv, write_atomically
 
 
@@ -20,7 +20,7 @@ def test_textbook_layer_computes_the_same_function_and_gradients(rank):
     layer = PrimalAttention(16, 2, rank=rank, dtype=torch.float64)
     x = torch.randn(2, 30, 16, dtype=torch.float64)
     results = []
-    for module in (layer, TextbookPrimal(layer)):
+    for module in (layer, NaivePrimal(layer)):
         loss = module(x).square().mean() + ksvd_loss(module)
         results.append((loss, *torch.autograd.grad(loss, list(layer.parameters()))))
     torch.testing.assert_close(results[0], results[1], atol=1e-10, rtol=1e-8)
@@ -48,7 +48,7 @@ def test_fast_layer_keeps_at_most_six_tenths_of_the_textbook_memory():
     layer, x = PrimalAttention(128, 2, rank=20), torch.randn(1, 2048, 128)
     known = [x, *layer.parameters()]
     fast = kept_for_backward(lambda: layer(x), known)
-    textbook = kept_for_backward(lambda: TextbookPrimal(layer)(x), known)
+    textbook = kept_for_backward(lambda: NaivePrimal(layer)(x), known)
     assert fast <= 0.6 * textbook
 
 

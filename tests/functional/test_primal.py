@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,31 +11,29 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from primal_attention.functional import (
-    Linear,
+    Heads,
+    LayerMaps,
+    LinearMap,
     attend,
-    attend_dual,
-    attend_folded,
-    attend_sampled,
-    chunks,
+    choose_engine,
     decayed_sum,
-    dual_weights,
-    effective_weights,
     even_indices,
     feature_gram,
-    fold,
-    join,
     ksvd_objective,
     naive,
-    normalize_rows,
     parameter_trace,
     prefix_sum,
     primal,
-    project,
     reduce_objective,
+    sample_loss,
     sample_rows,
-    tie_rows,
-    tiled,
+    split_heads,
+    standardize_rows,
+    tie_dual,
+    tie_sampled,
+    tiles,
 )
+from primal_attention.functional.primal import fold_output
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -46,6 +45,36 @@ def _randn(*shape):
 def _heads(b, h, n, d):
     """Return queries as a layer has them: a strided view of ``[b n h d]``."""
     return _randn(b, n, h, d).transpose(1, 2)
+
+
+def _parts(q):
+    """Return heads ``[b h n d]`` in the layout of the engine."""
+    (parts,) = split_heads(q.transpose(1, 2).flatten(2), q.shape[1], None)
+    return parts
+
+
+class Projection(NamedTuple):
+    scores: torch.Tensor
+    energy: torch.Tensor
+
+
+def project(q, w, **options):
+    """Return scores and energy of heads ``[b h n d]``."""
+    scores, energy = attend(_parts(q), w, None, **options)
+    return Projection(scores.unflatten(-1, (q.shape[1], -1)).transpose(1, 2), energy)
+
+
+def dual_weights(k, duals, **options):
+    """Return ``Φᵀ H / m`` of one side."""
+    both = [_parts(torch.cat([t, t], dim=1)) for t in (k, duals)]
+    both[1] = Heads(both[1].parts, both[0].tiles, both[0].shape)
+    w, _ = tie_dual(*both, 2 * k.shape[1], **options)
+    return w[:, : k.shape[1]]
+
+
+def _cut_small(monkeypatch, chunk, per_tile=4):
+    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", per_tile), ("_FINE", 3)):
+        monkeypatch.setattr(tiles, name, value)
 
 
 def _keep(b, n):
@@ -84,7 +113,7 @@ def _column(*values):
 def test_t01_golden_example_of_the_data_dependent_layer():
     assert even_indices(4, 3).tolist() == [0, 1, 3]
     f = sample_rows(X, 3)[:, None]
-    w_e, w_r = effective_weights(f, W_E), effective_weights(f, W_R)
+    w_e, w_r = naive.data_weights(f, W_E), naive.data_weights(f, W_R)
     assert w_e.flatten().tolist() == [-0.5, 0.5]
     assert w_r.flatten().tolist() == [2.5, 1.0]
     (e, energy_e), (r, energy_r) = project(Q, w_e), project(K, w_r)
@@ -115,12 +144,12 @@ def test_t01_golden_example_of_the_causal_layer():
 SHAPES = [(2, 3, 7, 4, 2), (1, 1, 5, 3, 3), (3, 2, 6, 5, 8), (4, 1, 1, 7, 2), (2, 5, 9, 1, 1)]
 
 
-@pytest.mark.parametrize("short", [0, 256])
+@pytest.mark.parametrize("chunk", [2, 1024])
 @pytest.mark.parametrize(("b", "h", "n", "d", "s"), SHAPES)
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, masked, short):
-    monkeypatch.setattr(tiled, "_SHORT", short)
+def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, masked, chunk):
+    _cut_small(monkeypatch, chunk)
     keep = _keep(b, n) if masked else None
     groups = 1 if shared else b
 
@@ -139,40 +168,63 @@ def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, mask
     )
 
 
+def _maps(weights, biases):
+    """Return the four maps of a layer, with or without biases."""
+    pairs = zip(weights, biases or [None] * 4, strict=True)
+    return LayerMaps(*(LinearMap(*pair) for pair in pairs))
+
+
+def _by_book(x, w, maps, keep):
+    """Return output and energy with the textbook's scores."""
+    h, d = w.shape[1] // 2, w.shape[2]
+    q, k = (torch.nn.functional.linear(x, *m).unflatten(-1, (h, d)) for m in maps[:2])
+    scores = naive.primal_scores(torch.cat([q, k], dim=2).transpose(1, 2), w)
+    if keep is not None:
+        scores = torch.where(keep[:, None, :, None], scores, 0.0)
+    heads = torch.nn.functional.linear(torch.cat(scores.chunk(2, dim=1), dim=-1), *maps.concat)
+    y = torch.nn.functional.linear(heads.transpose(1, 2).flatten(2), *maps.out)
+    return y, scores.square().sum(2)
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 1024])
-@pytest.mark.parametrize("per_tile", [1, 2, 4])
+@pytest.mark.parametrize("per_tile", [1, 4])
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
 @pytest.mark.parametrize("n", [6, 7])
-def test_the_fused_layer_is_two_linear_maps_around_the_projection(
-    monkeypatch, chunk, per_tile, shared, masked, biased, n
+@pytest.mark.parametrize(("s", "engine"), [(1, "scores"), (7, "folded")])
+@pytest.mark.parametrize("has_energy", [False, True], ids=["output", "energy"])
+def test_t16_every_engine_attends_as_the_formulas_read(
+    monkeypatch, chunk, per_tile, shared, masked, biased, n, s, engine, has_energy
 ):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", per_tile), ("_FINE", 3)):
-        monkeypatch.setattr(chunks, name, value)
-    b, h, d, s, c = 3, 2, 3, 2, 5
+    _cut_small(monkeypatch, chunk, per_tile)
+    b, h, d, c, e = 3, 2, 3, 5, 3
     keep = _keep(b, n) if masked else None
     x = _randn(n, b, c).transpose(0, 1)  # not contiguous
-    leaves = [x, _randn(h * d, c), _randn(1 if shared else b, h, d, s), _randn(4, h * s)]
-    leaves += [_randn(h * d), _randn(4)] if biased else []
+    leaves = [x, _randn(1 if shared else b, 2 * h, d, s)]
+    leaves += [_randn(h * d, c), _randn(h * d, c), _randn(e, 2 * s), _randn(6, h * e)]
+    leaves += [_randn(h * d), _randn(h * d), _randn(e), _randn(6)] if biased else []
 
-    def truth(x, a, w, o, *biases):
-        q = torch.nn.functional.linear(x, a, *biases[:1]).unflatten(-1, (h, d)).transpose(1, 2)
-        scores = naive.primal_scores(q, w)
-        if keep is not None:
-            scores = torch.where(keep[:, None, :, None], scores, 0.0)
-        y = torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), o, *biases[1:])
-        return torch.cat([y.flatten(), scores.square().sum(2).flatten()])
+    def flat(y, energy):
+        return torch.cat([y.flatten(), energy.flatten()]) if has_energy else y
 
-    def fast(x, a, w, o, *biases):
-        inward, outward = (
-            Linear(m, t) for m, t in zip((a, o), biases or (None, None), strict=True)
-        )
-        return torch.cat([t.flatten() for t in attend(x, inward, w, outward, key_mask=keep)])
+    def fast(x, w, *given):
+        maps = _maps(given[:4], given[4:])
+        assert choose_engine(x, d, s, maps, has_energy=has_energy) == engine
+        return flat(*attend(x, w, maps, key_mask=keep, has_energy=has_energy))
+
+    def truth(x, w, *given):
+        return flat(*_by_book(x, w, _maps(given[:4], given[4:]), keep))
+
+    def plain(x, w, *given):
+        with monkeypatch.context() as patch:
+            patch.setattr(primal, "is_traced", lambda: True)
+            return flat(*attend(x, w, _maps(given[:4], given[4:]), key_mask=keep))
 
     _same_with_gradients(fast, truth, leaves)
     with torch.no_grad():
         assert_close(fast(*leaves), truth(*leaves))
+        assert_close(plain(*leaves), truth(*leaves))
 
 
 @pytest.mark.parametrize("inner_bias", [False, True])
@@ -195,21 +247,21 @@ def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias
 
     def folded(inner, outer, *rest):
         first, second = biases(rest)
-        both = fold(Linear(inner, first), Linear(outer, second))
+        both = fold_output(LinearMap(inner, first), LinearMap(outer, second))
         return torch.nn.functional.linear(scores.transpose(0, 1).flatten(1), *both)
 
     _same_with_gradients(folded, truth, leaves)
 
 
-@pytest.mark.parametrize(("b", "n"), [(1, 0), (0, 3), (1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
+@pytest.mark.parametrize(("b", "n"), [(1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 @pytest.mark.parametrize("fine", [2, 512])
 def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk, fine):
-    monkeypatch.setattr(chunks, "_NUMBERS", 0)
-    monkeypatch.setattr(chunks, "_CHUNK", chunk)
-    monkeypatch.setattr(chunks, "_FINE", fine)
+    monkeypatch.setattr(tiles, "_NUMBERS", 0)
+    monkeypatch.setattr(tiles, "_CHUNK", chunk)
+    monkeypatch.setattr(tiles, "_FINE", fine)
     seen = torch.zeros(b, n)
-    for tile in chunks.tiles_of(b, n, 4):
+    for tile in tiles.cut(b, n, 4):
         tile.of(seen).add_(1)
         assert tile.of(seen).shape[1] <= 2 * chunk
     assert (seen == 1).all()
@@ -217,117 +269,59 @@ def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk, fine):
 
 def test_a_token_more_than_a_tile_does_not_make_a_second_one(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert [tile.shape for tile in chunks.tiles_of(4, 2049, 128)] == [(4, 2049)]
+    assert [tile.shape for tile in tiles.cut(4, 2049, 128)] == [(4, 2049)]
     # nor is one tile much smaller than the others
-    assert [tile.shape[0] for tile in chunks.tiles_of(9, 2049, 128)] == [5, 4]
+    assert [tile.shape[0] for tile in tiles.cut(9, 2049, 128)] == [5, 4]
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
 @pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
-@pytest.mark.parametrize("normalize", [False, True], ids=["raw", "normalized"])
-@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
+@pytest.mark.parametrize("standardize", [False, True], ids=["raw", "standardized"])
 @pytest.mark.parametrize("num", [5, 6, 17], ids=["fewer", "all", "repeated"])
-@pytest.mark.parametrize("s", [1, 3], ids=["few", "many"])
-def test_the_layer_in_one_step_is_its_parts_one_after_the_other(
-    masked, smooth, normalize, biased, num, s
-):
-    b, n, h, d = 3, 6, 2, 2
+def test_sampled_weights_are_rows_times_codes(masked, smooth, standardize, num):
+    b, n, h, d, s = 3, 6, 2, 2, 3
     keep = _keep(b, n) if masked else None
     if masked:
         keep[1] = False  # an empty sequence
     basis = _randn(2, num) if smooth else None
-    c, k = h * d, 2 if smooth else num
-    leaves = [_randn(b, n, c), _randn(h, k, s), _randn(h, k, s), _randn(h, s)]
-    leaves += [_randn(c, c), _randn(c, c), _randn(d, 2 * s), _randn(5, c)]
-    leaves += [_randn(c), _randn(c), _randn(d), _randn(5)] if biased else []
-
-    def maps(weights, biases):
-        pairs = zip(weights, biases or [None] * 4, strict=True)
-        q, k, inner, outer = (Linear(*pair) for pair in pairs)
-        return (q, k), (inner, outer)
+    k = 2 if smooth else num
+    leaves = [_randn(b, n, h * d), _randn(h, k, s), _randn(h, k, s)]
 
     def clean(x):
         return x if keep is None else torch.where(keep[:, :, None], x, 0.0)
 
-    def at_once(x, w_e, w_r, lam, *given):
-        inward, outward = maps(given[:4], given[4:])
-        y, found = attend_sampled(
-            clean(x),
-            inward,
-            (w_e, w_r),
-            outward,
-            num,
-            key_mask=keep,
-            basis=basis,
-            normalize=normalize,
-            lam=None if masked else lam,
-        )
-        # without a loss its parameters must get their gradient elsewhere
-        return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
+    def fast(x, w_e, w_r):
+        options = {"key_mask": keep, "basis": basis, "standardize": standardize}
+        w, tokens = tie_sampled(clean(x), w_e, w_r, num, **options)
+        # tokens go through, and take a gradient of their own along
+        return torch.cat([w.flatten(), tokens.square().flatten()])
 
-    def by_parts(x, w_e, w_r, lam, *given):
-        inward, outward = maps(given[:4], given[4:])
-        rows = sample_rows(clean(x), num, keep)
-        w, _ = tie_rows(rows, w_e, w_r, basis=basis, normalize=normalize)
-        q, k = (torch.nn.functional.linear(clean(x), *m).unflatten(-1, (h, d)) for m in inward)
-        scores = naive.primal_scores(torch.cat([q, k], dim=2).transpose(1, 2), w)
-        if keep is not None:
-            scores = torch.where(keep[:, None, :, None], scores, 0.0)
-        heads = torch.nn.functional.linear(torch.cat(scores.chunk(2, dim=1), dim=-1), *outward[0])
-        y = torch.nn.functional.linear(heads.transpose(1, 2).flatten(2), *outward[1])
-        found = scores.square().sum(2)
-        if not masked:
-            moments = (found / n).chunk(2, dim=1)
-            found = reduce_objective(ksvd_objective(*moments, lam, parameter_trace(w_e, w_r)))
-        return torch.cat([y.flatten(), found.flatten(), lam.flatten()])
+    def truth(x, w_e, w_r):
+        x = clean(x)
+        rows = sample_rows(x, num, keep)
+        rows = naive.standardized(rows) if standardize else rows
+        rows = rows if basis is None else basis @ rows
+        f = rows.unflatten(-1, (h, d)).transpose(1, 2)
+        w = torch.cat([naive.data_weights(f, w_e), naive.data_weights(f, w_r)], dim=1)
+        return torch.cat([w.flatten(), x.square().flatten()])
 
-    _same_with_gradients(at_once, by_parts, leaves)
+    _same_with_gradients(fast, truth, leaves)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("has_energy", [False, True], ids=["output", "energy"])
-@pytest.mark.parametrize(("chunk", "n"), [(2, 6), (3, 7), (1024, 7)])
-def test_t16_the_output_map_folds_into_the_projection_weights(
-    monkeypatch, masked, biased, shared, has_energy, chunk, n
-):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 4), ("_FINE", 3)):
-        monkeypatch.setattr(chunks, name, value)
-    b, h, d, s, c, e = 3, 2, 3, 7, 5, 4
-    keep = _keep(b, n) if masked else None
-    leaves = [_randn(b, n, c), _randn(1 if shared else b, 2 * h, d, s)]
-    leaves += [_randn(h * d, c), _randn(h * d, c), _randn(e, 2 * s), _randn(6, h * e)]
-    leaves += [_randn(h * d), _randn(h * d), _randn(e), _randn(6)] if biased else []
+def test_the_loss_in_one_step_is_the_reduced_objective(masked):
+    b, n, h, s = 3, 6, 2, 4
+    keep = _keep(b, n) if masked else torch.ones(b, n, dtype=torch.bool)
+    keep[1] = keep[1] & (not masked)  # an empty sequence
+    count = keep.sum(1)
+    leaves = [_randn(b, 2 * h, s), _randn(h, s), _randn(h, 5, s), _randn(h, 5, s)]
 
-    def flat(y, energy):
-        return torch.cat([y.flatten(), energy.flatten()]) if has_energy else y
+    def truth(energy, lam, w_e, w_r):
+        moments = (energy / count.clamp_min(1)[:, None, None]).chunk(2, dim=1)
+        objective = ksvd_objective(*moments, lam, parameter_trace(w_e, w_r))
+        return reduce_objective(objective, keep=count > 0)
 
-    def maps(given):
-        pairs = zip(given[:4], given[4:] or [None] * 4, strict=True)
-        q, k, inner, outer = (Linear(*pair) for pair in pairs)
-        return (q, k), (inner, outer)
-
-    def folded(x, w, *given):
-        inward, outward = maps(given)
-        found = attend_folded(x, inward, w, outward, key_mask=keep, has_energy=has_energy)
-        return flat(*found)
-
-    def truth(x, w, *given):
-        inward, outward = maps(given)
-        return flat(*attend(x, join(*inward), w, fold(*outward), key_mask=keep))
-
-    _same_with_gradients(folded, truth, leaves)
-    with torch.no_grad():
-        assert_close(folded(*leaves), truth(*leaves))
-
-
-def test_layers_of_many_directions_have_no_scores(monkeypatch):
-    x, maps = _randn(2, 9, 4), ((Linear(_randn(4, 4), None),) * 2, _randn(2, 6, 5))
-    outward = Linear(_randn(2, 10), None), Linear(_randn(4, 4), None)
-    monkeypatch.setattr(primal, "fold_heads", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        attend_sampled(x, maps[0], (maps[1], maps[1]), outward, 6)
+    _same_with_gradients(lambda *t: sample_loss(*t, count if masked else n), truth, leaves)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
@@ -335,96 +329,96 @@ def test_layers_of_many_directions_have_no_scores(monkeypatch):
 @pytest.mark.parametrize("chunk", [2, 3, 1024])
 @pytest.mark.parametrize("s", [2, 5])
 @pytest.mark.parametrize("n", [6, 7])
-def test_the_dual_layer_in_one_step_is_its_parts_one_after_the_other(
-    monkeypatch, masked, biased, chunk, s, n
-):
-    for name, value in (("_NUMBERS", 0), ("_CHUNK", chunk), ("_CHUNKS", 4), ("_FINE", 3)):
-        monkeypatch.setattr(chunks, name, value)
-    b, h, d = 3, 4, 3
+def test_both_stages_of_dual_weights_are_the_textbook(monkeypatch, masked, biased, chunk, s, n):
+    _cut_small(monkeypatch, chunk)
+    b, h, d = 3, 2, 3
     keep = _keep(b, n) if masked else None
     if masked:
         keep[1] = False  # an empty sequence
-    leaves = [_randn(b, n, 5), _randn(h * d, 5), _randn(h * s, 5), _randn(6, h * s)]
-    leaves += [_randn(h * d), _randn(6)] if biased else []
+    leaves = [_randn(b, n, 5), _randn(2 * h * d, 5), _randn(2 * h * s, 5)]
+    leaves += [_randn(d, 2 * s), _randn(6, h * d)]
+    leaves += [_randn(2 * h * d), _randn(d), _randn(6)] if biased else []
 
     def flat(*found):
         return torch.cat([t.flatten() for t in found])
 
-    def at_once(x, a, v, o, *biases):
-        first, second = biases or (None, None)
-        return flat(*attend_dual(x, Linear(a, first), v, Linear(o, second), h, key_mask=keep))
+    def fast(x, a, v, c, o, *biases):
+        first, second, third = biases or (None, None, None)
+        heads, duals = split_heads(x, 2 * h, LinearMap(a, first), LinearMap(v))
+        w, heads = tie_dual(heads, duals, 2 * h, key_mask=keep)
+        unused = LinearMap(a)
+        maps = LayerMaps(unused, unused, LinearMap(c, second), LinearMap(o, third))
+        return flat(*attend(heads, w, maps, key_mask=keep), w)
 
-    def by_parts(x, a, v, o, *biases):
-        first, second = biases or (None, None)
+    def truth(x, a, v, c, o, *biases):
+        first, second, third = biases or (None, None, None)
         q, z = (
-            torch.nn.functional.linear(x, *m).unflatten(-1, (h, -1)).transpose(1, 2)
+            torch.nn.functional.linear(x, *m).unflatten(-1, (2 * h, -1)).transpose(1, 2)
             for m in ((a, first), (v, None))
         )
         phi, count = naive.cosine(q), n
         if keep is not None:
             phi = torch.where(keep[:, None, :, None], phi, 0.0)
             count = keep.sum(1).clamp_min(1)[:, None, None, None]
-        sums = phi.mT @ z / count
-        w = torch.cat([sums[:, h // 2 :], sums[:, : h // 2]], dim=1)
+        w = torch.cat((phi.mT @ z / count).chunk(2, dim=1)[::-1], dim=1)
         scores = phi @ w
-        y = torch.nn.functional.linear(scores.transpose(1, 2).flatten(2), o, second)
+        y = naive.primal_output(*scores.chunk(2, dim=1), c, second, o, third)
         return flat(y, scores.square().sum(2), w)
 
-    _same_with_gradients(at_once, by_parts, leaves)
+    _same_with_gradients(fast, truth, leaves)
 
 
 @pytest.mark.parametrize("biased", [0, 1], ids=["queries", "keys"])
-def test_a_bias_of_one_side_alone_is_not_lost(biased):
-    q, k, outer = _randn(4, 4), _randn(4, 4), Linear(_randn(3, 4), None)
-    x, codes, inner = (
-        _randn(2, 6, 4),
-        (_randn(2, 5, 1), _randn(2, 5, 1)),
-        Linear(_randn(2, 2), None),
-    )
-    bias, zero = _randn(4), torch.zeros(4, dtype=torch.float64)
+@pytest.mark.parametrize("s", [1, 5], ids=["scores", "folded"])
+def test_a_bias_of_one_side_alone_is_not_lost(biased, s):
+    x, w, bias = _randn(2, 6, 4), _randn(2, 4, 2, s), _randn(4)
+    weights = _randn(4, 4), _randn(4, 4), _randn(2, 2 * s), _randn(3, 4)
 
-    def layer(absent):
-        biases = [absent, absent]
+    def layer(x, w, bias, absent):
+        biases = [absent, absent, None, None]
         biases[biased] = bias
-        return attend_sampled(
-            x, (Linear(q, biases[0]), Linear(k, biases[1])), codes, (inner, outer), 5
-        )
+        y, energy = attend(x, w, _maps(weights, biases))
+        return torch.cat([y.flatten(), energy.flatten()])
 
-    for got, truth in zip(layer(None), layer(zero), strict=True):
-        assert_close(got, truth)
+    _same_with_gradients(
+        lambda *leaves: layer(*leaves, None),
+        lambda *leaves: layer(*leaves, torch.zeros(4, dtype=torch.float64)),
+        [x, w, bias],
+    )
 
 
 def test_backward_cuts_the_tokens_as_forward_did(monkeypatch):
-    one = Linear(torch.eye(4, dtype=torch.float64), None)
-    x, w = _randn(2, 9, 4).requires_grad_(), _randn(2, 2, 2, 2)
+    one = LinearMap(torch.eye(4, dtype=torch.float64))
+    maps = LayerMaps(one, one, LinearMap(_randn(2, 4)), one)
+    x, w, joint = _randn(2, 9, 4).requires_grad_(), _randn(2, 4, 2, 2), _randn(8, 4)
 
     def gradient(chunk_of_backward):
-        monkeypatch.setattr(chunks, "_NUMBERS", 0)
-        monkeypatch.setattr(chunks, "_CHUNK", 2)
-        y = (
-            attend(x, one, w, one)[0].square().sum()
-            + attend_dual(x, one, one.weight, one, 2)[0].square().sum()
-        )
-        monkeypatch.setattr(chunks, "_CHUNK", chunk_of_backward)  # as other threads would
+        _cut_small(monkeypatch, 2)
+        heads, duals = split_heads(x, 4, LinearMap(joint), LinearMap(joint))
+        both, heads = tie_dual(heads, duals, 4)
+        y = attend(x, w, maps)[0].square().sum() + attend(heads, both, maps)[0].square().sum()
+        monkeypatch.setattr(tiles, "_CHUNK", chunk_of_backward)  # as other threads would
         return torch.autograd.grad(y, x)[0]
 
     assert_close(gradient(3), gradient(2))
 
 
-def test_the_layer_in_one_step_leaves_out_gradients_that_nobody_wants():
-    one = Linear(torch.eye(4, dtype=torch.float64), None)
-    x, codes = _randn(2, 6, 4), [_randn(2, 5, 1).requires_grad_() for _ in range(2)]
-    outward = Linear(_randn(2, 2), None), Linear(_randn(3, 4), None)
+@pytest.mark.parametrize("s", [1, 5], ids=["scores", "folded"])
+def test_gradients_that_nobody_wants_are_left_out(s):
+    maps = _maps([_randn(4, 4), _randn(4, 4), _randn(2, 2 * s), _randn(3, 4)], None)
+    x, codes = _randn(2, 6, 4), [_randn(2, 5, s).requires_grad_() for _ in range(2)]
+
+    def output(x):
+        w, x = tie_sampled(x, *codes, 5)
+        return attend(x, w, maps)[0]
 
     def found(x):
-        y, _ = attend_sampled(x, (one, one), tuple(codes), outward, 5)
-        return torch.autograd.grad(y.square().sum(), codes)
+        return torch.autograd.grad(output(x).square().sum(), codes)
 
     for got, truth in zip(found(x), found(x.clone().requires_grad_()), strict=True):
         assert_close(got, truth)
     with torch.no_grad():
-        y, _ = attend_sampled(x, (one, one), tuple(codes), outward, 5)
-    assert not y.requires_grad
+        assert not output(x).requires_grad
 
 
 def test_projection_without_gradients_of_the_weights_or_inputs():
@@ -499,7 +493,7 @@ def test_t14_scores_are_attention_to_sampled_tokens_with_position_codes():
     x, w = _randn(2, 11, 6), _randn(2, 4, 5)
     q = _heads(2, 2, 11, 3)
     f = sample_rows(x, 4).unflatten(-1, (2, 3)).transpose(1, 2)
-    scores = project(q, effective_weights(f, w)).scores
+    scores = project(q, naive.data_weights(f, w)).scores
     expected = torch.zeros_like(scores)
     for m in range(4):
         likeness = (naive.cosine(q) * f[:, :, m : m + 1]).sum(-1)
@@ -513,7 +507,7 @@ def test_t14_codes_of_a_repeated_row_add_up():
     folded = torch.zeros(1, 3, 2, dtype=torch.float64)
     for m, position in enumerate(naive.even_indices(3, 8)):
         folded[:, position] += w[:, m]
-    assert_close(effective_weights(f, w), effective_weights(x[:, None], folded))
+    assert_close(naive.data_weights(f, w), naive.data_weights(x[:, None], folded))
 
 
 # sampling
@@ -571,21 +565,20 @@ def test_sampling_skips_padding_wherever_it_is(n, num, seed):
 
 
 def test_normalized_rows_have_mean_zero_and_variance_one():
-    rows = normalize_rows(_randn(2, 5, 64) * 100 + 7)
+    rows = standardize_rows(_randn(2, 5, 64) * 100 + 7)
     assert_close(rows.mean(-1), torch.zeros(2, 5, dtype=rows.dtype), atol=1e-9, rtol=0)
     assert_close(rows.var(-1, correction=0), torch.ones(2, 5, dtype=rows.dtype))
-    assert (normalize_rows(torch.full((1, 2, 8), 3.0)) == 0).all()
-    assert_close(normalize_rows(rows * 1e-3), rows, atol=1e-4, rtol=1e-4)
+    assert (standardize_rows(torch.full((1, 2, 8), 3.0)) == 0).all()
+    assert_close(standardize_rows(rows * 1e-3), rows, atol=1e-4, rtol=1e-4)
 
 
 # dual weights, Gram matrices, running sums
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize(("short", "tile"), [(256, 2048), (0, 2048), (0, 3), (256, 3)])
-def test_dual_weights_are_the_textbook_ones(monkeypatch, masked, short, tile):
-    for name, value in (("_SHORT", short), ("_TILE", tile), ("_NUMBERS", 0)):
-        monkeypatch.setattr(tiled, name, value)
+@pytest.mark.parametrize("chunk", [3, 1024])
+def test_dual_weights_are_the_textbook_ones(monkeypatch, masked, chunk):
+    _cut_small(monkeypatch, chunk)
     keep = _keep(3, 8) if masked else None
 
     def truth(k, duals):
@@ -751,7 +744,7 @@ def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
 
     f = rows(sample_rows(x, num))
     heads = torch.cat([q, k], dim=1)
-    whole = project(heads, torch.cat([effective_weights(f, w) for w in (w_e, w_r)], dim=1))
+    whole = project(heads, torch.cat([naive.data_weights(f, w) for w in (w_e, w_r)], dim=1))
     trace = parameter_trace(w_e, w_r)
     e, r = (whole.energy / n).chunk(2, dim=1)
     loss = reduce_objective(ksvd_objective(e, r, lam, trace))
@@ -761,8 +754,8 @@ def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
     for rank in _ranks(n, cuts):
         mine = (index >= rank.start) & (index < rank.stop)
         local = rows(x[:, index[mine]])
-        by_e = by_e + effective_weights(local, w_e[:, mine])
-        by_r = by_r + effective_weights(local, w_r[:, mine])
+        by_e = by_e + naive.data_weights(local, w_e[:, mine])
+        by_r = by_r + naive.data_weights(local, w_r[:, mine])
     by = torch.cat([by_e, by_r], dim=1)
     parts = [project(heads[:, :, t], by) for t in _ranks(n, cuts)]
     assert_close(torch.cat([p.scores for p in parts], dim=2), whole.scores, atol=1e-10, rtol=1e-10)

@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from primal_attention.attention.rotary import Rotary
+
 __all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mechanism can do. Asking for anything else raises."""
+    """What a mechanism can do. Anything else raises."""
 
     padding: bool = True
     """Accepts ``key_mask``; padded tokens influence nothing."""
@@ -34,17 +36,21 @@ class Capabilities:
     """Has a regulariser of its own, collected by ``ksvd_loss``."""
     deterministic: bool = True
     """Two training forwards of the same input agree."""
+    rotary: bool = True
+    """Accepts ``rotary=``: turns queries and keys by their positions."""
+    mixes_without_order: bool = True
+    """Without ``is_causal=True``, outputs depend on other tokens than their own."""
 
 
 class Aux(NamedTuple):
-    """What a layer has to say besides its output."""
+    """What a layer returns besides its output."""
 
     loss: Float[Tensor, ""]
     """The layer's regulariser, unweighted, in float32 or better."""
 
 
 class State(NamedTuple):
-    """Everything a layer remembers of the tokens it has decoded. Never changed in place."""
+    """All that a layer keeps of the tokens it has decoded. Never changed in place."""
 
     tensors: tuple[Tensor, ...]
     """What the mechanism sums or stores; the first axis is the batch."""
@@ -63,9 +69,9 @@ class State(NamedTuple):
         """Return the state cut from the autograd graph."""
         return self._map(Tensor.detach)
 
-    def own(self) -> "State":
-        """Return the state in memory of its own: as a part of a prompt's sums it would keep all."""
-        return self._map(_own)
+    def compact(self) -> "State":
+        """Return the state without views: a view would keep the memory of a whole prompt alive."""
+        return self._map(_without_view)
 
     @property
     def numel(self) -> int:
@@ -76,8 +82,8 @@ class State(NamedTuple):
         return State(tuple(change(t) for t in self.tensors), change(self.seen))
 
 
-def _own(x: Tensor) -> Tensor:
-    # a few tensors side by side may share their memory; a clone costs more than it frees
+def _without_view(x: Tensor) -> Tensor:
+    # a few tensors side by side may share their memory: a clone would cost more than it frees
     is_part = not torch.compiler.is_compiling() and x.untyped_storage().nbytes() > 4 * x.nbytes
     return x.clone() if is_part else x
 
@@ -111,7 +117,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *,
+        *more: Any,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
@@ -119,9 +125,10 @@ class Attention(nn.Module):
         """Attend from ``x`` to ``context``, or to ``x`` itself.
 
         Args:
-            x: Tokens that ask.
-            context: Tokens that answer; ``None`` for self-attention.
-            key_mask: ``True`` where an answering token is real. In self-attention the output at
+            x: Tokens to attend from.
+            context: Tokens to attend to; ``None`` for self-attention.
+            more: Refused, with the call to write instead.
+            key_mask: ``True`` where a token to attend to is real. In self-attention the output at
                 padded positions is zero.
             is_causal: Let no output depend on a later token.
             return_aux: Return ``(y, aux)`` instead of ``y``.
@@ -171,8 +178,17 @@ class Attention(nn.Module):
         is_causal: bool = False,
         return_aux: bool = False,
         state: State | None = None,
+        rotary: Rotary | None = None,
+        more: tuple[Any, ...] = (),
     ) -> None:
-        """Raise for anything this layer cannot honour, before any work is done."""
+        """Raise for anything that this layer cannot do, before any work is done."""
+        if more:
+            raise TypeError(
+                f"{type(self).__name__} takes x and context by position, got "
+                f"{2 + len(more)} arguments. Queries, keys and values are projected inside: write "
+                "attn(x) for self-attention, attn(x, context) for cross-attention, and name the "
+                "others, as in key_mask=keep."
+            )
         for name, tensor in (("x", x), ("context", context)):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[-1] != self.dim):
                 raise ValueError(
@@ -197,6 +213,14 @@ class Attention(nn.Module):
                 raise ValueError(
                     "is_causal=True with a context has no meaning: the two sequences share no "
                     "order. Use is_causal=False, or self-attention."
+                )
+        if rotary is not None:
+            if not self.capabilities.rotary:
+                raise ValueError(self._cannot("turn queries and keys by rotary=", "rotary"))
+            if context is not None:
+                raise ValueError(
+                    "rotary= with a context has no meaning: the two sequences share no positions. "
+                    "Leave one of them out."
                 )
         if is_causal and not self.capabilities.causal:
             raise ValueError(self._cannot("run causally", "causal"))

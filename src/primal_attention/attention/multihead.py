@@ -141,7 +141,7 @@ class MultiHeadAttention(Attention):
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *,
+        *more: Any,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
@@ -151,12 +151,7 @@ class MultiHeadAttention(Attention):
 
         ``rotary`` rotates queries and keys by the positions of ``x``. It needs self-attention.
         """
-        self._check(x, context, key_mask, is_causal, return_aux)
-        if rotary is not None and context is not None:
-            raise ValueError(
-                "rotary and context cannot be combined: the two sequences share no positions. "
-                "Pass one of them."
-            )
+        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
         memory = x if context is None else context
         if key_mask is not None:
             # where instead of multiply: NaN times zero is NaN
@@ -207,7 +202,7 @@ class MultiHeadAttention(Attention):
         """Decode the next tokens; see :meth:`Attention.step` and :meth:`forward`."""
         if not self.capabilities.stateful:
             return super().step(x, state, key_mask=key_mask)
-        self._check(x, key_mask=key_mask, state=state)
+        self._check(x, key_mask=key_mask, state=state, rotary=rotary)
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -217,7 +212,7 @@ class MultiHeadAttention(Attention):
         y = self.dropout(self.out_proj(self._merge(y)))
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y, state.own()
+        return y, state.compact()
 
 
 class FixedCoreAttention(MultiHeadAttention):

@@ -16,10 +16,8 @@ directions *are* singular directions is answered by :meth:`PrimalAttention.diagn
 """
 
 import functools
-import math
 import warnings
-from collections.abc import Mapping
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -27,57 +25,41 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State, is_plain
-from primal_attention.attention.problem import (
-    Diagnostics,
-    Problem,
-    Regularizer,
-    Side,
-    Tied,
-    energy_term,
-)
 from primal_attention.attention.published import (
-    PUBLISHED,
+    SAMPLES_PER_DIRECTION,
     SOUND,
     Conventions,
-    published_state_dict,
+    PublishedVariants,
     start_linear,
-    translate_state_dict,
 )
 from primal_attention.attention.registry import register_attention
-from primal_attention.attention.rotary import Rotary
-from primal_attention.attention.terms import PublishesTerms
-from primal_attention.functional import (
-    Linear,
-    Projection,
-    attend,
-    attend_dual,
-    attend_sampled,
-    causal_sums,
-    decayed_sum,
-    dual_weights,
-    fold,
-    join,
-    normalize_rows,
-    parameter_trace,
-    prefix_sum,
-    project,
-    sample_rows,
-    tie_rows,
+from primal_attention.attention.regularizers import (
+    Diagnostics,
+    Features,
+    KernelProblem,
+    Regularizer,
+    TokenCount,
+    energy_term,
 )
-from primal_attention.functional.precision import accumulator, full_precision, representable
+from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.sources import (
+    SOURCES,
+    Source,
+    linear_map,
+    prefix_means,
+)
+from primal_attention.attention.terms import PublishesTerms
+from primal_attention.functional import attend, split_heads
+from primal_attention.functional.precision import accumulator
+from primal_attention.functional.primal import fold_output, join
 
 __all__ = ["Diagnostics", "PrimalAttention"]
 
 Weights = Literal["data", "static", "dual"]
 Codes = Literal["basis", "table"]
 
-_SAMPLES_PER_DIRECTION = 10
-"""Sampled rows per direction, the paper's rule."""
-_HORIZON = 2.0**16
-"""Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
 
-
-class PrimalAttention(Attention, PublishesTerms):
+class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
     """Attention through projections in the primal: linear in length, no values, no ``n × n``.
 
     Time ``O(n d s)`` per head beside the projections, or ``O(n d²)`` with ``data`` weights where
@@ -110,6 +92,10 @@ class PrimalAttention(Attention, PublishesTerms):
     """
 
     basis: Float[Tensor, "k m"]
+    w_e: nn.Parameter
+    w_r: nn.Parameter
+    dual_e: nn.Linear
+    dual_r: nn.Linear
 
     undecayed = ("lam",)  # it weighs the KSVD term and never meets the data
 
@@ -145,7 +131,7 @@ class PrimalAttention(Attention, PublishesTerms):
             regularizer,
             bias,
             {"device": device, "dtype": dtype},
-            num_samples=_SAMPLES_PER_DIRECTION * rank,
+            num_samples=SAMPLES_PER_DIRECTION * rank,
             conventions=SOUND,
         )
 
@@ -162,10 +148,6 @@ class PrimalAttention(Attention, PublishesTerms):
         num_samples: int,
         conventions: Conventions,
     ) -> None:
-        if rank < 1:
-            raise ValueError(f"rank must be at least 1, got {rank}.")
-        if num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {num_samples}.")
         for name, value, choices in (
             ("weights", weights, get_args(Weights)),
             ("codes", codes, get_args(Codes)),
@@ -173,6 +155,9 @@ class PrimalAttention(Attention, PublishesTerms):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+        for name, count in (("rank", rank), ("num_samples", num_samples)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}.")
         if decay is not None and not (weights == "static" and 0 < decay < 1):
             raise ValueError(
                 f"decay needs weights='static' and a value between 0 and 1, got "
@@ -181,11 +166,13 @@ class PrimalAttention(Attention, PublishesTerms):
         self.rank, self.weights, self.codes, self.decay = rank, weights, codes, decay
         self.regularizer, self.num_samples = regularizer, num_samples
         self.conventions = conventions
-        self.capabilities = Capabilities(
+        is_sound = conventions == SOUND
+        self.capabilities = _capabilities(
+            weights,
             padding=conventions.mask != "refuse",
-            causal=conventions == SOUND or conventions.causal_only,
-            stateful=conventions == SOUND or conventions.causal_only,
-            cross=weights != "static" and conventions == SOUND,
+            causal=is_sound or conventions.causal_only,
+            stateful=is_sound or conventions.causal_only,
+            cross=self.source.cross and is_sound,
             aux_loss=regularizer is not None,
         )
         dim, h, d = self.dim, self.num_heads, self.head_dim
@@ -194,22 +181,18 @@ class PrimalAttention(Attention, PublishesTerms):
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
         self.concat = nn.Linear(2 * rank, d, bias, **factory)
         self.lam = nn.Parameter(torch.empty(h, rank, **factory), regularizer in ("ksvd", "kkt"))
-        if weights == "dual":
-            self.dual_e = nn.Linear(dim, h * rank, False, **factory)
-            self.dual_r = nn.Linear(dim, h * rank, False, **factory)
-        else:
-            rows = d if weights == "static" else self._num_codes
-            self.w_e = nn.Parameter(torch.empty(h, rows, rank, **factory))
-            self.w_r = nn.Parameter(torch.empty(h, rows, rank, **factory))
-        if weights == "data" and codes == "basis":
-            basis = torch.empty(self._num_codes, num_samples, **factory)
-            # saved, so that a layer built on the meta device is whole once it is loaded
-            self.register_buffer("basis", basis)
+        self.source.create(self, factory)
         self.reset_parameters()
 
     @property
-    def _num_codes(self) -> int:
-        return min(2 * self.rank, self.num_samples) if self.codes == "basis" else self.num_samples
+    def source(self) -> Source:
+        """Where the projection weights come from."""
+        return SOURCES[self.weights]
+
+    @property
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+        """The four linear maps that every primal layer has."""
+        return self.q_proj, self.k_proj, self.concat, self.out_proj
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -222,22 +205,7 @@ class PrimalAttention(Attention, PublishesTerms):
         if self.conventions.positive_lam:
             # softplus of this is uniform between 0.1 and 1
             self.lam.mul_(0.9).add_(0.1).expm1_().log_()
-        if self.weights == "dual":
-            return
-        if self.weights == "data" and self.codes == "basis":
-            steps = torch.arange(self.num_samples, device=self.basis.device)
-            at = (steps.to(accumulator(self.basis)) + 0.5) / self.num_samples
-            self.basis.copy_(self._cosines(at).T)
-        for w in (self.w_e, self.w_r):
-            # QR does not exist in half precision
-            wide = torch.empty_like(w, dtype=accumulator(w))
-            if self.conventions.flat_init:
-                nn.init.orthogonal_(wide)
-            else:
-                for head in wide:
-                    nn.init.orthogonal_(head)
-                wide.div_(self.rank**0.5)
-            w.copy_(wide)
+        self.source.reset(self)
 
     @property
     def ell(self) -> Float[Tensor, "h s"]:
@@ -255,90 +223,13 @@ class PrimalAttention(Attention, PublishesTerms):
             parts.append(f"decay={self.decay}")
         return ", ".join([*parts, f"regularizer={self.regularizer!r}"])
 
-    # the published layers
-
-    @classmethod
-    def reference(
-        cls,
-        variant: str,
-        dim: int,
-        num_heads: int = 8,
-        *,
-        rank: int,
-        num_samples: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> Self:
-        """Build the layer of one published experiment exactly, with its quirks.
-
-        Sampling ignores masks (``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse one,
-        ``"lra"`` zeroes outputs), sampled rows are not normalised, ``lam`` is unconstrained,
-        weights start as the released code starts them, the loss is reduced as there.
-
-        Args:
-            variant: ``"uea"``, ``"lra"``, ``"d4rl"``, ``"vit"`` or ``"wikitext"``.
-            dim: Model width.
-            num_heads: Heads.
-            rank: Directions per head.
-            num_samples: Sampled rows; by default ten per direction, as for LRA. The released UEA
-                layer has ``min(longest training series, 5 or 10 × rank)``, the ViT one 197.
-            device: Where to create the parameters.
-            dtype: Type of the parameters.
-
-        Example:
-            >>> PrimalAttention.reference("uea", 512, rank=30, num_samples=300).num_samples
-            300
-        """
-        if variant not in PUBLISHED:
-            raise ValueError(f"variant must be one of {tuple(PUBLISHED)}, got {variant!r}.")
-        layer = cls.__new__(cls)
-        Attention.__init__(layer, dim, num_heads)
-        layer._build(
-            rank,
-            PUBLISHED[variant].weights,
-            "table",
-            None,
-            "ksvd",
-            True,
-            {"device": device, "dtype": dtype},
-            num_samples=_SAMPLES_PER_DIRECTION * rank if num_samples is None else num_samples,
-            conventions=PUBLISHED[variant],
-        )
-        return layer
-
-    def load_reference_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load the parameters of a released layer under their original names.
-
-        Args:
-            state_dict: The entries of one attention layer, its prefix removed.
-        """
-        self._check_published()
-        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
-
-    def reference_state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters under the names of the released layer, for its own code to load.
-
-        Example:
-            >>> sorted(PrimalAttention.reference("lra", 8, 2, rank=3).reference_state_dict())[:3]
-            ['W_k.bias', 'W_k.weight', 'W_q.bias']
-        """
-        self._check_published()
-        return published_state_dict(self.conventions, self.state_dict())
-
-    def _check_published(self) -> None:
-        if self.conventions == SOUND:
-            raise RuntimeError(
-                "This layer follows our conventions, not a published variant's; build it with "
-                "PrimalAttention.reference(variant, ...) and use that."
-            )
-
     # forward
 
     def forward(
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *,
+        *more: Any,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
@@ -351,357 +242,189 @@ class PrimalAttention(Attention, PublishesTerms):
         alone. ``rotary`` turns queries and keys by the positions of ``x``: for ``dual`` weights,
         the only ones that compare tokens with each other.
         """
-        self._check(x, context, key_mask, is_causal, return_aux)
-        self._check_rotary(rotary, context)
+        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
         self._check_mixing(is_causal)
-        asked = self.regularizer if return_aux or self.training else None
-        aware = key_mask if self.conventions.mask == "aware" else None
-        x, context = _clean(x, context, aware)
+        regularizer = self.regularizer if return_aux or self.training else None
+        output_mask = key_mask if self.conventions.mask == "output" else None
+        if output_mask is not None:
+            key_mask = None
+        x, context = _zero_padding(x, context, key_mask)
         if is_causal:
-            y, term, _ = self._causal(x, key_mask, None, asked, rotary)
+            y, term, _ = self._causal(x, key_mask, self.init_state(len(x)), regularizer, rotary)
+        elif self._is_simple(context, regularizer, output_mask, rotary):
+            memory, query_mask = (x, key_mask) if context is None else (context, None)
+            weights = self.source.tie(self, memory, None, key_mask)
+            tokens = weights.tokens if context is None else x
+            wanted = regularizer is not None
+            y, energy = self.source.attend(
+                self, tokens, weights.joint, query_mask, has_energy=wanted
+            )
+            term = self._energy_term(regularizer, energy, weights.joint, x.shape[1], key_mask)
         else:
-            y, term = self._bidirectional(x, context, key_mask, asked, rotary)
+            y, term = self._open(x, context, key_mask, output_mask, regularizer, rotary)
         y = self.dropout(y)
-        if aware is not None and context is None:
-            y = torch.where(aware[:, :, None], y, 0.0)
+        if key_mask is not None and context is None:
+            y = torch.where(key_mask[:, :, None], y, 0.0)
         if return_aux:
             self.witness()
-            return y, Aux(term)
+            return y, Aux(term)  # type: ignore[arg-type]  # checked: there is a regulariser
         if term is not None:
             self.publish({"": term})
         return y
 
     def _check_mixing(self, is_causal: bool) -> None:
-        if self.weights == "static" and not is_causal:
-            if self.conventions.causal_only:
-                raise ValueError("This published layer is causal; call it with is_causal=True.")
-            if not torch.compiler.is_compiling():
-                warnings.warn(
-                    "static weights without is_causal=True mix no tokens: every output depends on "
-                    "its own token only. Use weights='data' or 'dual'.",
-                    stacklevel=3,
-                )
-
-    def _check_rotary(self, rotary: Rotary | None, context: Tensor | None) -> None:
-        if rotary is None:
+        if is_causal or self.capabilities.mixes_without_order:
             return
-        if self.weights != "dual":
-            raise ValueError(
-                f"rotary= needs weights='dual', got weights={self.weights!r}, which never compares "
-                "two tokens; positions enter through its codes or its prefix mean."
-            )
-        if context is not None:
-            raise ValueError(
-                "rotary= with a context has no meaning: the two sequences share no positions. "
-                "Leave one of them out."
+        if self.conventions.causal_only:
+            raise ValueError("This published layer is causal; call it with is_causal=True.")
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                "static weights without is_causal=True mix no tokens: every output depends on "
+                "its own token only. Use weights='data' or 'dual'.",
+                stacklevel=3,
             )
 
-    def _bidirectional(
+    def _is_simple(
+        self,
+        context: Tensor | None,
+        regularizer: Regularizer | None,
+        output_mask: Tensor | None,
+        rotary: Rotary | None,
+    ) -> bool:
+        """Return whether the two stages suffice: nothing needs the heads of the tokens."""
+        if regularizer is not None and (regularizer == "kkt" or context is not None):
+            return False
+        return rotary is None and output_mask is None and all(map(is_plain, self.projections))
+
+    def _open(
         self,
         x: Tensor,
         context: Tensor | None,
         key_mask: Tensor | None,
-        asked: Regularizer | None,
+        output_mask: Tensor | None,
+        regularizer: Regularizer | None,
         rotary: Rotary | None,
-    ) -> tuple[Tensor, Any]:
-        aware = key_mask if self.conventions.mask == "aware" else None
-        own = aware if context is None else None
-        if rotary is None and self._is_fused(context, key_mask, asked):
-            return self._fused(x, context, aware, asked)
-        heads = self._heads(x)
-        if rotary is not None:
-            heads = rotary.turn(heads)
-        memory, theirs = x, heads
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return output and regulariser by way of the heads, every projection called by itself."""
+        heads = self.project_heads(x, rotary)
+        memory, query_mask = x, key_mask
+        memory_heads: Tensor | None = heads
         if context is not None:
-            memory = context
-            theirs = self._heads(context) if self.weights == "dual" or asked else heads
-        tied = self._tie(memory, theirs, aware)
-        scores = self._project(heads, tied, own)
-        y = self._emit(scores.scores, key_mask if context is None else None)
-        if asked is None:
+            memory, query_mask = context, None
+            memory_heads = None if regularizer is None else self.project_heads(context)
+        weights = self.source.tie(self, memory, memory_heads, key_mask)
+        scores, energy = self._scores(heads, weights.joint, query_mask)
+        y = self._emit(scores, output_mask)
+        if regularizer is None:
             return y, None
-        (q, k), (mq, mk) = heads.chunk(2, dim=1), theirs.chunk(2, dim=1)
-        if context is None:
-            return y, self._term(asked, Side(q, own), Side(k, own), tied, scores)
-        # the key side lives on the memory; dual weights pose the whole problem there
-        left = Side(mq, aware) if self.weights == "dual" else Side(q, own)
-        return y, self._term(asked, left, Side(mk, aware), tied, None)
+        if context is None and regularizer != "kkt":
+            given = energy, weights.joint, x.shape[1], query_mask
+            return y, self._energy_term(regularizer, *given)
+        q, k = heads.chunk(2, dim=1)
+        if context is not None and memory_heads is not None:
+            mq, k = memory_heads.chunk(2, dim=1)
+            if self.weights == "dual":  # poses the whole problem on the context
+                q, query_mask = mq, key_mask
+        sides = Features(q, query_mask), Features(k, key_mask)
+        problem = self._problem(memory, *sides, weights.joint, weights.duals)
+        return y, problem.term(regularizer, self.conventions.reduction)
 
-    def _is_fused(
-        self, context: Tensor | None, key_mask: Tensor | None, asked: Regularizer | None
-    ) -> bool:
-        """Whether one function does it: plain maps, and a regulariser content with the energy."""
-        maps: list[nn.Module] = [self.q_proj, self.k_proj, self.concat, self.out_proj]
-        enough = asked is None or (context is None and asked != "kkt")
-        if self.weights == "dual":
-            maps += [self.dual_e, self.dual_r]
-            enough = enough and context is None
-        return enough and all(map(is_plain, maps)) and not self._masks_output(key_mask)
-
-    def _fused(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        keep: Tensor | None,
-        asked: Regularizer | None,
-    ) -> tuple[Tensor, Any]:
-        if self.weights == "data" and context is None:
-            return self._sampled(x, keep, asked)
-        inward = join(_map(self.q_proj), _map(self.k_proj))
-        outward = fold(_map(self.concat), _map(self.out_proj))
-        own, eps = keep if context is None else None, self.conventions.eps
-        if self.weights == "dual":
-            duals = torch.cat([self.dual_e.weight, self.dual_r.weight])
-            both = 2 * self.num_heads
-            y, energy, w = attend_dual(x, inward, duals, outward, both, key_mask=own, eps=eps)
-            return y, self._energy_term(asked, x, own, energy, *w.chunk(2, dim=1))
-        tied = self._untied
-        if self.weights == "data" and context is not None:
-            tied = self._tie_rows(sample_rows(context, self.num_samples, keep))
-        y, energy = attend(x, inward, tied.joint, outward, key_mask=own, eps=eps)
-        return y, self._energy_term(asked, x, own, energy, self.w_e, self.w_r)
-
-    def _sampled(
-        self, x: Tensor, keep: Tensor | None, asked: Regularizer | None
-    ) -> tuple[Tensor, Any]:
-        usual = asked == "ksvd" and self.conventions.reduction == "sample"
-        has_loss = usual and keep is None and x.shape[1] > 0
-        y, found = attend_sampled(
-            x,
-            (_map(self.q_proj), _map(self.k_proj)),
-            (self.w_e, self.w_r),
-            (_map(self.concat), _map(self.out_proj)),
-            self.num_samples,
-            key_mask=keep,
-            eps=self.conventions.eps,
-            lam=self.ell if has_loss else None,
-            has_energy=asked is not None,
-            **self._tying,
-        )
-        return y, found if has_loss else self._energy_term(
-            asked, x, keep, found, self.w_e, self.w_r
-        )
-
-    def _energy_term(
-        self,
-        asked: Regularizer | None,
-        x: Tensor,
-        keep: Tensor | None,
-        energy: Tensor | None,
-        w_e: Tensor,
-        w_r: Tensor,
-    ) -> Tensor | None:
-        if asked is None or energy is None:
-            return None
-        side = Side(x[:, None], keep)  # of which the regulariser takes the length alone
-        also = side, side, self.ell, parameter_trace(w_e, w_r)
-        return energy_term(asked, self.conventions.reduction, energy, *also)
-
-    def _heads(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n d"]:
+    def project_heads(
+        self, x: Float[Tensor, "b n c"], rotary: Rotary | None = None
+    ) -> Float[Tensor, "b both n d"]:
         """Return the heads of the queries and, after them, of the keys."""
-        return self._both(x, self.q_proj, self.k_proj)
+        heads = self._project_both(x, self.q_proj, self.k_proj)
+        return heads if rotary is None else rotary.turn(heads)
 
-    def _duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b 2*h n s"]:
+    def project_duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b both n s"]:
         """Return the dual variables of the query side and, after them, of the key side."""
-        return self._both(x, self.dual_e, self.dual_r)
+        return self._project_both(x, self.dual_e, self.dual_r)
 
-    def _both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+    def _project_both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
         """Return the heads of two maps; of plain ones as one map, which is faster."""
-        plain = is_plain(first) and is_plain(second)
-        if plain and not self._is_brief(x.shape[0] * x.shape[1]):
-            both = linear(x, *join(_map(first), _map(second)))
+        if is_plain(first) and is_plain(second) and not self._is_brief(x):
+            both = linear(x, *join(linear_map(first), linear_map(second)))
         else:
             both = torch.cat([first(x), second(x)], dim=-1)
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
 
-    def _tie(
-        self,
-        memory: Float[Tensor, "b m c"],
-        heads: Float[Tensor, "b 2*h m d"],
-        keep: Bool[Tensor, "b m"] | None,
-    ) -> Tied:
-        """Return the projection weights that ``memory`` and its heads imply."""
-        if self.weights == "static":
-            return self._untied
-        if self.weights == "dual":
-            duals = self._duals(memory)
-            sums = dual_weights(heads, duals, key_mask=keep, eps=self.conventions.eps)
-            # the weights of queries come from keys, and the other way round
-            w_r, w_e = sums.chunk(2, dim=1)
-            dual_e, dual_r = duals.chunk(2, dim=1)
-            return Tied(torch.cat([w_e, w_r], dim=1), duals=(dual_e, dual_r))
-        return self._tie_rows(sample_rows(memory, self.num_samples, keep))
+    def _is_brief(self, x: Float[Tensor, "b n c"]) -> bool:
+        """Return whether so few tokens pass that joining maps costs more than applying them."""
+        return not torch.compiler.is_compiling() and x.shape[0] * x.shape[1] < 2 * self.rank
 
-    def _tie_rows(self, rows: Float[Tensor, "b m c"]) -> Tied:
-        """Return the projection weights that sampled rows imply."""
-        return Tied(*tie_rows(rows, self.w_e, self.w_r, **self._tying))
+    def _scores(
+        self, heads: Tensor, w: Float[Tensor, "#b both d s"], key_mask: Tensor | None
+    ) -> tuple[Float[Tensor, "b n both_s"], Float[Tensor, "b both s"] | None]:
+        """Return the scores of given heads, and their energy."""
+        (parts,) = split_heads(self._merge(heads), 2 * self.num_heads, None)
+        return attend(parts, w, None, key_mask=key_mask, eps=self.conventions.eps)
 
-    @property
-    def _tying(self) -> dict[str, Any]:
-        """How rows become weights."""
-        basis = self.basis if self.codes == "basis" else None
-        return {"basis": basis, "normalize": self.conventions.normalize_rows}
-
-    @property
-    def _untied(self) -> Tied:
-        """The projection weights when they are parameters."""
-        return Tied(torch.cat([self.w_e, self.w_r])[None])
-
-    def _cosines(self, at: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n k"]:
-        """Return the basis functions at relative positions, orthonormal over the sampled rows."""
-        order = torch.arange(self._num_codes, dtype=at.dtype, device=at.device)
-        scale = torch.where(order == 0, 0.5**0.5, torch.ones_like(order))
-        scale = scale * (2 / self.num_samples) ** 0.5
-        return (scale * torch.cos(math.pi * order * at[..., None])).to(self.w_e.dtype)
+    def _emit(
+        self, scores: Float[Tensor, "b n both_s"], output_mask: Tensor | None = None
+    ) -> Float[Tensor, "b n c"]:
+        """Return the layer's output from the scores of all query and all key heads."""
+        plain = is_plain(self.out_proj) and is_plain(self.concat)
+        if plain and output_mask is None and not self._is_brief(scores):
+            return linear(scores, *fold_output(linear_map(self.concat), linear_map(self.out_proj)))
+        by_head = scores.unflatten(-1, (2, self.num_heads, -1)).transpose(2, 3).flatten(3)
+        heads = self.concat(by_head)  # [b n h d]
+        if output_mask is not None:
+            heads = torch.where(output_mask[:, :, None, None], heads, 0.0)
+        return self.out_proj(heads.flatten(2))
 
     def _causal(
         self,
         x: Tensor,
         key_mask: Tensor | None,
-        state: State | None,
-        asked: Regularizer | None,
-        rotary: Rotary | None,
-    ) -> tuple[Tensor, Any, State]:
-        b, n, _ = x.shape
-        heads = self._heads(x)
-        start = self.init_state(b) if state is None else state
-        position = start.seen[:, None] + _counts(x, key_mask)
-        if self.weights == "static":
-            before = torch.cat(start.tensors, dim=-1)
-            means, after_both = self._running(self._merge(heads), position, key_mask, before)
-            after = after_both.chunk(2, dim=-1)
-            heads = means.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
-            q, k = heads.chunk(2, dim=1)
-            tied = self._untied
-            scores = self._project(heads, tied, key_mask)
-        else:
-            if rotary is not None:
-                heads = rotary.turn(heads)
-            q, k = heads.chunk(2, dim=1)
-            duals = self._duals(x) if self.weights == "dual" else None
-            with full_precision(x):
-                scores, tied, after = self._causal_sums(x, q, k, duals, position, key_mask, start)
-        count = start.seen + (n if key_mask is None else key_mask.sum(1))
-        y = self._emit(scores.scores, key_mask)
-        term = None
-        if asked is not None:
-            if asked == "kkt" and self.weights == "data":
-                raise ValueError(
-                    "regularizer='kkt' is undefined for causal data-dependent weights: they change "
-                    "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
-                )
-            term = self._term(asked, Side(q, key_mask), Side(k, key_mask), tied, scores)
-        return y, term, State(after, count)
-
-    def _running(
-        self,
-        x: Float[Tensor, "b n c"],
-        position: Int[Tensor, "b n"],
-        key_mask: Bool[Tensor, "b n"] | None,
-        start: Float[Tensor, "b c"],
-    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b c"]]:
-        """Return the prefix means in the type of ``x``, and the state after the last token."""
-        if self.decay is not None:
-            means = sums = decayed_sum(x, self.decay, key_mask=key_mask, start=start)
-        else:
-            real = x if key_mask is None else torch.where(key_mask[:, :, None], x, 0.0)
-            sums = prefix_sum(real, start)
-            means = sums / position.clamp_min(1)[:, :, None]  # sums may exceed a narrow type
-        return means.to(x.dtype), sums[:, -1] if x.shape[1] else start
-
-    def _causal_sums(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        duals: Tensor | None,
-        position: Int[Tensor, "b n"],
-        key_mask: Tensor | None,
         start: State,
-    ) -> tuple[Projection, Tied, tuple[Tensor, ...]]:
-        """Return the scores when the projection weights are prefix sums of outer products."""
-        wide = accumulator(q)
-        unit_q, unit_k = (self._unit(t, key_mask) for t in (q, k))
-        mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
-        if duals is not None:
-            dual_e, dual_r = duals.to(wide).chunk(2, dim=1)
-            e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
-            r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
-            last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
-            last = last.clamp_min(1).to(wide)[:, None, :, None]
-            after = torch.cat([after_e, after_r], dim=1)
-            tied = Tied(after / last, duals=(dual_e, dual_r))
-        else:
-            f = self._split(normalize_rows(x) if self.conventions.normalize_rows else x).to(wide)
-            w_e, w_r = (w.to(wide) for w in self._codes_at(position - 1))
-            e, after_e = causal_sums(unit_q, f, w_e, state=start.tensors[0])
-            r, after_r = causal_sums(unit_k, f, w_r, state=start.tensors[1])
-            # a sum of so many random terms grows like √t; from the sampled size on, take the mean
-            ratio = mean * self.num_samples
-            mean = torch.where(ratio > 1, ratio.sqrt(), ratio)
-            tied = self._untied
-        scores = torch.cat([e, r], dim=1) * mean
-        projection = Projection(scores.to(x.dtype), scores.square().sum(2))
-        return projection, tied, (after_e, after_r)
-
-    def _unit(self, x: Float[Tensor, "b h n d"], keep: Tensor | None) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
-        unit = x / norm.clamp_min(representable(self.conventions.eps, x))
-        return unit if keep is None else torch.where(keep[:, None, :, None], unit, 0.0)
-
-    def _codes_at(self, position: Int[Tensor, "b n"]) -> tuple[Tensor, Tensor]:
-        """Return the codes of absolute positions, ``[b h n s]`` each."""
-        if self.codes == "table":
-            row = position.clamp(0, self.num_samples - 1)
-            return self.w_e[:, row].transpose(0, 1), self.w_r[:, row].transpose(0, 1)
-        at = position.clamp_min(0).to(accumulator(self.w_e)).log1p() / math.log1p(_HORIZON)
-        basis = self._cosines(at)[:, None]
-        return basis @ self.w_e, basis @ self.w_r
-
-    # output
-
-    def _project(
-        self, heads: Float[Tensor, "b 2*h n d"], tied: Tied, keep: Tensor | None
-    ) -> Projection:
-        return project(heads, tied.joint, key_mask=keep, eps=self.conventions.eps)
-
-    def _emit(
-        self, scores: Float[Tensor, "b 2*h n s"], keep: Tensor | None
-    ) -> Float[Tensor, "b n c"]:
-        """Return the layer output from the scores of both sides."""
-        plain = is_plain(self.out_proj) and is_plain(self.concat)
-        brief = self._is_brief(scores.shape[0] * scores.shape[2])
-        if not plain or brief or self._masks_output(keep):
-            heads = self.concat(torch.cat(scores.chunk(2, dim=1), dim=-1))
-            return self.out_proj(self._merge(self._mask_output(heads, keep)))
-        return linear(self._merge(scores), *fold(_map(self.concat), _map(self.out_proj)))
-
-    def _is_brief(self, tokens: int) -> bool:
-        """Whether so few tokens pass that joining the maps costs more than applying them."""
-        return not torch.compiler.is_compiling() and tokens < 2 * self.rank
-
-    def _masks_output(self, keep: Tensor | None) -> bool:
-        return keep is not None and self.conventions.mask == "output"
-
-    def _mask_output(self, heads: Tensor, keep: Tensor | None) -> Tensor:
-        if keep is None or not self._masks_output(keep):
-            return heads
-        return torch.where(keep[:, None, :, None], heads, 0.0)
+        regularizer: Regularizer | None,
+        rotary: Rotary | None,
+    ) -> tuple[Tensor, Tensor | None, State]:
+        if regularizer == "kkt" and self.weights == "data":
+            raise ValueError(
+                "regularizer='kkt' is undefined for causal data-dependent weights: they change "
+                "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
+            )
+        position = start.seen[:, None] + _counts(x, key_mask)
+        found = self.source.causal(self, x, position, key_mask, start, rotary)
+        y = self._emit(self._merge(found.scores.to(x.dtype)))
+        count = start.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
+        state = State(found.state, count)
+        if regularizer != "kkt":
+            given = found.energy, found.weights, x.shape[1], key_mask
+            return y, self._energy_term(regularizer, *given), state
+        queries, keys = (Features(side, key_mask) for side in found.heads.chunk(2, dim=1))
+        problem = self._problem(x, queries, keys, found.weights, found.duals)
+        return y, problem.term("kkt", self.conventions.reduction, found.scores), state
 
     # regulariser and diagnostics
 
-    def _term(
-        self, asked: Regularizer, left: Side, right: Side, tied: Tied, found: Projection | None
-    ) -> Float[Tensor, ""]:
-        """Return the regulariser of these tokens, with what was found on the way to the output."""
-        problem, reduction = self._problem(left, right, tied), self.conventions.reduction
-        if found is None:
-            return problem.term(asked, reduction)
-        return problem.term(asked, reduction, energy=found.energy, scores=found.scores)
+    def _energy_term(
+        self,
+        regularizer: Regularizer | None,
+        energy: Float[Tensor, "b both s"] | None,
+        w: Float[Tensor, "#b both d s"],
+        tokens: int,
+        key_mask: Bool[Tensor, "b n"] | None,
+    ) -> Float[Tensor, ""] | None:
+        """Return a regulariser of self-attention that needs the energy alone."""
+        if regularizer is None or regularizer == "kkt" or energy is None:
+            return None
+        w_e, w_r = self.source.codes(self) or w.chunk(2, dim=1)
+        count, reduction = TokenCount(tokens, key_mask), self.conventions.reduction
+        return energy_term(regularizer, reduction, energy, (count, count), self.ell, (w_e, w_r))
 
-    def _problem(self, left: Side, right: Side, tied: Tied) -> Problem:
-        codes = None if self.weights == "dual" else (self.w_e, self.w_r)
-        return Problem(left, right, tied, codes, self.ell, self.conventions.eps)
+    def _problem(
+        self,
+        memory: Tensor,
+        queries: Features,
+        keys: Features,
+        w: Float[Tensor, "#b both d s"],
+        duals: Tensor | None,
+    ) -> KernelProblem:
+        rows = self.source.features(self, memory, keys.key_mask)
+        codes, eps = self.source.codes(self), self.conventions.eps
+        return KernelProblem(queries, keys, w, rows, codes, duals, self.ell, eps)
 
     @torch.no_grad()
     def diagnose(
@@ -734,21 +457,23 @@ class PrimalAttention(Attention, PublishesTerms):
                 "Causal data-dependent weights change with every token; there is no one kernel to "
                 "diagnose. Call diagnose without is_causal."
             )
-        keep = key_mask if self.conventions.mask == "aware" else None
-        x, context = _clean(x, context, keep)
+        key_mask = key_mask if self.conventions.mask == "aware" else None
+        x, context = _zero_padding(x, context, key_mask)
         memory = x if context is None else context
-        q, k = self.q_proj(memory if self.weights == "dual" else x), self.k_proj(memory)
+        is_dual = self.weights == "dual"
+        heads = self.project_heads(memory)
         if is_causal and self.weights == "static":
-            zero = q.new_zeros(q.shape[0], self.dim)
+            zero = x.new_zeros(len(x), 2 * self.dim, dtype=accumulator(x))
             position = _counts(x, key_mask)
-            q, k = (self._running(t, position, key_mask, zero)[0] for t in (q, k))
-        q, k = self._split(q), self._split(k)
-        left = Side(q, keep if context is None or self.weights == "dual" else None)
-        right = Side(k, keep)
-        # only dual weights read the heads
-        heads = torch.cat([q, k], dim=1) if self.weights == "dual" else q
-        tied = self._tie(memory, heads, keep)
-        return self._problem(left, right, tied).diagnose()
+            means, _ = prefix_means(self._merge(heads), position, key_mask, zero, self.decay)
+            heads = means.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+        q, k = heads.chunk(2, dim=1)
+        weights = self.source.tie(self, memory, heads, key_mask)
+        queries = Features(q, key_mask)
+        if context is not None and not is_dual:
+            queries = Features(self._split(self.q_proj(x)), None)
+        keys = Features(k, key_mask)
+        return self._problem(memory, queries, keys, weights.joint, weights.duals).diagnose()
 
     # decoding
 
@@ -756,11 +481,8 @@ class PrimalAttention(Attention, PublishesTerms):
         """Return the state before the first token: ``2 c`` or ``2 c s`` zeros per sequence."""
         if not self.capabilities.stateful:
             return super().init_state(batch_size)
-        weight = self.q_proj.weight
-        shape: tuple[int, ...] = (batch_size, self.dim)
-        if self.weights != "static":
-            shape = (batch_size, self.num_heads, self.head_dim, self.rank)
-        zeros = weight.new_zeros(shape, dtype=accumulator(weight))
+        weight, shape = self.q_proj.weight, self.source.state_shape(self)
+        zeros = weight.new_zeros((batch_size, *shape), dtype=accumulator(weight))
         return State((zeros, zeros), weight.new_zeros(batch_size, dtype=torch.long))
 
     def step(
@@ -772,23 +494,22 @@ class PrimalAttention(Attention, PublishesTerms):
         rotary: Rotary | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
-        self._check(x, key_mask=key_mask, is_causal=True, state=state)
-        self._check_rotary(rotary, None)
-        self._check_mixing(is_causal=True)
+        self._check(x, key_mask=key_mask, is_causal=True, state=state, rotary=rotary)
         if len(state.tensors) != 2:
             raise ValueError("This state is of a context, which recall reads; use init_state.")
-        x, _ = _clean(x, None, key_mask)
+        x, _ = _zero_padding(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
-        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after.own()
+        after = after.compact()
+        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
 
     def remember(
         self, context: Float[Tensor, "b m c"], *, key_mask: Bool[Tensor, "b m"] | None = None
     ) -> State:
-        """Return what a context amounts to, ``2 c s`` numbers per sequence whatever its length.
+        """Return the projection weights of a context: ``2 c s`` numbers whatever its length.
 
         Args:
-            context: Tokens that answer, as for ``forward``.
+            context: Tokens to attend to, as for ``forward``.
             key_mask: ``True`` where a token of the context is real.
 
         Example:
@@ -799,11 +520,10 @@ class PrimalAttention(Attention, PublishesTerms):
             True
         """
         self._check(context, context, key_mask)
-        context, _ = _clean(context, None, key_mask)
-        # only dual weights read the heads
-        heads = self._heads(context) if self.weights == "dual" else context[:, None]
+        context, _ = _zero_padding(context, None, key_mask)
         counts = _counts(context, key_mask)[:, -1:].sum(1)  # also without tokens
-        return State((self._tie(context, heads, key_mask).joint,), counts).own()
+        joint = self.source.tie(self, context, None, key_mask).joint
+        return State((joint,), counts).compact()
 
     def recall(self, x: Float[Tensor, "b n c"], memory: State) -> Float[Tensor, "b n c"]:
         """Attend from ``x`` to a context that :meth:`remember` has seen: ``O(n c s)``.
@@ -812,17 +532,17 @@ class PrimalAttention(Attention, PublishesTerms):
         every token decoded. Nothing is published for ``ksvd_loss``: train with ``forward``.
 
         Args:
-            x: Tokens that ask.
+            x: Tokens to attend from.
             memory: From :meth:`remember`; ``memory.reorder`` serves beam search.
         """
         self._check(x, state=memory)
         if len(memory.tensors) != 1:
             raise ValueError("This state is of decoded tokens, not of a context; use step.")
-        scores = self._project(self._heads(x), Tied(memory.tensors[0]), None)
-        return self.dropout(self._emit(scores.scores, None))
+        scores, _ = self._scores(self.project_heads(x), memory.tensors[0], None)
+        return self.dropout(self._emit(scores))
 
 
-def _clean(
+def _zero_padding(
     x: Tensor, context: Tensor | None, key_mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Zero padded tokens: a NaN in a padded slot must reach neither result nor gradient."""
@@ -840,20 +560,23 @@ def _counts(x: Tensor, key_mask: Tensor | None) -> Int[Tensor, "b n"]:
     return key_mask.cumsum(1)
 
 
-def _map(module: nn.Linear) -> Linear:
-    return Linear(module.weight, module.bias)
+def _capabilities(weights: Weights, **also: bool) -> Capabilities:
+    """Return the capabilities of a layer with these weights."""
+    source = SOURCES[weights]
+    own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
+    return Capabilities(**{"cross": source.cross, "aux_loss": True, **own, **also})
 
 
-_LINES: tuple[tuple[str, Weights, str], ...] = (
+_VARIANTS: tuple[tuple[str, Weights, str], ...] = (
     ("primal", "data", "projections onto sampled tokens with learned position codes"),
     ("primal-static", "static", "projections of prefix means; for causal use"),
     ("primal-dual", "dual", "projections tied to dual variables; carries content"),
 )
-for _name, _weights, _summary in _LINES:
+for _name, _weights, _summary in _VARIANTS:
     register_attention(
         _name,
         functools.partial(PrimalAttention, weights=_weights),
-        capabilities=Capabilities(cross=_weights != "static", aux_loss=True),
+        capabilities=_capabilities(_weights),
         cost="n",
         summary=_summary,
     )

@@ -48,7 +48,7 @@ class PrimalRelativeAttention(Attention):
         torch.Size([2, 50, 16])
     """
 
-    capabilities = Capabilities(relative_position=True)
+    capabilities = Capabilities(relative_position=True, rotary=False)
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class PrimalRelativeAttention(Attention):
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *,
+        *more: Any,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
-        self._check(x, context, key_mask, is_causal, return_aux)
+        self._check(x, context, key_mask, is_causal, return_aux, more=more)
         memory, order, keep = x if context is None else context, None, None
         if key_mask is not None:
             # where, not multiply: a NaN in a padded slot must not survive
@@ -163,7 +163,7 @@ class PrimalRelativeAttention(Attention):
         y = self.dropout(self.out_proj(self._merge(self._heads(scores, x))))
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y, State(tuple(after), state.seen + real.sum(1)).own()
+        return y, State(tuple(after), state.seen + real.sum(1)).compact()
 
     def _continue(
         self,

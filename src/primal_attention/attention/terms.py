@@ -2,9 +2,9 @@
 
     loss = task_loss + eta * ksvd_loss(model)
 
-A layer inside someone else's model publishes the term of its last training forward; a model of
-ours asks its layers with ``return_aux=True`` and publishes all terms itself, once. ``ksvd_loss``
-collects what was published and clears it. Terms are never appended, pickled or copied.
+A layer inside another model publishes the term of its last training forward. The models of this
+library call their layers with ``return_aux=True`` and publish all terms themselves, once.
+``ksvd_loss`` collects what was published and clears it. Terms are never pickled or copied.
 """
 
 from typing import Any, Literal
@@ -33,8 +33,14 @@ class PublishesTerms(nn.Module):
         if self.training and not torch.compiler.is_compiling() and not _in_backward():
             self._had_gradients = torch.is_grad_enabled()
 
+    @property
+    def expects_term(self) -> bool:
+        """Whether a forward in the present mode gives a term."""
+        capabilities = getattr(self, "capabilities", None)
+        return self.training and capabilities is not None and bool(capabilities.aux_loss)
+
     def _lost_gradients(self) -> bool:
-        """Whether the last forward left no graph although there is something to train."""
+        """Return whether the last forward left no graph although there is something to train."""
         return not self._had_gradients and any(p.requires_grad for p in self.parameters())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,9 +81,13 @@ def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> F
         model: Any module with primal layers somewhere inside.
         layers: Average over layers, as the published code does, or sum, as the paper writes.
 
+    The loss is zero where there is nothing to collect: no layer has a regulariser, or the model is
+    in evaluation mode.
+
     Raises:
-        RuntimeError: If nothing was published since the last call, or if gradients are on now but
-            were off in the forward of a module that has something to train.
+        RuntimeError: If a layer with a regulariser is in training mode and nothing was published
+            since the last call, or if gradients are on now but were off in the forward of a module
+            that has something to train.
 
     Example:
         >>> import primal_attention as pa
@@ -87,25 +97,33 @@ def ksvd_loss(model: nn.Module, *, layers: Literal["mean", "sum"] = "mean") -> F
     """
     if layers not in ("mean", "sum"):
         raise ValueError(f"layers must be 'mean' or 'sum', got {layers!r}.")
-    terms = ksvd_terms(model)
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, PublishesTerms)]
+    terms = [term for _, module in found for term in (module._terms or {}).values()]
     if not terms:
-        raise RuntimeError(
-            "ksvd_loss found no published term. Run a forward in training mode (model.train()), "
-            "then call ksvd_loss once; layers with regularizer=None publish nothing."
-        )
+        if any(module.expects_term for _, module in found):
+            raise RuntimeError(
+                "ksvd_loss found no published term. Run a forward in training mode "
+                "(model.train()), then call ksvd_loss once."
+            )
+        return _zero(model)
     if torch.is_grad_enabled():
-        for name, module in model.named_modules():
-            if isinstance(module, PublishesTerms) and module._lost_gradients():
+        for name, module in found:
+            if module._lost_gradients():
                 lost = ".".join(filter(None, (name, next(iter(module._terms or {}), ""))))
                 raise RuntimeError(
                     f"The KSVD term of layer {lost or 'model'!r} carries no gradient: the forward "
                     "ran under no_grad or inside reentrant activation checkpointing. Use "
                     "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)."
                 )
-    for module in model.modules():
-        if isinstance(module, PublishesTerms):
-            module._terms, module._had_gradients = None, True
-    total, *others = terms.values()
-    if others:
-        total = torch.stack([total, *others]).sum()
-    return total / len(terms) if others and layers == "mean" else total
+    for _, module in found:
+        module._terms, module._had_gradients = None, True
+    if len(terms) == 1:
+        return terms[0]
+    total = torch.stack(terms).sum()
+    return total / len(terms) if layers == "mean" else total
+
+
+def _zero(model: nn.Module) -> Float[Tensor, ""]:
+    """Return zero where the parameters of a model are."""
+    like = next(model.parameters(), None)
+    return torch.zeros((), device=None if like is None else like.device)

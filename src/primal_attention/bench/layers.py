@@ -34,12 +34,12 @@ class LayerOptions:
     names: tuple[str, ...] = (
         "floor",
         "primal",
-        "primal-textbook",
+        "primal-naive",
         "primal-dual",
         "linear",
         "softmax",
     )
-    """Layers: names of the registry, floor or primal-textbook."""
+    """Layers: names of the registry, floor or primal-naive."""
     ranks: tuple[int, ...] = (20,)
     """Directions of the primal layers."""
     batch: int = 4

@@ -27,7 +27,7 @@ _PROMISES: tuple[tuple[str, str, str, int, int, int, str, float], ...] = (
         for heads, of, bound in ((8, "8 heads of 64", 1.2), (2, "2 heads of 32", 1.8))
     ),
     *(
-        (f"kept for backward ≤ 0.6 × textbook, {of}", "primal", "primal-textbook", heads, 2048,
+        (f"kept for backward ≤ 0.6 × naive, {of}", "primal", "primal-naive", heads, 2048,
          _EVER, "kept_mb", 0.6)
         for heads, of in ((8, "8 heads of 64"), (2, "2 heads of 32"))
     ),

@@ -2,23 +2,16 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from primal_attention.attention import PrimalAttention, create_attention
 from primal_attention.attention.terms import PublishesTerms
-from primal_attention.functional import (
-    ksvd_objective,
-    parameter_trace,
-    reduce_objective,
-    sample_rows,
-)
+from primal_attention.functional import naive
 
-__all__ = ["EXTRA", "CausalLayer", "ProjectionFloor", "TextbookPrimal", "build_rival"]
+__all__ = ["EXTRA", "CausalLayer", "NaivePrimal", "ProjectionFloor", "build_rival"]
 
-EXTRA = ("floor", "primal-textbook")
+EXTRA = ("floor", "primal-default", "primal-naive")
 """Rivals that are not in the registry."""
 
 
@@ -34,11 +27,8 @@ class ProjectionFloor(nn.Module):
         return self.out_proj(self.q_proj(x)), self.k_proj(x)
 
 
-class TextbookPrimal(PublishesTerms):
-    """Primal-Attention as the formulas read: normalise, project, concatenate, map, merge, project.
-
-    It borrows the parameters of a :class:`PrimalAttention` and computes the same function.
-    """
+class NaivePrimal(PublishesTerms):
+    """``naive.primal_layer`` with the parameters of a :class:`PrimalAttention`."""
 
     def __init__(self, layer: PrimalAttention) -> None:
         super().__init__()
@@ -47,16 +37,11 @@ class TextbookPrimal(PublishesTerms):
     def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         """Return the layer's output and publish its term."""
         layer = self.layer
-        q, k = (layer._split(p(x)).contiguous() for p in (layer.q_proj, layer.k_proj))
-        tied = layer._tie_rows(sample_rows(x, layer.num_samples))
-        e = normalize(q, dim=-1, eps=layer.conventions.eps) @ tied.w_e
-        r = normalize(k, dim=-1, eps=layer.conventions.eps) @ tied.w_r
-        heads = layer.concat(torch.cat([e, r], dim=-1))
-        moment_e, moment_r = e.square().mean(2), r.square().mean(2)
-        trace = parameter_trace(layer.w_e, layer.w_r)
-        objective = ksvd_objective(moment_e, moment_r, layer.ell, trace)
-        self.publish({"": reduce_objective(objective)})
-        return layer.out_proj(heads.transpose(1, 2).flatten(2))
+        q, k, concat, out = ((m.weight, m.bias) for m in layer.projections)
+        codes = layer.w_e, layer.w_r
+        y, loss = naive.primal_layer(x, q, k, codes, concat, out, layer.ell, layer.num_samples)
+        self.publish({"": loss})
+        return y
 
 
 class CausalLayer(nn.Module):
@@ -72,11 +57,16 @@ class CausalLayer(nn.Module):
 
 
 def build_rival(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:
-    """Return a layer of the registry, ``floor`` or ``primal-textbook``, in training mode."""
+    """Return a layer of the registry, or one of :data:`EXTRA`, in training mode.
+
+    ``primal-default`` has its default rank, as many directions as a head is wide up to 32.
+    """
     if name == "floor":
         return ProjectionFloor(dim)
-    if name == "primal-textbook":
-        return TextbookPrimal(PrimalAttention(dim, num_heads, **options))
+    if name == "primal-default":
+        return PrimalAttention(dim, num_heads)
+    if name == "primal-naive":
+        return NaivePrimal(PrimalAttention(dim, num_heads, **options))
     layer = create_attention(name, dim, num_heads, **options)
     # static weights mix tokens in causal order only
     return CausalLayer(layer) if name == "primal-static" else layer

@@ -13,7 +13,7 @@ All conditions need only the ``d × d`` Gram matrices ``ΦᵀΦ / n`` of the fea
 to :func:`parameter_trace` and :func:`kkt_residual`, and no ``f``: ``F`` drops out of the kernel.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -34,6 +34,7 @@ __all__ = [
     "off_diagonality",
     "parameter_trace",
     "reduce_objective",
+    "sample_loss",
     "score_gram",
 ]
 
@@ -89,6 +90,65 @@ def reduce_objective(
     if reduction == "head":
         return average_over_sequences(objective.square().mean(1), keep)
     raise ValueError(f"reduction must be 'sample', 'batch' or 'head', got {reduction!r}.")
+
+
+class _SampleLoss(torch.autograd.Function):
+    """``Σ_b weight_b (mean_h J_b)²`` in few calls, which is what a short sequence pays for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        energy: Tensor,
+        lam: Tensor,
+        w_e: Tensor,
+        w_r: Tensor,
+        share: float | Tensor,
+        weight: float | Tensor,
+    ) -> Tensor:
+        squares = lam.square().repeat(2, 1).view(-1)
+        trace = torch.dot(w_e.flatten(), w_r.flatten())
+        mean = torch.mv(energy.view(energy.shape[0], -1), squares).mul_(share)
+        mean.sub_(trace, alpha=1 / lam.shape[0])
+        ctx.save_for_backward(energy, lam, w_e, w_r, squares, mean)
+        ctx.share, ctx.weight = share, weight
+        return torch.dot(mean, mean * weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
+        each = mean * (2 * grad * ctx.weight)
+        trace = each.sum().mul_(-1 / lam.shape[0])
+        each.mul_(ctx.share)
+        by_lam = torch.mv(energy.view(each.shape[0], -1).T, each).view(2, *lam.shape).sum(0)
+        by_energy = torch.outer(each, squares).view_as(energy)
+        return by_energy, by_lam.mul_(lam).mul_(2), w_r * trace, w_e * trace, None, None
+
+
+def sample_loss(
+    energy: Float[Tensor, "b both s"],
+    lam: Float[Tensor, "h s"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    count: int | Tensor,
+) -> Float[Tensor, ""]:
+    """Return the ``"sample"`` reduction of the objective, from the energy of the scores.
+
+    Args:
+        energy: ``Σ_i`` of the squared scores of the query side and, after it, of the key side.
+        lam: ``ℓ``; it enters squared.
+        w_e: Codes of the query side.
+        w_r: Codes of the key side.
+        count: Tokens of each sequence; those without any are left out.
+    """
+    weight: float | Tensor = 1 / max(energy.shape[0], 1)
+    if isinstance(count, Tensor):
+        real = (count > 0).to(energy.dtype)
+        weight = real / real.sum().clamp_min(1)
+        count = count.clamp_min(1).to(energy.dtype)
+    given = energy, lam, w_e, w_r
+    share = 0.5 / (lam.shape[0] * count)
+    return _SampleLoss.apply(*given, share, weight)  # type: ignore[no-untyped-call]
 
 
 def average_over_sequences(

@@ -2,15 +2,18 @@
 
 One sequence position is one row, nothing is fused, matrices of size ``n × m`` are formed where the
 maths has them. The fast functions of this package are tested against this file in values and in
-gradients; nothing else imports it.
+gradients, and timed beside it. :func:`primal_layer` is the default layer of the library as a whole.
 
 Letters: ``b`` batch, ``h`` heads, ``n`` queries, ``m`` keys or sampled rows, ``c`` model width,
 ``d`` head width, ``s`` rank, ``v`` value width. Masks are ``True`` where a token is real.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import linear
 
 __all__ = [
     "causal_data_scores",
@@ -22,9 +25,12 @@ __all__ = [
     "ksvd_objective",
     "linear_attention",
     "prefix_mean",
+    "primal_layer",
     "primal_output",
     "primal_scores",
+    "smooth_basis",
     "softmax_attention",
+    "standardized",
     "valid_positions",
 ]
 
@@ -74,6 +80,69 @@ def primal_output(
         heads = heads + concat_bias
     y = heads.transpose(1, 2).flatten(2) @ out_weight.T
     return y if out_bias is None else y + out_bias
+
+
+def standardized(x: Float[Tensor, "*batch c"], eps: float = 1e-6) -> Float[Tensor, "*batch c"]:
+    """Return rows with mean zero and variance one; a constant row becomes zero."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + eps**2).sqrt()
+
+
+def smooth_basis(num: int, size: int, like: Tensor) -> Float[Tensor, "{num} {size}"]:
+    """Return ``cos(π j (m + ½) / num)`` for rows ``m`` and ``j < size``, orthonormal columns."""
+    rows, order = torch.arange(num).to(like)[:, None], torch.arange(size).to(like)
+    scale = torch.where(order == 0, 1.0, 2.0).to(like).div(num).sqrt()
+    return scale * torch.cos(math.pi * order * (rows + 0.5) / num)
+
+
+def primal_layer(
+    x: Float[Tensor, "b n c"],
+    q_proj: tuple[Tensor, Tensor | None],
+    k_proj: tuple[Tensor, Tensor | None],
+    codes: tuple[Float[Tensor, "h k s"], Float[Tensor, "h k s"]],
+    concat: tuple[Tensor, Tensor | None],
+    out_proj: tuple[Tensor, Tensor | None],
+    ell: Float[Tensor, "h s"],
+    num_samples: int,
+    key_mask: Bool[Tensor, "b n"] | None = None,
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, ""]]:
+    """Return output and KSVD loss of the default Primal-Attention layer, one sequence at a time.
+
+    Args:
+        x: Tokens.
+        q_proj: Weight and bias of the queries.
+        k_proj: Weight and bias of the keys.
+        codes: Coefficients of the smooth codes ``W_e`` and ``W_r``.
+        concat: Weight and bias of the map from both scores of a head to its width.
+        out_proj: Weight and bias of the output.
+        ell: ``ℓ`` of the objective.
+        num_samples: Sampled rows ``m``.
+        key_mask: ``True`` where a token is real.
+    """
+    h, size, _ = codes[0].shape
+    basis = smooth_basis(num_samples, size, x)
+
+    def heads(z: Float[Tensor, "m c"]) -> Float[Tensor, "h m d"]:
+        return z.unflatten(-1, (h, -1)).transpose(0, 1)
+
+    outputs, losses = [], []
+    for i in range(x.shape[0]):
+        tokens = x[i] if key_mask is None else x[i, key_mask[i]]
+        if tokens.shape[0] == 0:
+            outputs.append(torch.zeros_like(x[i]))
+            continue
+        f = heads(standardized(tokens[even_indices(tokens.shape[0], num_samples)]))  # [h m d]
+        e, r = (
+            cosine(heads(linear(tokens, *proj))) @ (f.mT @ (basis @ code))  # φ(q) Fᵀ W
+            for proj, code in zip((q_proj, k_proj), codes, strict=True)
+        )
+        y = linear(linear(torch.cat([e, r], dim=-1), *concat).transpose(0, 1).flatten(1), *out_proj)
+        if key_mask is not None:
+            y = torch.zeros_like(x[i]).index_put((key_mask[i],), y)
+        outputs.append(y)
+        losses.append(ksvd_objective(e[None], r[None], ell, *codes).mean().square())
+    loss = torch.stack(losses).mean() if losses else x.new_zeros(())
+    return torch.stack(outputs), loss
 
 
 def prefix_mean(

@@ -1,4 +1,4 @@
-"""The one place that decides in which precision sums, norms and losses are computed."""
+"""In which precision sums, norms and losses are computed, and whether a tracer looks on."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["accumulator", "full_precision", "representable"]
+__all__ = ["accumulator", "full_precision", "is_traced", "representable"]
 
 
 def accumulator(x: Tensor) -> torch.dtype:
@@ -27,3 +27,8 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
+
+
+def is_traced() -> bool:
+    """Return whether a compiler or a function transform must see every operation."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -5,7 +5,6 @@ from .base import (
 )
 from .blocks import EncoderBlock
 from .config import (
-    ROTARY_ATTENTIONS,
     DecoderConfig,
     EncoderConfig,
     EncoderOptions,
@@ -19,7 +18,6 @@ from .sequence import SequenceModel
 from .stack import BlockStack, StackOutput
 
 __all__ = [
-    "ROTARY_ATTENTIONS",
     "BlockStack",
     "CausalDecoder",
     "DecoderConfig",

@@ -18,7 +18,6 @@ from primal_attention.command import did_you_mean
 from primal_attention.settings import check_value
 
 __all__ = [
-    "ROTARY_ATTENTIONS",
     "DecoderConfig",
     "EncoderConfig",
     "EncoderOptions",
@@ -29,19 +28,6 @@ __all__ = [
 Norm = Literal["pre", "post"]
 Pooling = Literal["mean", "last"]
 Positions = Literal["sinusoidal", "learned", "rotary", "none"]
-
-ROTARY_ATTENTIONS = (
-    "favor",
-    "gaussian",
-    "linformer",
-    "nystromformer",
-    "primal-dual",
-    "schoenbat",
-    "skyformer",
-    "softmax",
-    "softmax-explicit",
-)
-"""Attentions whose weights depend on distances when queries and keys are rotated by positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,12 +170,14 @@ class SequenceConfig(StackConfig):
                 f"Learned positions need max_length, and only they have one; got positions="
                 f"{self.positions!r} and max_length={self.max_length}."
             )
+        from primal_attention.attention import attention_entry, list_attentions
+
         for name in self.layer_attentions if self.positions == "rotary" else ():
-            if name not in ROTARY_ATTENTIONS:
+            if not attention_entry(name).capabilities.rotary:
                 raise ValueError(
-                    f"Rotary positions need an attention that compares tokens by inner "
-                    f"products, got {name!r}; use sinusoidal positions, or one of: "
-                    f"{', '.join(ROTARY_ATTENTIONS)}."
+                    f"Rotary positions need an attention that compares tokens by inner products, "
+                    f"got {name!r}; use sinusoidal positions, or one of: "
+                    f"{', '.join(list_attentions(rotary=True))}."
                 )
 
 

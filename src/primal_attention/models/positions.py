@@ -1,10 +1,10 @@
-"""Where a token stands: as a vector to add to it, or as an angle to turn it by.
+"""Positions of tokens: as vectors to add, or as angles to turn queries and keys by.
 
-Rotary positions are taken where attention weights then depend on the distance of two tokens: where
-the kernel of a query and a key knows them by inner products and norms alone. That excludes
-element-wise feature maps (``linear``, ``flow``, ``cosformer``) and learned landmarks, whose answer
-would change with the absolute position, and primal layers with sampled or prefix weights, which
-never compare two tokens. Random features keep it in expectation.
+``capabilities.rotary`` of an attention says whether it takes rotary positions: it does if it
+compares queries with keys. Its weights then depend on the distance of two tokens alone if its
+kernel is a function of inner products and norms (in expectation, for random features). Element-wise
+feature maps (``linear``, ``flow``, ``cosformer``) and learned landmarks also see the absolute
+position.
 """
 
 import math

@@ -341,8 +341,7 @@ def _wanted(
     if causal:
         names = set(list_attentions(causal=True, padding=True))
     else:
-        # static weights mix no tokens unless causal
-        names = set(list_attentions(padding=True)) - {"primal-static"}
+        names = set(list_attentions(padding=True, mixes_without_order=True))
     return {name: {} for name in sorted(names) if attention_entry(name).cost != "n²"}
 
 

@@ -28,7 +28,6 @@ from primal_attention.surgery.layers import (
     Reading,
     build_attention,
     converted_layers,
-    takes_rotary,
 )
 
 __all__ = [
@@ -450,15 +449,15 @@ def _check_abilities(reading: Reading, config: SurgeryConfig) -> None:
         raise ConversionError(f"the layer is causal, which {config.attention!r} cannot be")
     if not can.padding:
         raise ConversionError(f"{config.attention!r} cannot honour a padding mask")
-    if config.attention == "primal-static" and not reading.is_causal:
-        raise ConversionError("'primal-static' mixes no tokens in a layer that is not causal")
+    if not can.mixes_without_order and not reading.is_causal:
+        raise ConversionError(f"{config.attention!r} mixes no tokens in a layer that is not causal")
 
 
 def _note(reading: Reading, attention: Attention) -> str:
     notes = []
     if reading.kv_heads != reading.num_heads:
         notes.append(f"keys and values of {reading.kv_heads} groups repeated, exactly")
-    if reading.rotary and not takes_rotary(attention):
+    if reading.rotary and not attention.capabilities.rotary:
         notes.append("rotary positions have no place in this attention")
     if not hasattr(attention, "v_proj") and not hasattr(attention, "dual_r"):
         notes.append("value weights have no place in this attention")

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from primal_attention.attention import (
     Attention,
-    MultiHeadAttention,
-    PrimalAttention,
     Rotary,
     create_attention,
 )
@@ -31,7 +29,6 @@ __all__ = [
     "build_attention",
     "conversion_record",
     "converted_layers",
-    "takes_rotary",
 ]
 
 
@@ -172,7 +169,7 @@ class Converted(nn.Module):
         super().__init__()
         self.attention = attention
         self.is_causal = is_causal
-        self.uses_rotary = rotary and takes_rotary(attention)
+        self.uses_rotary = rotary and attention.capabilities.rotary
 
     def attend(self, inputs: Inputs) -> Float[Tensor, "b n c"]:
         """Return the attention's output on what the host passed."""
@@ -205,13 +202,6 @@ def conversion_record(model: nn.Module) -> dict[str, Any] | None:
         for n, m in layers.items()
     ]
     return {"config": {**settings.to_dict(), "layers": list(layers)}, "layers": rows}
-
-
-def takes_rotary(attention: Attention) -> bool:
-    """Return whether a layer turns queries and keys by rotary positions."""
-    if isinstance(attention, PrimalAttention):
-        return attention.weights == "dual"
-    return isinstance(attention, MultiHeadAttention)
 
 
 def build_attention(

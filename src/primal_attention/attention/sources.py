@@ -1,0 +1,404 @@
+"""Where the projection weights of a primal layer come from: one small class for each answer.
+
+A source has two stages. ``tie`` returns the weights that tokens imply, ``attend`` applies them to
+tokens. The weights are all that tokens share, ``2 d s`` numbers per head. ``causal`` does both for
+weights that change with every token.
+
+A source holds no parameters: they belong to the layer, under names that saved models know.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from primal_attention.attention.base import State, is_plain
+from primal_attention.attention.rotary import Rotary
+from primal_attention.functional import (
+    Heads,
+    LayerMaps,
+    LinearMap,
+    attend,
+    causal_sums,
+    decayed_sum,
+    prefix_sum,
+    sampled_features,
+    split_heads,
+    standardize_rows,
+    tie_dual,
+    tie_sampled,
+)
+from primal_attention.functional.precision import accumulator, full_precision, representable
+from primal_attention.functional.primal import join
+
+if TYPE_CHECKING:
+    from primal_attention.attention.primal import PrimalAttention
+
+__all__ = ["SOURCES", "CausalScores", "DualSource", "ProjectionWeights", "Source"]
+
+_HORIZON = 2.0**16
+"""Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
+
+
+class ProjectionWeights(NamedTuple):
+    """What ``tie`` returns."""
+
+    joint: Float[Tensor, "#b both d s"]
+    """The weights of all query heads and, after them, of all key heads."""
+    tokens: Tensor | Heads
+    """The tokens to attend from, or their heads where the weights were made of these."""
+    duals: Float[Tensor, "b both m s"] | None = None
+    """The dual variables of both sides, where they are at hand."""
+
+
+class CausalScores(NamedTuple):
+    """What ``causal`` returns."""
+
+    scores: Float[Tensor, "b both n s"]
+    energy: Float[Tensor, "b both s"] | None
+    """``Σ_t scores²``, in float32 or better."""
+    weights: Float[Tensor, "#b both d s"]
+    """The weights after the last token, or those that never change."""
+    heads: Float[Tensor, "b both n d"]
+    """What the scores were made of."""
+    state: tuple[Tensor, ...]
+    duals: Float[Tensor, "b both n s"] | None = None
+
+
+class Source:
+    """Base class; the methods take the layer whose parameters they use."""
+
+    rotary = False
+    mixes_without_order = True
+    cross = True
+
+    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+        """Add the parameters of the weights to the layer."""
+        raise NotImplementedError  # abstract
+
+    def reset(self, layer: "PrimalAttention") -> None:
+        """Draw new parameters."""
+        for w in (layer.w_e, layer.w_r):
+            # QR does not exist in half precision
+            wide = torch.empty_like(w, dtype=accumulator(w))
+            if layer.conventions.flat_init:
+                nn.init.orthogonal_(wide)
+            else:
+                for head in wide:
+                    nn.init.orthogonal_(head)
+                wide.div_(layer.rank**0.5)
+            w.copy_(wide)
+
+    def codes(self, layer: "PrimalAttention") -> tuple[Tensor, Tensor] | None:
+        """Return the free weights ``W_e`` and ``W_r``; ``None`` where duals take their place."""
+        return layer.w_e, layer.w_r
+
+    def features(
+        self, layer: "PrimalAttention", memory: Tensor, key_mask: Tensor | None
+    ) -> Float[Tensor, "b h m d"] | None:
+        """Return the rows ``F`` of the kernel ``Φ_q FᵀF Φ_kᵀ``; ``None`` for the identity."""
+        return None
+
+    def tie(
+        self,
+        layer: "PrimalAttention",
+        memory: Float[Tensor, "b m c"],
+        heads: Float[Tensor, "b both m d"] | None,
+        key_mask: Bool[Tensor, "b m"] | None,
+    ) -> ProjectionWeights:
+        """Return the projection weights that tokens imply.
+
+        Args:
+            layer: Whose parameters to use.
+            memory: The tokens; zero where padded.
+            heads: Their heads, where they were computed already.
+            key_mask: ``True`` where a token is real.
+        """
+        raise NotImplementedError  # abstract
+
+    def attend(
+        self,
+        layer: "PrimalAttention",
+        tokens: Tensor | Heads,
+        w: Float[Tensor, "#b both d s"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        *,
+        has_energy: bool,
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b both s"] | None]:
+        """Return the layer's output and the energy of its scores; needs plain projections."""
+        maps = LayerMaps(*(linear_map(m) for m in layer.projections))
+        eps = layer.conventions.eps
+        return attend(tokens, w, maps, key_mask=key_mask, eps=eps, has_energy=has_energy)
+
+    def state_shape(self, layer: "PrimalAttention") -> tuple[int, ...]:
+        """Return the shape of one side of the decoding state of one sequence."""
+        return layer.num_heads, layer.head_dim, layer.rank
+
+    def causal(
+        self,
+        layer: "PrimalAttention",
+        x: Float[Tensor, "b n c"],
+        position: Int[Tensor, "b n"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        start: State,
+        rotary: Rotary | None,
+    ) -> CausalScores:
+        """Return scores of weights that see no later token, and the state after the last one.
+
+        Args:
+            layer: Whose parameters to use.
+            x: The tokens; zero where padded.
+            position: How many real tokens there are up to each.
+            key_mask: ``True`` where a token is real.
+            start: The state before the first token.
+            rotary: Turns of queries and keys.
+        """
+        raise NotImplementedError  # abstract
+
+
+class SampledSource(Source):
+    """``W_{e|X} = Fᵀ W_e``: evenly spaced tokens times learned codes of their relative position."""
+
+    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+        """Add the codes of both sides and, for smooth codes, the basis."""
+        rows, num = _num_codes(layer), layer.num_samples
+        shape = layer.num_heads, rows, layer.rank
+        layer.w_e = nn.Parameter(torch.empty(shape, **factory))
+        layer.w_r = nn.Parameter(torch.empty(shape, **factory))
+        if layer.codes == "basis":
+            # saved, so that a layer built on the meta device is whole once it is loaded
+            layer.register_buffer("basis", torch.empty(rows, num, **factory))
+
+    def reset(self, layer: "PrimalAttention") -> None:
+        """Draw the codes and fill the basis."""
+        if layer.codes == "basis":
+            steps = torch.arange(layer.num_samples, device=layer.basis.device)
+            at = (steps.to(accumulator(layer.basis)) + 0.5) / layer.num_samples
+            layer.basis.copy_(_cosines(layer, at).T)
+        super().reset(layer)
+
+    def _options(self, layer: "PrimalAttention") -> dict[str, Any]:
+        basis = layer.basis if layer.codes == "basis" else None
+        return {"basis": basis, "standardize": layer.conventions.standardize}
+
+    def features(
+        self, layer: "PrimalAttention", memory: Tensor, key_mask: Tensor | None
+    ) -> Float[Tensor, "b h m d"]:
+        """Return the sampled rows, combined by the basis."""
+        sizes = layer.num_samples, layer.num_heads
+        return sampled_features(memory, *sizes, key_mask=key_mask, **self._options(layer))
+
+    def tie(
+        self,
+        layer: "PrimalAttention",
+        memory: Float[Tensor, "b m c"],
+        heads: Float[Tensor, "b both m d"] | None,
+        key_mask: Bool[Tensor, "b m"] | None,
+    ) -> ProjectionWeights:
+        """Return sampled rows times codes; see :meth:`Source.tie`."""
+        codes = layer.w_e, layer.w_r, layer.num_samples
+        return ProjectionWeights(
+            *tie_sampled(memory, *codes, key_mask=key_mask, **self._options(layer))
+        )
+
+    def causal(
+        self,
+        layer: "PrimalAttention",
+        x: Float[Tensor, "b n c"],
+        position: Int[Tensor, "b n"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        start: State,
+        rotary: Rotary | None,
+    ) -> CausalScores:
+        """Project on ``Σ_{u ≤ t} f_u w_uᵀ``; see :meth:`Source.causal`."""
+        heads = layer.project_heads(x)
+        with full_precision(x):
+            wide = accumulator(x)
+            f = layer._split(standardize_rows(x) if layer.conventions.standardize else x).to(wide)
+            codes = self._codes_at(layer, position - 1).to(wide)
+            units = _unit(heads, key_mask, layer.conventions.eps)
+            parts = [
+                causal_sums(unit, f, code, state=before)
+                for unit, code, before in zip(
+                    units.chunk(2, dim=1), codes.chunk(2, dim=1), start.tensors, strict=True
+                )
+            ]
+            # a sum of so many random terms grows like √t; from the sampled size on, take the mean
+            ratio = layer.num_samples / position.clamp_min(1).to(wide)[:, None, :, None]
+            scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
+            scores = torch.cat([part.values for part in parts], dim=1) * scale
+        joint = torch.cat([layer.w_e, layer.w_r])[None]
+        after = tuple(part.state for part in parts)
+        return CausalScores(scores, scores.square().sum(2), joint, heads, after)
+
+    def _codes_at(
+        self, layer: "PrimalAttention", position: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b both n s"]:
+        """Return the codes of absolute positions."""
+        joint = torch.cat([layer.w_e, layer.w_r])
+        if layer.codes == "table":
+            return joint[:, position.clamp(0, layer.num_samples - 1)].transpose(0, 1)
+        at = position.clamp_min(0).to(accumulator(joint)).log1p() / math.log1p(_HORIZON)
+        return _cosines(layer, at)[:, None] @ joint
+
+
+class StaticSource(Source):
+    """Parameters that see no token: information moves through the causal prefix mean alone."""
+
+    mixes_without_order = False
+    cross = False
+
+    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+        """Add the weights of both sides."""
+        shape = layer.num_heads, layer.head_dim, layer.rank
+        layer.w_e = nn.Parameter(torch.empty(shape, **factory))
+        layer.w_r = nn.Parameter(torch.empty(shape, **factory))
+
+    def tie(
+        self,
+        layer: "PrimalAttention",
+        memory: Float[Tensor, "b m c"],
+        heads: Float[Tensor, "b both m d"] | None,
+        key_mask: Bool[Tensor, "b m"] | None,
+    ) -> ProjectionWeights:
+        """Return the parameters; see :meth:`Source.tie`."""
+        return ProjectionWeights(torch.cat([layer.w_e, layer.w_r])[None], memory)
+
+    def state_shape(self, layer: "PrimalAttention") -> tuple[int, ...]:
+        """Return the width: the state is a sum of queries and one of keys."""
+        return (layer.dim,)
+
+    def causal(
+        self,
+        layer: "PrimalAttention",
+        x: Float[Tensor, "b n c"],
+        position: Int[Tensor, "b n"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        start: State,
+        rotary: Rotary | None,
+    ) -> CausalScores:
+        """Project the prefix means of queries and keys; see :meth:`Source.causal`."""
+        both = layer._merge(layer.project_heads(x))
+        before = torch.cat(start.tensors, dim=-1)
+        means, after = prefix_means(both, position, key_mask, before, layer.decay)
+        joint, h = torch.cat([layer.w_e, layer.w_r])[None], 2 * layer.num_heads
+        (parts,) = split_heads(means, h, None)
+        eps = layer.conventions.eps
+        scores, energy = attend(parts, joint, None, key_mask=key_mask, eps=eps)
+        scores, heads = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t in (scores, means))
+        return CausalScores(scores, energy, joint, heads, after.chunk(2, dim=-1))
+
+
+def prefix_means(
+    x: Float[Tensor, "b n c"],
+    position: Int[Tensor, "b n"],
+    key_mask: Bool[Tensor, "b n"] | None,
+    start: Float[Tensor, "b c"],
+    decay: float | None,
+) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b c"]]:
+    """Return the prefix means in the type of ``x``, and the sums after the last token."""
+    if decay is not None:
+        means = sums = decayed_sum(x, decay, key_mask=key_mask, start=start)
+    else:
+        real = x if key_mask is None else torch.where(key_mask[:, :, None], x, 0.0)
+        sums = prefix_sum(real, start)
+        means = sums / position.clamp_min(1)[:, :, None]  # sums may exceed a narrow type
+    return means.to(x.dtype), sums[:, -1] if x.shape[1] else start
+
+
+class DualSource(Source):
+    """``W_{e|X} = Φ_kᵀ H_r / n`` with dual variables ``H`` that are linear in the tokens."""
+
+    rotary = True
+
+    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+        """Add the maps from tokens to dual variables."""
+        width = layer.num_heads * layer.rank
+        layer.dual_e = nn.Linear(layer.dim, width, False, **factory)
+        layer.dual_r = nn.Linear(layer.dim, width, False, **factory)
+
+    def reset(self, layer: "PrimalAttention") -> None:
+        """Do nothing: the layer resets its linear maps."""
+
+    def codes(self, layer: "PrimalAttention") -> None:
+        """Return ``None``: dual variables take the place of free weights."""
+
+    def tie(
+        self,
+        layer: "PrimalAttention",
+        memory: Float[Tensor, "b m c"],
+        heads: Float[Tensor, "b both m d"] | None,
+        key_mask: Bool[Tensor, "b m"] | None,
+    ) -> ProjectionWeights:
+        """Return mean outer products of features and duals; see :meth:`Source.tie`."""
+        h, eps, variables = 2 * layer.num_heads, layer.conventions.eps, None
+        maps = layer.q_proj, layer.k_proj, layer.dual_e, layer.dual_r
+        if heads is None and all(map(is_plain, maps)):
+            q, k, e, r = map(linear_map, maps)
+            tiles, duals = split_heads(memory, h, join(q, k), join(e, r))
+        else:
+            heads = layer.project_heads(memory) if heads is None else heads
+            variables = layer.project_duals(memory)
+            (tiles,) = split_heads(layer._merge(heads), h, None)
+            (duals,) = split_heads(layer._merge(variables), h, None, like=tiles)
+        joint, tiles = tie_dual(tiles, duals, h, key_mask=key_mask, eps=eps)
+        return ProjectionWeights(joint, tiles, variables)
+
+    def causal(
+        self,
+        layer: "PrimalAttention",
+        x: Float[Tensor, "b n c"],
+        position: Int[Tensor, "b n"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        start: State,
+        rotary: Rotary | None,
+    ) -> CausalScores:
+        """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :meth:`Source.causal`."""
+        heads, duals = layer.project_heads(x, rotary), layer.project_duals(x)
+        with full_precision(x):
+            wide = accumulator(x)
+            unit_q, unit_k = _unit(heads, key_mask, layer.conventions.eps).chunk(2, dim=1)
+            dual_e, dual_r = duals.to(wide).chunk(2, dim=1)
+            e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
+            r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
+            mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
+            last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
+            joint = torch.cat([after_e, after_r], dim=1) / last.clamp_min(1)[:, None, :, None]
+            scores = torch.cat([e, r], dim=1) * mean
+        energy, after = scores.square().sum(2), (after_e, after_r)
+        return CausalScores(scores, energy, joint, heads, after, duals)
+
+
+SOURCES: dict[str, Source] = {
+    "data": SampledSource(),
+    "static": StaticSource(),
+    "dual": DualSource(),
+}
+
+
+def linear_map(module: nn.Linear) -> LinearMap:
+    """Return weight and bias of a module."""
+    return LinearMap(module.weight, module.bias)
+
+
+def _num_codes(layer: "PrimalAttention") -> int:
+    smooth = layer.codes == "basis"
+    return min(2 * layer.rank, layer.num_samples) if smooth else layer.num_samples
+
+
+def _cosines(
+    layer: "PrimalAttention", at: Float[Tensor, "*batch n"]
+) -> Float[Tensor, "*batch n k"]:
+    """Return the basis functions at relative positions, orthonormal over the sampled rows."""
+    order = torch.arange(_num_codes(layer), dtype=at.dtype, device=at.device)
+    scale = torch.where(order == 0, 0.5**0.5, torch.ones_like(order))
+    scale = scale * (2 / layer.num_samples) ** 0.5
+    return (scale * torch.cos(math.pi * order * at[..., None])).to(layer.w_e.dtype)
+
+
+def _unit(x: Float[Tensor, "b h n d"], key_mask: Tensor | None, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
+    unit = x / norm.clamp_min(representable(eps, x))
+    return unit if key_mask is None else torch.where(key_mask[:, None, :, None], unit, 0.0)
