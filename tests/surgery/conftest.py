@@ -1,4 +1,4 @@
-"""Small models of every dialect, with weights large enough for attention to choose."""
+"""Small models of every library, with weights large enough for attention to choose."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,11 +1,14 @@
 import copy
+import json
 
 import pytest
 import torch
 from torch import nn
 
 from primal_attention.surgery import ConversionError, SurgeryConfig, convert
-from primal_attention.surgery.advice import Advice, Cost, HeadAdvice, LayerFit, advise
+from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
+from primal_attention.surgery.advisor import advise
+from primal_attention.surgery.options import AdviceConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,7 +38,19 @@ def advice() -> Advice:
     torch.manual_seed(1)
     model = bert()
     before = copy.deepcopy(model.state_dict())
-    found = advise(model, texts(), attentions=["linear", "skyformer", "primal"], length=64, rank=4)
+    found = advise(
+        model,
+        texts(),
+        AdviceConfig(
+            (
+                "linear",
+                "skyformer",
+                "primal",
+            ),
+            length=64,
+            rank=4,
+        ),
+    )
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     return found
@@ -64,34 +79,72 @@ def test_a_landmark_for_every_token_explains_the_layer_and_a_primal_layer_does_n
 
 
 def test_the_page_and_the_table_say_the_same(advice, tmp_path):
-    advice.report(tmp_path / "advice.html")
+    advice.to_html(tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text("utf-8")
     printed = str(advice)
     for word in ("encoder.layer.1.attention.self", "skyformer", "mass@4", "64 tokens", "random"):
         assert word in page
         assert word in printed
     assert advice.verdict() in printed
+    assert json.loads(advice.to_json())["verdict"] == advice.verdict()
 
 
-def made(r2: dict[tuple[str, str], float], threshold: float = 0.9) -> Advice:
-    heads = [HeadAdvice(n, 0, *[1.0] * 8, needed=7) for n in dict.fromkeys(k[0] for k in r2)]
-    fits = [LayerFit(layer, name, 0.0, value) for (layer, name), value in r2.items()]
-    costs = [Cost(n, 1.0, 1.0) for n in ("softmax", *dict.fromkeys(k[1] for k in r2))]
-    return Advice(heads, fits, costs, 64, 4, threshold, {}, {"b": {}})
+def made(
+    r2: dict[tuple[str, str], float],
+    costs: dict[str, tuple[float, float]],
+    threshold: float = 0.9,
+) -> Advice:
+    """Return an advice with given fits and, by mechanism, milliseconds and megabytes."""
+    layers = dict.fromkeys(layer for layer, _ in r2)
+    return Advice(
+        [HeadStatistics(layer, 0, *[1.0] * 8, needed=7) for layer in layers],
+        [LayerFit(layer, name, 0.0, value) for (layer, name), value in r2.items()],
+        [LayerCost(name, *numbers) for name, numbers in costs.items()],
+        length=64,
+        data_length=14,
+        rank=4,
+        threshold=threshold,
+    )
 
 
-def test_the_recommendation_follows_the_threshold():
-    r2 = {("x", "linear"): 0.95, ("y", "linear"): 0.2, ("x", "flow"): 0.92, ("y", "flow"): 0.91}
-    found = made(r2)
+FITS = {("x", "linear"): 0.95, ("y", "linear"): 0.2, ("x", "flow"): 0.92, ("y", "flow"): 0.91}
+
+
+def test_the_recommendation_saves_most_at_the_required_fidelity():
+    # equal fidelity: the faster one, whatever its R²
+    r2 = {("x", "sky"): 0.99, ("x", "linear"): 0.93}
+    found = made(r2, {"softmax": (10, 4), "sky": (6.9, 3.5), "linear": (1, 1)})
+    assert (found.attention, found.layers) == ("linear", ["x"])
+    assert "2 mechanisms explain 90% of a layer's output or more" in found.verdict()
+    assert "1.0 ms instead of 10.0 and 1.0 MB instead of 4.0" in found.verdict()
+    # equal time: the smaller one, then the better fit
+    assert made(r2, {"softmax": (10, 4), "sky": (1, 2), "linear": (1, 3)}).attention == "sky"
+    assert made(r2, {"softmax": (10, 4), "sky": (1, 3), "linear": (1, 3)}).attention == "sky"
+    # twice the layers at half the speed-up saves more
+    costs = {"softmax": (10.0, 4.0), "linear": (1.0, 1.0), "flow": (5.0, 1.0)}
+    found = made(FITS, costs)
+    assert found.saved_time("linear") == pytest.approx(0.45)
+    assert found.saved_time("flow") == pytest.approx(0.5)
     assert (found.attention, found.layers) == ("flow", ["x", "y"])
     assert found.layers_for("linear") == ["x"]
-    assert found.config() == SurgeryConfig("flow", {}, layers=["x", "y"])
-    assert "Convert 2 of 2 layers to flow: x, y, where 7 directions" in found.verdict()
-    none = made(r2, threshold=0.99)
-    assert none.layers == []
-    assert none.verdict().startswith("Convert nothing")
-    with pytest.raises(ConversionError, match=r"closest is 'linear' with R² 0\.95 in 'x'"):
-        none.config()
+    assert found.verdict().startswith("Convert 2 of 2 layers to flow: x, y.")
+    assert "on inputs of at most 14 tokens" in found.verdict()
+
+
+def test_nothing_is_recommended_without_fidelity_or_without_a_saving():
+    costs = {"softmax": (10.0, 4.0), "linear": (1.0, 1.0), "flow": (5.0, 1.0)}
+    unlike = made(FITS, costs, threshold=0.99)
+    assert (unlike.attention, unlike.layers) == (None, [])
+    assert unlike.verdict().startswith("Convert nothing: no mechanism explains 99%")
+    with pytest.raises(ConversionError, match=r"best: linear with R² 0\.95 in x"):
+        unlike.config()
+    slow = made(FITS, {"softmax": (1.0, 4.0), "linear": (3.0, 1.0), "flow": (2.0, 1.0)})
+    assert (slow.attention, slow.layers) == (None, [])
+    with pytest.raises(
+        ConversionError, match=r"no mechanism .* is faster .best: flow with 2\.0 ms"
+    ):
+        slow.config()
+    assert made(FITS, costs).config() == SurgeryConfig("flow", {}, layers=["x", "y"])
 
 
 def test_a_decoder_is_advised_on_causal_mechanisms_alone():
@@ -105,19 +158,29 @@ def test_a_decoder_is_advised_on_causal_mechanisms_alone():
     )
     model = transformers.LlamaForCausalLM(config).eval()
     data = [{"input_ids": torch.randint(1, 40, (2, 12))} for _ in range(4)]
-    found = advise(model, data, length=32)
+    found = advise(model, data, AdviceConfig(length=32))
     names = {f.attention for f in found.fits}
     assert "linear" in names
     assert not names & {"softmax", "skyformer", "nystromformer"}
-    direct = advise(model, data, attentions=["skyformer", "linear"], length=32)
+    direct = advise(
+        model,
+        data,
+        AdviceConfig(
+            (
+                "skyformer",
+                "linear",
+            ),
+            length=32,
+        ),
+    )
     assert "skyformer" in direct.skipped
     assert {f.attention for f in direct.fits} == {"linear"}
 
 
 def test_a_few_steps_help_further():
     model, data = bert(), texts()
-    short = advise(model, data, attentions=["linear"], length=16)
-    longer = advise(model, data, attentions=["linear"], length=16, steps=30)
+    short = advise(model, data, AdviceConfig(("linear",), length=16))
+    longer = advise(model, data, AdviceConfig(("linear",), length=16, steps=30))
     assert sum(f.r2 for f in longer.fits) > sum(f.r2 for f in short.fits)
 
 
@@ -125,7 +188,7 @@ def test_convert_follows_the_advice():
     model, data = bert(), texts()
     with pytest.raises(ConversionError, match="data="):
         convert(model, SurgeryConfig("skyformer", layers="auto"))
-    chosen = advise(model, data, attentions=["skyformer"], length=16).layers_for("skyformer")
+    chosen = advise(model, data, AdviceConfig(("skyformer",), length=16)).layers_for("skyformer")
     assert chosen
     done = convert(model, SurgeryConfig("skyformer", layers="auto"), data=data)
     assert done.names == chosen
@@ -133,14 +196,14 @@ def test_convert_follows_the_advice():
 
 def test_images_and_plain_encoders_are_advised_too():
     layer = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
-    found = advise(layer, [torch.randn(4, 9, 16) for _ in range(4)], attentions=["linear"])
+    found = advise(layer, [torch.randn(4, 9, 16) for _ in range(4)], AdviceConfig(("linear",)))
     assert found.length == 9
     assert [f.layer for f in found.fits] == ["self_attn"]
 
 
 @pytest.mark.raw
 def test_bad_requests_are_refused():
-    with pytest.raises(ValueError, match="at least two batches, got 1"):
+    with pytest.raises(ValueError, match=r"at least two batches, .* got 1"):
         advise(bert(), texts(1))
     with pytest.raises(ConversionError, match="no attention module"):
         advise(nn.Linear(2, 2), [torch.ones(1, 2), torch.ones(1, 2)])

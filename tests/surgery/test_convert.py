@@ -76,7 +76,7 @@ def test_every_mechanism_converts_and_ignores_padding(name, kind):
     model = text(kind).double()
     causal = kind == "LlamaModel"
     if causal and not attention_entry(name).capabilities.causal:
-        with pytest.raises(ConversionError, match="causal, which"):
+        with pytest.raises(ConversionError, match="has no causal form"):
             convert(model, SurgeryConfig(name))
         return
     if name == "primal-static" and not causal:
@@ -98,7 +98,7 @@ def test_rotary_positions_reach_the_layers_that_compare_tokens():
         model = text("LlamaModel")
         (remark,) = {t.note for t in inspect_targets(model, SurgeryConfig(name))}
         convert(model, SurgeryConfig(name))
-        assert ("rotary positions have no place" in remark) is not uses
+        assert ("rotary positions are dropped" in remark) is not uses
         far = torch.arange(9)[None] * 7
         moved = model(IDS[:1], position_ids=far, attention_mask=KEEP[:1]).last_hidden_state
         same = torch.allclose(moved, model(IDS[:1]).last_hidden_state, atol=1e-5)
@@ -162,7 +162,7 @@ def test_a_dry_run_counts_and_touches_nothing(same_as_before):
     targets = inspect_targets(model, SurgeryConfig("primal", {"rank": 4}, layers="last:1"))
     unchanged()
     last = targets[-1]
-    assert (last.num_heads, last.dim, last.dialect) == (4, 32, "huggingface")
+    assert (last.num_heads, last.dim, last.library) == (4, 32, "huggingface")
     assert (last.kind, last.is_causal, last.reason) == ("LlamaAttention", True, "")
     assert "2 groups repeated, exactly" in last.note
     assert last.parameters_before == 2 * 32 * 32 + 2 * 32 * 16
@@ -270,7 +270,7 @@ def test_hidden_states_are_still_captured():
 
 
 def test_readings_tell_what_a_module_is_made_of():
-    reading = read_attention(text("GPT2Model").h[0].attn)
-    assert (reading.num_heads, reading.head_dim, reading.is_causal) == (4, 8, True)
+    parts = read_attention(text("GPT2Model").h[0].attn)
+    assert (parts.num_heads, parts.head_dim, parts.is_causal) == (4, 8, True)
     with pytest.raises(ConversionError, match="unknown signature"):
         read_attention(nn.Linear(2, 2))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from primal_attention.attention import create_attention
-from primal_attention.surgery import SurgeryConfig, convert
+from primal_attention.surgery import ConversionError, SurgeryConfig, convert
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.recording import differing_layers, layer_r2, record_calls
@@ -213,7 +213,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kill_at)
 
     from primal_attention.surgery import distillation as module
 
-    one = module._Run._one
+    one = module._Run._take_step
 
     def dying(self):
         if self.step == kill_at:
@@ -221,7 +221,7 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kill_at)
         return one(self)
 
     started = copy.deepcopy(model)
-    monkeypatch.setattr(module._Run, "_one", dying)
+    monkeypatch.setattr(module._Run, "_take_step", dying)
     with pytest.raises(KilledError):
         distill(started, teacher, batches(), FAST, folder=tmp_path, progress=False)
     monkeypatch.undo()
@@ -242,6 +242,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     distill(copy.deepcopy(model), teacher, batches(), FAST, folder=tmp_path, progress=False)
     with pytest.raises(RuntimeError, match="its batches is 6, yours is 2"):
         distill(model, teacher, batches(2), FAST, folder=tmp_path, progress=False)
+    wider, teacher = pair("primal-dual", rank=4)
+    with pytest.raises(ConversionError, match="belongs to another model"):
+        distill(wider, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    path = tmp_path / "distill.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConversionError, match=r"distill\.safetensors is damaged"):
+        distill(model, teacher, batches(), FAST, folder=tmp_path, progress=False)
 
 
 def test_plain_tensors_and_a_loss_of_ones_own_will_do():

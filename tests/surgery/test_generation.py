@@ -43,7 +43,7 @@ def test_a_used_place_is_refused():
     one = transformers.DynamicCache(config=transformers.LlamaConfig(num_hidden_layers=1))
     with pytest.raises(ValueError, match="none with index 4"):
         state_layer(one, 4)
-    with pytest.raises(RuntimeError, match="no keys and"):
+    with pytest.raises(RuntimeError, match="not keys and"):
         StateLayer().update(torch.ones(1), torch.ones(1))
 
 
@@ -78,7 +78,7 @@ def test_the_size_is_constant_and_masks_see_all_slots():
 def test_tokens_cannot_be_taken_back():
     layer, _ = filled()
     layer.crop(0)
-    with pytest.raises(RuntimeError, match="cannot take back 2 tokens"):
+    with pytest.raises(RuntimeError, match="cannot remove its last 2 tokens"):
         layer.crop(-2)
 
 

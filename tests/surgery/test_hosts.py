@@ -1,7 +1,9 @@
-"""Converted models keep working with the tools around them."""
+"""ConvertedLayer models keep working with the tools around them."""
 
 import copy
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -221,7 +223,7 @@ def test_folded_outputs_compute_the_same(attention, name, tmp_path):
         torch.testing.assert_close(hidden(model), before, atol=1e-5, rtol=1e-4)
         with pytest.raises(ConversionError, match="no primal layer"):
             fold_output(model)
-        with pytest.raises(ConversionError, match="save before fold_output"):
+        with pytest.raises(ConversionError, match="save the model before fold_output"):
             save_converted(model, tmp_path)
 
 
@@ -252,3 +254,21 @@ def test_torch_models_compile_and_copy(tokens):
     convert(model, SurgeryConfig("primal-dual"))
     twin = copy.deepcopy(model)
     assert torch.equal(twin(tokens), model(tokens))
+
+
+def test_a_torchvision_that_does_not_fit_is_named():
+    # without the finder of our own environment, torchvision fails beside a CPU torch
+    code = (
+        "import sys\n"
+        "sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != 'TorchvisionFinder']\n"
+        "from primal_attention.surgery.optional import require_transformers\n"
+        "try: require_transformers()\n"
+        "except ImportError as error: print(error)\n"
+        "else: print('fits')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    if done.stdout.strip() == "fits":
+        pytest.skip("torch and torchvision come from one index here")
+    assert "transformers cannot be imported, because torchvision" in done.stdout
+    assert "Uninstall torchvision, or install both from one index" in done.stdout
+    assert "not installed" not in done.stdout

@@ -27,9 +27,12 @@ pytest.importorskip("transformers")
         ({"layers": "all"}, "'attention' is missing"),
         ({"attention": "primel"}, "Did you mean 'primal'"),
         ({"attention": "primal", "options": {"rnk": 4}}, "no option 'rnk'. Did you mean 'rank'"),
-        ({"attention": "primal", "options": {"dim": 4}}, "'dim' follows from the model"),
-        ({"attention": "favor", "options": {"generator": torch.Generator()}}, "JSON can hold"),
-        ({"attention": "linear", "layers": "*bad("}, "no regular expression"),
+        ({"attention": "primal", "options": {"dim": 4}}, "'dim' is determined by the model"),
+        (
+            {"attention": "favor", "options": {"generator": torch.Generator()}},
+            "be JSON values",
+        ),
+        ({"attention": "linear", "layers": "*bad("}, "not a regular expression"),
         ({"attention": "linear", "layers": []}, "layers must be"),
         ({"attention": "linear", "layers": [1.5]}, "layers must be"),
     ],
@@ -201,13 +204,17 @@ def test_a_model_without_attention_is_an_error():
     [
         ("MistralModel", {"sliding_window": 4, "num_key_value_heads": 4}, "window of 4 tokens"),
         ("Qwen3Model", {"head_dim": 8}, "q_norm, k_norm"),
-        ("LlamaModel", {"head_dim": 16}, "do not make the model width 32"),
+        ("LlamaModel", {"head_dim": 16}, "do not add up to the model width 32"),
         ("BertModel", {"is_decoder": True, "add_cross_attention": True}, "cross-attention"),
         ("GPT2Model", {"add_cross_attention": True}, "cross-attention"),
         ("T5EncoderModel", {"d_model": 32, "d_kv": 8, "num_heads": 4}, "unknown signature|parts"),
         ("GPTNeoXModel", {}, "unknown signature"),
-        ("BartModel", {"d_model": 32}, "does not say where"),
-        ("Gemma2Model", {"head_dim": 8, "num_key_value_heads": 4}, "sliding window|else than"),
+        ("BartModel", {"d_model": 32}, "does not say when"),
+        (
+            "Gemma2Model",
+            {"head_dim": 8, "num_key_value_heads": 4},
+            "sliding window|plain softmax",
+        ),
     ],
 )
 def test_attention_that_ours_cannot_be_is_refused(name, options, message, same_as_before):

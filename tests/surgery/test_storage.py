@@ -1,4 +1,4 @@
-"""Converted layers on disk, and what must not be mixed up."""
+"""ConvertedLayer layers on disk, and what must not be mixed up."""
 
 import json
 from pathlib import Path

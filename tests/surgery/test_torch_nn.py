@@ -115,9 +115,9 @@ def test_what_cannot_be_honoured_is_refused_in_the_call(tokens):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kdim": 16, "vdim": 16}, "width of their own"),
-        ({"add_bias_kv": True}, "key and a value of its own"),
-        ({"add_zero_attn": True}, "key and a value of its own"),
+        ({"kdim": 16, "vdim": 16}, "another width than queries"),
+        ({"add_bias_kv": True}, "adds a key and a value"),
+        ({"add_zero_attn": True}, "adds a key and a value"),
     ],
 )
 def test_variants_that_ours_cannot_be_are_refused(options, reason, same_as_before):

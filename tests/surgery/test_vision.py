@@ -71,7 +71,7 @@ def test_a_constructor_takes_any_attention_as_its_layer():
         assert model(IMAGES).shape == (2, 5)
         assert model.blocks[0].attn.attention.q_proj.bias is None
         assert model.blocks[0].attn.attention.out_proj.bias is not None
-    with pytest.raises(ValueError, match="no norms inside"):
+    with pytest.raises(ValueError, match="does not normalise queries"):
         timm.models.VisionTransformer(**SMALL, qk_norm=True, attn_layer=timm_attention("linear"))
     with pytest.raises(ValueError, match="no attention named"):
         timm_attention("nonsense")
@@ -92,7 +92,7 @@ def test_a_constructor_takes_any_attention_as_its_layer():
             ),
             "relative_position_bias_table",
         ),
-        (lambda: vit(attn_layer="diff"), "parts that have no place"),
+        (lambda: vit(attn_layer="diff"), "parts that our layers do not have"),
     ],
     ids=["norms", "relative-bias", "differential"],
 )
@@ -116,7 +116,7 @@ def test_arithmetic_nobody_declared_is_found_by_the_trial_call(same_as_before):
         def forward(self, x, rope):
             return super().forward(x)
 
-    for kind, reason in ((Capped, "something else than softmax"), (Strange, "trial call failed")):
+    for kind, reason in ((Capped, "not compute plain softmax"), (Strange, "trial call failed")):
         model = nn.Sequential(kind(32, 4, qkv_bias=True)).eval()
         unchanged = same_as_before(model)
         (target,) = inspect_targets(model, SurgeryConfig("linear"))
@@ -143,3 +143,18 @@ def test_the_models_of_the_paper_have_names():
     (tiny(IMAGES).sum() + ksvd_loss(tiny)).backward()
     with pytest.raises(ValueError, match="no pretrained weights"):
         timm.create_model("primalformer_deit_tiny_patch16_224", pretrained=True)
+
+
+@torch.no_grad()
+def test_vision_models_of_transformers_pass_their_mask_by_position():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.ViTConfig(image_size=16, patch_size=4, intermediate_size=48, **sizes)
+    model = transformers.ViTModel(config).eval()
+    pictures = torch.randn(2, 3, 16, 16)
+    before = model(pictures).last_hidden_state
+    convert(model, SurgeryConfig("softmax"))
+    torch.testing.assert_close(model(pictures).last_hidden_state, before, atol=1e-5, rtol=1e-4)
+    layer = model.get_submodule(next(iter(converted_layers(model))))
+    with pytest.raises(TypeError, match="takes 2 positional arguments, got 3"):
+        layer(torch.randn(1, 4, 32), None, None)

@@ -30,7 +30,15 @@ __all__ = [
 
 
 class AnalysisResult(ABC):
-    """Result of an analysis: one picture, its numbers as JSON, and an HTML page with both."""
+    """Result of an analysis: words, one table, one picture, JSON, and an HTML page."""
+
+    @abstractmethod
+    def verdict(self) -> str:
+        """Return the main finding in one or two sentences."""
+
+    @abstractmethod
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Return header and rows of the main table."""
 
     @abstractmethod
     def plot(self) -> bytes:
@@ -62,6 +70,9 @@ class AnalysisEntry:
     every field. The docstrings under the fields are the help of the command."""
     function: str
     """Where its function is defined, as ``"module:function"``."""
+    needs_our_layers: bool = True
+    """Whether it measures attention layers of this library. The command then converts the softmax
+    layers of another library's model, which does not change its output."""
 
     def load_options(self) -> type[Any]:
         """Return the class of the options."""
@@ -96,11 +107,13 @@ def _import(location: str) -> Any:
 _ENTRIES: dict[str, AnalysisEntry] = {}
 
 
-def register_analysis(name: str, *, summary: str, options: str, function: str) -> None:
+def register_analysis(
+    name: str, *, summary: str, options: str, function: str, needs_our_layers: bool = True
+) -> None:
     """Add an analysis under a new name; the arguments are the fields of :class:`AnalysisEntry`."""
     if name in _ENTRIES:
         raise ValueError(f"An analysis named {name!r} is already registered; choose another name.")
-    _ENTRIES[name] = AnalysisEntry(name, summary, options, function)
+    _ENTRIES[name] = AnalysisEntry(name, summary, options, function, needs_our_layers)
 
 
 def list_analyses() -> list[str]:
@@ -134,4 +147,11 @@ register_analysis(
     summary="Singular values, effective rank and KSVD diagnostics of every attention layer.",
     options="primal_attention.analysis.options:SpectrumOptions",
     function="primal_attention.analysis.spectrum:analyze_spectrum",
+)
+register_analysis(
+    "advice",
+    summary="Which layers can be converted, into what, and what that saves.",
+    options="primal_attention.surgery.options:AdviceConfig",
+    function="primal_attention.surgery.advisor:advise",
+    needs_our_layers=False,
 )

@@ -128,6 +128,32 @@ class SpectrumResult(AnalysisResult):
     first: int = 16
     """Number of singular values to draw."""
 
+    def verdict(self) -> str:
+        """Return the mean effective rank, and the layers with the lowest and the highest."""
+        ranks = {layer.name: float(layer.head_ranks.mean()) for layer in self.layers}
+        low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
+        mean = spectrum_summary(self.layers)["effective rank"]
+        most = max(layer.singular_values.shape[-1] for layer in self.layers)
+        return (
+            f"The effective rank of attention is {mean:.1f} of at most {most}, mean over layers. "
+            f"It is lowest in {low} ({ranks[low]:.1f}) and highest in {high} ({ranks[high]:.1f})."
+        )
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Return the effective rank and the diagnostics of each layer."""
+        # columns that no layer fills are left out
+        primal = any(layer.diagnostics is not None for layer in self.layers)
+        shown = list(_DIAGNOSTICS) if primal else []
+        names = ["effective rank", "lowest head", "highest head", *shown]
+        rows: list[list[Any]] = []
+        for layer in self.layers:
+            ranks, measured = layer.head_ranks, _layer_diagnostics(layer)
+            numbers = [ranks.mean(), ranks.min(), ranks.max()]
+            cells = [f"{float(number):.3g}" for number in numbers]
+            cells += [f"{measured[n]:.3g}" if n in measured else "–" for n in shown]
+            rows.append([layer.name, *cells])
+        return ["layer", *names], rows
+
     def plot(self) -> bytes:
         """Return the cumulative spectra as PNG, one panel per layer."""
         return to_png(plot_spectra({"model": self.layers}, first=self.first))
@@ -163,15 +189,7 @@ class SpectrumResult(AnalysisResult):
             "Share of the sum of singular values in the first k. Mean over sequences and heads; "
             "band: one standard deviation.",
         )
-        names = ["effective rank", "lowest head", "highest head", *_DIAGNOSTICS]
-        rows = []
-        for layer in self.layers:
-            ranks, measured = layer.head_ranks, _layer_diagnostics(layer)
-            numbers = [ranks.mean(), ranks.min(), ranks.max()]
-            cells = [f"{float(number):.3g}" for number in numbers]
-            cells += [f"{measured[n]:.3g}" if n in measured else "–" for n in _DIAGNOSTICS]
-            rows.append([layer.name, *cells])
-        return page.section("Layers").table(["layer", *names], rows)
+        return page.section("Layers").text(self.verdict()).table(*self.table())
 
 
 def _layer_diagnostics(layer: LayerSpectrum) -> dict[str, float]:

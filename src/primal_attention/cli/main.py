@@ -12,6 +12,8 @@ _COMMANDS = {
     "train": "train the models of a recipe; saves checkpoints, a table and report.html",
     "eval": "score a trained model on its test part or on a file",
     "predict": "read a file, write the predictions of a trained model to a file",
+    "convert": "replace the softmax attention of a saved model; saves layers and report.html",
+    "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
     "list": "recipes and attentions",

@@ -1,4 +1,4 @@
-"""What to convert, into what."""
+"""Configuration of a conversion, and its error."""
 
 import dataclasses
 import difflib
@@ -13,17 +13,17 @@ from primal_attention.attention import attention_entry, create_attention
 
 __all__ = ["ConversionError", "SurgeryConfig"]
 
-STANDING_IN: dict[str, dict[str, Any]] = {
-    # the paper's convolution of the values is learned: before that, it is noise beside softmax
+CONVERSION_DEFAULTS: dict[str, dict[str, Any]] = {
+    # the convolution of the values needs training; untrained, it only adds noise
     "nystromformer": {"kernel_size": None},
 }
-"""Options that a mechanism has by default in the place of a softmax layer, unlike elsewhere."""
+"""Default options of mechanisms in converted layers, where they differ from the constructor's."""
 _TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
-"""Options that follow from the model."""
+"""Options that the model determines."""
 
 
 class ConversionError(ValueError):
-    """A model that cannot be converted as asked; it is left exactly as it was."""
+    """Raised if a model cannot be converted, loaded or saved as asked. The model is unchanged."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class SurgeryConfig:
     attention: str
     """Name of an attention in the registry."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Options of its constructor, such as ``{"rank": 16}``; sizes, biases, device and type follow
-    the model. ``nystromformer`` comes without its convolution unless ``kernel_size`` is given."""
+    """Options of its constructor, such as ``{"rank": 16}``. The model determines sizes, biases,
+    device and type. ``nystromformer`` has no convolution unless ``kernel_size`` is given."""
     layers: str | int | Sequence[str | int] = "all"
-    """``"all"``, ``"last:k"``, ``"auto"`` (what :func:`~primal_attention.surgery.advise` recommends
-    for the data given to ``convert``), a name, a regular expression that matches whole names, an
-    index, or a sequence of names, expressions and indices."""
+    """``"all"``, ``"last:k"``, an index, a name, a regular expression that matches a whole name, or
+    a sequence of these. ``"auto"`` selects by :func:`~primal_attention.surgery.advise` on the data
+    given to ``convert``."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.attention, str):
@@ -64,13 +64,15 @@ class SurgeryConfig:
                 try:
                     re.compile(one)
                 except re.error as error:
-                    raise ValueError(f"layers={one!r} is no regular expression: {error}.") from None
+                    raise ValueError(
+                        f"layers={one!r} is not a regular expression: {error}."
+                    ) from None
         # a list would make the config unhashable
         object.__setattr__(self, "layers", layers if isinstance(layers, str | int) else tuple(each))
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return the config of a plain mapping, such as a section of a YAML file.
+        """Return the configuration in a mapping, such as a section of a YAML file.
 
         Example:
             >>> SurgeryConfig.from_dict({"attention": "linear", "layers": [0, -1]}).layers
@@ -83,24 +85,24 @@ class SurgeryConfig:
                 hint = f" Did you mean {close[0]!r}?" if close else ""
                 raise ValueError(f"There is no setting {key!r}.{hint} Known: {', '.join(known)}.")
         if "attention" not in content:
-            raise ValueError("The setting 'attention' is missing: name one of the registry.")
+            raise ValueError("The setting 'attention' is missing; give the name of an attention.")
         return cls(**content)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as a plain mapping that JSON can hold."""
+        """Return the configuration as a mapping of JSON values."""
         layers = self.layers if isinstance(self.layers, str | int) else list(self.layers)
         return {"attention": self.attention, "options": dict(self.options), "layers": layers}
 
 
 def _check_options(attention: str, options: Mapping[str, Any]) -> None:
-    """Raise for an option that the attention does not have or that follows from the model."""
+    """Raise for an option that the attention does not have or that the model determines."""
     for key in options:
         if key in _TAKEN:
-            raise ValueError(f"The option {key!r} follows from the model; leave it out.")
+            raise ValueError(f"The option {key!r} is determined by the model; leave it out.")
     try:
         json.dumps(dict(options))
     except TypeError as error:
-        raise ValueError(f"options must be plain values that JSON can hold: {error}.") from error
+        raise ValueError(f"options must be JSON values: {error}.") from error
     layer = create_attention(attention, 8, 2, device="meta")
     known = [name for name in inspect.signature(type(layer)).parameters if name not in _TAKEN]
     for key in options:

@@ -1,19 +1,18 @@
-"""Recovery: teach a converted model what its layers did before.
+"""Train a converted model to match the original. No labels are needed.
 
-Three stages, each a separate switch of the config:
+Three stages, each with its own switch in :class:`DistillConfig`:
 
-1. closed form: the last linear map of every converted layer is refit by ridge regression on what
-   the original layer answered, shrunk towards the weights that conversion copied;
-2. layer by layer: each converted layer gets the inputs of the original one and learns its outputs,
-   all layers at once, with no gradient between them;
-3. end to end: the model as a whole learns the original's predictions (or embeddings, or the task),
-   with the KSVD term of its primal layers.
+1. closed form: ridge regression refits the last linear map of every converted layer to the output
+   of the original layer, shrunk towards the copied weights;
+2. layer by layer: each converted layer gets the inputs of the original layer and learns its output.
+   All layers are trained at once, without gradients between them;
+3. end to end: the whole model learns the predictions or embeddings of the original, or the task,
+   plus the KSVD term of its primal layers.
 
-No labels are needed. A run can be killed at any time; started again with the same ``folder`` it
-ends with the same weights.
+With a ``folder`` a run can be stopped at any time. Started again, it ends with the same weights.
 """
 
-import io
+import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,24 +22,26 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from primal_attention.attention import ksvd_loss, ksvd_terms
 from primal_attention.output import write_atomically
+from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.fitting import fit_outputs
+from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (
     Batch,
-    ask_again,
-    ask_layers,
     differing_layers,
-    evaluating,
-    first_tensor,
+    eval_mode,
     real_tokens,
+    record_layers,
+    replay_call,
     run_batch,
 )
 
-__all__ = ["DistillConfig", "Distilled", "distill"]
+__all__ = ["DistillConfig", "DistillResult", "distill"]
 
 Objective = Literal["auto", "logits", "hidden", "task"]
 Loss = Callable[[Any, Any, Batch], Tensor]
@@ -48,36 +49,37 @@ Loss = Callable[[Any, Any, Batch], Tensor]
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """How long and how a converted model learns from the original."""
+    """Stages, steps and objective of :func:`distill`."""
 
     closed_form: bool = True
-    """Start by refitting output maps by ridge regression."""
+    """Start with ridge regression of the output maps."""
     fit_batches: int = 16
     """Batches for the closed form."""
     ridge: float | None = None
-    """Strength of the regression's pull towards the copied weights, relative to the features;
-    chosen on tokens that were not fitted unless given."""
+    """Strength of the shrinkage towards the copied weights, relative to the mean square of the
+    features; by default chosen by two-fold cross-validation."""
     layer_steps: int = 200
-    """Steps of layer-by-layer matching."""
+    """Steps of the stage layer by layer."""
     layer_lr: float = 1e-3
-    """Its highest learning rate."""
+    """Largest learning rate of that stage."""
     end_steps: int = 200
-    """Steps of end-to-end matching."""
+    """Steps of the stage end to end."""
     end_lr: float = 3e-4
-    """Its highest learning rate."""
+    """Largest learning rate of that stage."""
     objective: Objective = "auto"
-    """``"logits"`` (divergence of predictions), ``"hidden"`` (embeddings of the last layer),
-    ``"task"`` (the model's own loss on labels), or ``"auto"``: logits where there are any."""
+    """End to end: ``"logits"`` (divergence of the predictions), ``"hidden"`` (error of the last
+    hidden states), ``"task"`` (the model's own loss on labels), or ``"auto"`` (``"logits"`` if the
+    model returns logits, else ``"hidden"``)."""
     temperature: float = 1.0
-    """Of the predictions that are compared."""
+    """Temperature of the predictions in ``"logits"``."""
     eta: float = 0.01
     """Weight of the KSVD term, for layers that have one."""
     train_all: bool = False
-    """End to end, train every parameter instead of those of the converted layers."""
+    """End to end, train every parameter, not only those of the converted layers."""
     clip: float = 1.0
-    """Largest norm of a gradient."""
+    """Largest norm of the gradient."""
     seed: int = 0
-    """Of the order of batches and of dropout."""
+    """Seed of the order of batches and of dropout."""
     save_every: int = 50
     """Steps between checkpoints."""
 
@@ -100,19 +102,19 @@ class DistillConfig:
 
 
 @dataclass(frozen=True)
-class Distilled:
-    """What a run did."""
+class DistillResult:
+    """Result of :func:`distill`."""
 
     layers: list[str]
     """The converted layers."""
     fitted: list[str]
-    """Those whose output map was refit in closed form."""
+    """Layers whose output map was refit in closed form."""
     history: list[dict[str, float | str]]
     """Stage, step and loss of every step."""
     seconds: float
-    """Processor time of this process, of all runs that led here together."""
+    """Processor time, summed over all starts of the run."""
     resumed_at: int = field(default=0)
-    """Step at which this run took over from an earlier one."""
+    """Step at which this start resumed the run; 0 for a new one."""
 
 
 def distill(
@@ -124,19 +126,19 @@ def distill(
     folder: Path | str | None = None,
     loss: Loss | None = None,
     progress: bool = True,
-) -> Distilled:
-    """Teach a converted model its original's layers, then its predictions.
+) -> DistillResult:
+    """Train a converted model in place to match the original, and return the history.
 
     Args:
-        model: The converted model; trained in place and left in evaluation mode.
-        teacher: A copy made before conversion, in evaluation mode; not changed.
-        data: Batches by index: mappings of keyword arguments, tuples of positional ones, or
-            tensors. Labels are used by ``objective="task"`` alone.
-        config: Steps, rates and objective.
-        folder: Where to keep a checkpoint; an interrupted run is taken up from there.
-        loss: Replaces the end-to-end objective: ``(student output, teacher output, batch)`` to a
-            number.
-        progress: Show a progress bar (needs the extra ``cli``) on a terminal.
+        model: The converted model; in evaluation mode afterwards.
+        teacher: A copy made before the conversion; not changed.
+        data: Batches: mappings of keyword arguments, tuples of positional ones, or tensors. Only
+            ``objective="task"`` uses labels.
+        config: Steps, learning rates and objective.
+        folder: Where to write the checkpoint, and where to resume from.
+        loss: Replaces the end-to-end objective; a function of the student's output, the teacher's
+            output and the batch.
+        progress: Show a progress bar on a terminal; needs the extra ``cli``.
 
     Example:
         >>> import copy
@@ -153,13 +155,13 @@ def distill(
     """
     config = DistillConfig() if config is None else config
     if len(data) == 0:
-        raise ValueError("data holds no batch; give at least one.")
+        raise ValueError("data holds no batch; pass at least one.")
     run = _Run(model, teacher, data, config, None if folder is None else Path(folder), loss)
     return run.go(progress)
 
 
 class _Run:
-    """The state of a distillation between two steps."""
+    """A distillation: its position, its optimizer, and the loop over steps."""
 
     def __init__(
         self,
@@ -172,7 +174,7 @@ class _Run:
     ) -> None:
         self.model, self.teacher, self.data, self.config = model, teacher, data, config
         self.names = differing_layers(model, teacher)
-        self.path = None if folder is None else folder / "distill.pt"
+        self.path = None if folder is None else folder / "distill.safetensors"
         self.loss = loss
         self.step, self.spent = 0, 0.0
         self.fitted: list[str] = []
@@ -183,20 +185,20 @@ class _Run:
     def total(self) -> int:
         return self.config.layer_steps + self.config.end_steps
 
-    def go(self, progress: bool) -> Distilled:
+    def go(self, progress: bool) -> DistillResult:
         started, self.clock = self._restore(), time.process_time()
         wanted = [p.requires_grad for p in self.model.parameters()]
         teacher_wanted = [p.requires_grad for p in self.teacher.parameters()]
         self.teacher.requires_grad_(False)
         try:
-            with evaluating(self.teacher), _bar(self.total, self.step, progress) as advance:
+            with eval_mode(self.teacher), _bar(self.total, self.step, progress) as advance:
                 if self.step == 0 and started == 0 and self.config.closed_form:
                     fit = [self.data[i] for i in self._order(0)[: self.config.fit_batches]]
                     self.fitted = fit_outputs(
                         self.model, self.teacher, fit, names=self.names, ridge=self.config.ridge
                     )
                 while self.step < self.total:
-                    value, stage = self._one()
+                    value, stage = self._take_step()
                     self.history.append({"stage": stage, "step": self.step, "loss": value})
                     self.step += 1
                     advance(stage, value)
@@ -208,7 +210,7 @@ class _Run:
             for p, flag in zip(self.teacher.parameters(), teacher_wanted, strict=True):
                 p.requires_grad_(flag)
         self.model.eval()
-        return Distilled(self.names, self.fitted, self.history, self._seconds(), started)
+        return DistillResult(self.names, self.fitted, self.history, self._seconds(), started)
 
     def _seconds(self) -> float:
         return self.spent + time.process_time() - self.clock
@@ -222,12 +224,12 @@ class _Run:
         epoch, at = divmod(self.step, len(self.data))
         return self.data[self._order(epoch)[at]]
 
-    def _one(self) -> tuple[float, str]:
+    def _take_step(self) -> tuple[float, str]:
         """Take one step; return its loss and the name of the stage."""
         layerwise = self.step < self.config.layer_steps
         if self.optimizer is None or self.step == self.config.layer_steps:
             self.optimizer = self._start_stage(layerwise)
-        # dropout of a step depends on the step alone, whatever ran before
+        # seeded by the step, so that a resumed run draws the same dropout
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
         first = 0 if layerwise else self.config.layer_steps
         steps = self.config.layer_steps if layerwise else self.config.end_steps
@@ -239,8 +241,8 @@ class _Run:
         value = self._match_layers(batch) if layerwise else self._match_end(batch)
         if value != value or value in (float("inf"), float("-inf")):
             raise RuntimeError(
-                f"The loss is {value} at step {self.step}; lower the learning rate "
-                f"({'layer_lr' if layerwise else 'end_lr'}={rate}) and start from the checkpoint."
+                f"The loss is {value} at step {self.step}; check the inputs for NaN, or lower "
+                f"{'layer_lr' if layerwise else 'end_lr'}, which is {rate}."
             )
         trained = [p for group in self.optimizer.param_groups for p in group["params"]]
         nn.utils.clip_grad_norm_(trained, self.config.clip)
@@ -259,50 +261,52 @@ class _Run:
         return torch.optim.AdamW(trained, weight_decay=0.0)
 
     def _match_layers(self, batch: Batch) -> float:
-        """Back-propagate the mean relative error of all layers, one layer at a time."""
-        calls = ask_layers(self.teacher, self.names, batch)
+        """Compute gradients of the mean relative error, one layer at a time; return the error."""
+        calls = record_layers(self.teacher, self.names, batch)
         total = 0.0
         for name in self.names:
             call = calls.pop(name)
             keep = real_tokens(batch, call.output)
-            answer, truth = ask_again(self.model, name, call)[keep], call.output[keep]
-            error = _relative_error(answer, truth) / len(self.names)
+            output, target = replay_call(self.model, name, call)[keep], call.output[keep]
+            error = relative_error(output, target) / len(self.names)
             error.backward()
             total += float(error.detach())
         return total
 
     def _match_end(self, batch: Batch) -> float:
+        """Compute gradients of the end-to-end loss; return the loss."""
         with torch.no_grad():
-            truth = run_batch(self.teacher, batch)
-        answer = run_batch(self.model, batch, labels=self.config.objective == "task")
+            target = run_batch(self.teacher, batch)
+        output = run_batch(self.model, batch, labels=self.config.objective == "task")
         if self.loss is not None:
-            value = self.loss(answer, truth, batch)
+            value = self.loss(output, target, batch)
         else:
-            value = _end_loss(answer, truth, batch, self.config)
+            value = end_loss(output, target, batch, self.config)
         if ksvd_terms(self.model):
             value = value + self.config.eta * ksvd_loss(self.model)
         value.backward()
         return float(value.detach())
 
-    # checkpoints
+    def _identity(self) -> dict[str, Any]:
+        """Return what must agree between the starts of a run."""
+        return {"config": asdict(self.config), "names": self.names, "batches": len(self.data)}
 
     def _save(self) -> None:
+        """Write the checkpoint: tensors, and JSON in the header of the same file."""
         if self.path is None or self.optimizer is None:
             return
+        tensors = {f"model.{k}": v.detach() for k, v in self._trained_state().items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
         content = {
-            "config": asdict(self.config),
-            "names": self.names,
-            "batches": len(self.data),
+            **self._identity(),
             "step": self.step,
             "seconds": self._seconds(),
             "fitted": self.fitted,
             "history": self.history,
-            "model": self._trained_state(),
-            "optimizer": self.optimizer.state_dict(),
         }
-        buffer = io.BytesIO()
-        torch.save(content, buffer)
-        write_atomically(self.path, buffer.getvalue())
+        tensors = {k: v.cpu().contiguous().clone() for k, v in tensors.items()}
+        write_atomically(self.path, save_tensors(tensors, {"run": json.dumps(content)}))
 
     def _trained_state(self) -> dict[str, Tensor]:
         state = self.model.state_dict()
@@ -312,83 +316,54 @@ class _Run:
         return {key: value for key, value in state.items() if key.startswith(inside)}
 
     def _restore(self) -> int:
-        """Take up an earlier run; return the step it had reached."""
+        """Load the checkpoint, if there is one; return its step."""
         if self.path is None or not self.path.exists():
             return 0
-        saved = torch.load(self.path, weights_only=True)
-        mine = {"config": asdict(self.config), "names": self.names, "batches": len(self.data)}
-        for key, value in mine.items():
+        try:
+            with safe_open(self.path, "pt") as file:
+                saved = json.loads(file.metadata()["run"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ConversionError(f"{self.path} is damaged: {error}; delete it.") from error
+        for key, value in json.loads(json.dumps(self._identity())).items():
             if saved[key] != value:
                 raise RuntimeError(
                     f"{self.path} belongs to another run: its {key} is {saved[key]}, yours is "
-                    f"{value}; choose another folder or delete it."
+                    f"{value}; choose another folder or delete the file."
                 )
         self.step, self.spent = saved["step"], saved["seconds"]
         self.fitted, self.history = saved["fitted"], saved["history"]
-        self.model.load_state_dict(saved["model"], strict=False)
-        if self.step < self.total:
-            # the step that opens the second stage makes an optimizer of its own
-            layerwise = self.step < self.config.layer_steps or self.config.end_steps == 0
-            if self.step != self.config.layer_steps:
-                self.optimizer = self._start_stage(layerwise)
-                self.optimizer.load_state_dict(saved["optimizer"])
+        self._load_model({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
+        # the first step of the second stage makes a new optimizer
+        if self.step < self.total and self.step != self.config.layer_steps:
+            self.optimizer = self._start_stage(self.step < self.config.layer_steps)
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in tensors.items():
+                if name.startswith("optimizer."):
+                    _, index, key = name.split(".", 2)
+                    state.setdefault(int(index), {})[key] = tensor
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         return self.step
+
+    @torch.no_grad()
+    def _load_model(self, saved: Mapping[str, Tensor]) -> None:
+        own = self._trained_state()
+        if {k: t.shape for k, t in saved.items()} != {k: t.shape for k, t in own.items()}:
+            raise ConversionError(
+                f"{self.path} belongs to another model: its tensors have other names or shapes; "
+                "choose another folder or delete the file."
+            )
+        for key, tensor in own.items():
+            tensor.copy_(saved[key])
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Return the share of the highest rate: up for a tenth of the way, then down to zero."""
+    """Return the factor of the learning rate: a linear warm-up over a tenth, then down to zero."""
     warm = max(steps // 10, 1)
     if step < warm:
         return (step + 1) / warm
     return max(1 - (step - warm) / max(steps - warm, 1), 0.0)
-
-
-def _relative_error(answer: Float[Tensor, "t c"], truth: Float[Tensor, "t c"]) -> Float[Tensor, ""]:
-    """Return ``1 − R²`` on the tokens of one batch."""
-    answer, truth = answer.float(), truth.float()
-    spread = (truth - truth.mean(0)).square().sum().clamp_min(1e-12)
-    return (answer - truth).square().sum() / spread
-
-
-def _end_loss(answer: Any, truth: Any, batch: Batch, config: DistillConfig) -> Tensor:
-    if config.objective == "task":
-        own = _part(answer, "loss")
-        if own is None:
-            raise ValueError(
-                "objective='task' needs a model that returns its loss; put 'labels' into the "
-                "batches, or pass loss=."
-            )
-        return own
-    logits = _part(truth, "logits")
-    if config.objective == "logits" and logits is None:
-        raise ValueError(
-            "objective='logits' needs a model that returns logits; use 'hidden', or pass loss=."
-        )
-    if config.objective != "hidden" and logits is not None:
-        mine = _part(answer, "logits")
-        keep = real_tokens(batch, logits)
-        t = config.temperature
-        student, wanted = (x[keep].float().div(t).log_softmax(-1) for x in (mine, logits))
-        return nn.functional.kl_div(student, wanted, log_target=True, reduction="batchmean") * t * t
-    hidden, target = _hidden(answer), _hidden(truth)
-    keep = real_tokens(batch, target)
-    return _relative_error(hidden[keep], target[keep])
-
-
-def _part(output: Any, name: str) -> Any:
-    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-
-
-def _hidden(output: Any) -> Tensor:
-    hidden = _part(output, "last_hidden_state")
-    if hidden is not None:
-        return hidden
-    if isinstance(output, Mapping):
-        raise ValueError(
-            f"objective='hidden' needs a model that returns last_hidden_state, got "
-            f"{', '.join(output)}; use 'logits', or pass loss=."
-        )
-    return first_tensor(output)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The last linear map of a converted layer in closed form, from what the original answered."""
+"""Fit the last linear map of converted layers to the originals by ridge regression."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,23 +11,23 @@ from primal_attention.attention import Attention, Core, MultiHeadAttention, Prim
 from primal_attention.attention.multihead import real_first
 from primal_attention.surgery.recording import (
     Batch,
-    Call,
+    LayerCall,
     Recording,
-    ask_again,
-    ask_layers,
     differing_layers,
-    evaluating,
+    eval_mode,
     real_tokens,
+    record_layers,
+    replay_call,
 )
 
 __all__ = ["fit_outputs", "fit_recorded"]
 
 
-class _Normal:
-    """The normal equations of a linear map, in float64; one for each head where heads differ.
+class _NormalEquations:
+    """Normal equations of a linear map, in float64; one system for each head if heads differ.
 
     ``weight`` and ``bias`` are views of the map's parameters, ``[h o k]`` and ``[h o]``. Tokens are
-    kept in two folds, so that the ridge can be chosen on tokens that were not fitted.
+    split into two folds, so that the ridge can be chosen by cross-validation.
     """
 
     def __init__(self, weight: Float[Tensor, "h o k"], bias: Float[Tensor, "h o"] | None) -> None:
@@ -46,10 +46,11 @@ class _Normal:
             self.cross[fold] += rows.mT @ wanted
 
     def solve(self, ridge: float | None) -> None:
-        """Add to the map what the equations say is missing, or nothing if that does not help."""
+        """Add the solution to the map, unless it does not help on the other fold."""
         if ridge is None:
-            ridge = min(_RIDGES, key=self._unseen_error)
-            if self._unseen_error(ridge) >= 0:
+            errors = {one: self._unseen_error(one) for one in _RIDGES}
+            ridge = min(errors, key=errors.__getitem__)
+            if errors[ridge] >= 0:
                 return
         k = self.weight.shape[-1]
         change = self._change(self.gram.sum(0), self.cross.sum(0), ridge)
@@ -62,12 +63,12 @@ class _Normal:
         mean = diagonal[:, : self.weight.shape[-1]].mean(-1, keepdim=True).clamp_min(1e-12)
         shifted = gram + torch.diag_embed((ridge * mean).expand_as(diagonal))
         factor, info = torch.linalg.cholesky_ex(shifted)
-        # features that are all alike leave a matrix without a factor: that head stays as it was
+        # equal features give a singular matrix: the map of that head is not changed
         solved = torch.cholesky_solve(cross, factor)
         return torch.where((info == 0)[:, None, None], solved, 0.0)
 
     def _unseen_error(self, ridge: float) -> float:
-        """Return by how much the squared error changes on each fold after a fit on the other."""
+        """Return the change of the squared error on each fold after a fit on the other."""
         total = 0.0
         for mine, other in ((0, 1), (1, 0)):
             change = self._change(self.gram[mine], self.cross[mine], ridge)
@@ -77,7 +78,7 @@ class _Normal:
 
 
 _RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0)
-"""Strengths to choose from, relative to the mean square of the features."""
+"""Ridges to choose from, relative to the mean square of the features."""
 
 
 @torch.no_grad()
@@ -89,26 +90,22 @@ def fit_outputs(
     names: Sequence[str] | None = None,
     ridge: float | None = None,
 ) -> list[str]:
-    """Refit the last linear map of each converted layer to the original's answers, closed form.
+    """Fit the last linear map of each converted layer in closed form; return the layers fitted.
 
-    That is the output map; where the host model keeps it in another module (BERT), the value map of
-    each head, or the map of a primal layer from scores to heads. Layers with none of these are left
-    as they are.
+    This is the output map. If another module holds it (BERT), it is the value map of each head, or
+    the map of a primal layer from scores to heads. Layers with none of these are not changed.
 
     Args:
         model: The converted model; changed in place.
         teacher: The original.
-        data: A few batches; as many tokens as the model is wide, times ten, is plenty.
+        data: A few batches; ten times as many tokens as the model is wide are enough.
         names: Layers; all converted ones unless given.
-        ridge: Pull towards the present weights, relative to the mean square of the features;
-            unless given, what does best on one half of the tokens after a fit on the other.
-
-    Returns:
-        The names of the layers that were refit.
+        ridge: Strength of the shrinkage towards the present weights, relative to the mean square of
+            the features; chosen by two-fold cross-validation unless given.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with evaluating(teacher):
-        calls = ((batch, ask_layers(teacher, names, batch)) for batch in data)
+    with eval_mode(teacher):
+        calls = ((batch, record_layers(teacher, names, batch)) for batch in data)
         return fit_recorded(model, calls, ridge=ridge)
 
 
@@ -116,9 +113,9 @@ def fit_outputs(
 def fit_recorded(
     model: nn.Module, recordings: Iterable[Recording], *, ridge: float | None = None
 ) -> list[str]:
-    """Do what :func:`fit_outputs` does, from calls of the original that were recorded before."""
-    systems: dict[str, _Normal | None] = {}
-    with evaluating(model):
+    """Do :func:`fit_outputs` with recorded calls of the original."""
+    systems: dict[str, _NormalEquations | None] = {}
+    with eval_mode(model):
         for batch, calls in recordings:
             for name, call in calls.items():
                 if name in systems and systems[name] is None:
@@ -131,9 +128,9 @@ def fit_recorded(
 
 
 def _collect(
-    model: nn.Module, name: str, call: Call, batch: Batch, system: _Normal | None
-) -> _Normal | None:
-    """Add one batch to the equations of a layer; ``None`` if there is no linear map to refit."""
+    model: nn.Module, name: str, call: LayerCall, batch: Batch, system: _NormalEquations | None
+) -> _NormalEquations | None:
+    """Add one batch to the equations of a layer; return ``None`` if it has no map to fit."""
     layer = model.get_submodule(name)
     seen: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
 
@@ -147,7 +144,7 @@ def _collect(
         if isinstance(m, watched)
     ]
     try:
-        answer = ask_again(model, name, call)
+        answer = replay_call(model, name, call)
     finally:
         for handle in handles:
             handle.remove()
@@ -159,7 +156,7 @@ def _collect(
             and torch.equal(out[real], answer[real])
         ):
             bias = None if module.bias is None else module.bias.data[None]
-            system = system or _Normal(module.weight.data[None], bias)
+            system = system or _NormalEquations(module.weight.data[None], bias)
             system.add(args[0][real][None], missing[real][None])
             return system
     for module, (_, kwargs, _) in seen.items():
@@ -174,9 +171,9 @@ def _collect_inside(
     key_mask: Tensor | None,
     real: Tensor,
     missing: Tensor,
-    system: _Normal | None,
-) -> _Normal | None:
-    """Add one batch to the equations of a layer whose host model keeps the output map."""
+    system: _NormalEquations | None,
+) -> _NormalEquations | None:
+    """Add one batch to the equations of a layer without an output map of its own."""
     heads = layer.num_heads
 
     def rows(x: Tensor) -> Tensor:
@@ -185,15 +182,17 @@ def _collect_inside(
     if isinstance(layer, PrimalAttention):
         if layer.concat not in seen:
             return None
-        # one map for all heads: their rows are equations of one system
+        # all heads share one map, so their rows belong to one system
         z, y = rows(seen[layer.concat][0][0]), rows(_heads(missing, heads))
         bias = None if layer.concat.bias is None else layer.concat.bias.data[None]
-        system = system or _Normal(layer.concat.weight.data[None], bias)
+        system = system or _NormalEquations(layer.concat.weight.data[None], bias)
         system.add(z.flatten(0, 1)[None], y.flatten(0, 1)[None])
         return system
     if not isinstance(layer, MultiHeadAttention) or getattr(layer.core, "post", "") == "power":
         return None
-    # heads are linear in their values, so in the map that makes them: average tokens, then map
+    if layer.core not in seen:  # the layer projects its sequence without calling the core
+        return None
+    # a head is linear in its values: mix the tokens first, then fit the value map
     (q, k, _), kwargs, _ = seen[layer.core]
     x = seen[layer.v_proj][0][0]
     z = layer.core(q, k, x[:, None].expand(-1, heads, -1, -1), **kwargs)
@@ -201,7 +200,7 @@ def _collect_inside(
         back = real_first(key_mask).argsort(1)[:, None, :, None]
         z = z.gather(2, back.expand_as(z))
     bias = layer.v_proj.bias
-    system = system or _Normal(
+    system = system or _NormalEquations(
         layer.v_proj.weight.data.unflatten(0, (heads, -1)),
         None if bias is None else bias.data.unflatten(0, (heads, -1)),
     )

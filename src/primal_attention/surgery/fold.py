@@ -1,8 +1,8 @@
-"""Fold the output map of primal layers for inference.
+"""Multiply the two output maps of primal layers once, for faster inference.
 
-A primal layer maps the scores of a head by ``C`` and merges heads by ``O``. Both are linear, so one
-matrix ``O C`` does; computed once, it saves a matrix product of ``2 s c²`` per forward, which is
-most of the work when decoding token by token.
+A primal layer maps the scores of a head by ``C`` and merges the heads by ``O``. The product ``O C``
+replaces both and saves a matrix product of ``2 s c²`` per forward pass, which is most of the work
+when decoding token by token.
 """
 
 from typing import Any
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.layers import Converted
+from primal_attention.surgery.layers import ConvertedLayer
 
 __all__ = ["fold_output", "is_folded"]
 
 
-class _Passed(nn.Identity):
-    """The place of an output map that was folded into the next one."""
+class _FoldedMap(nn.Identity):
+    """Replaces a map that was multiplied into the next one."""
 
 
-def is_folded(layer: Converted) -> bool:
-    """Return whether a layer's output map was folded."""
-    return isinstance(getattr(layer.attention, "concat", None), _Passed)
+def is_folded(layer: ConvertedLayer) -> bool:
+    """Return whether the output maps of a layer were multiplied."""
+    return isinstance(getattr(layer.attention, "concat", None), _FoldedMap)
 
 
 @torch.no_grad()
 def fold_output(model: nn.Module) -> int:
-    """Fold the output maps of all primal layers of a model in place; return how many.
+    """Multiply the two output maps of every primal layer of a model in place; return how many.
 
-    The model computes the same function, but ``save_converted`` and ``load_state_dict`` no longer
-    know its layers.
+    The output of the model does not change. ``save_converted`` and ``load_state_dict`` do not work
+    on the model afterwards.
 
     Args:
         model: Any model, converted or ours.
@@ -50,24 +50,24 @@ def fold_output(model: nn.Module) -> int:
     """
     folded = 0
     for name, module in model.named_modules():
-        if not isinstance(module, PrimalAttention) or isinstance(module.concat, _Passed):
+        if not isinstance(module, PrimalAttention) or isinstance(module.concat, _FoldedMap):
             continue
         where = _output_of(model, name, module)
         if where is None:
             continue
         owner, part = where
         setattr(owner, part, _folded(module, getattr(owner, part)))
-        setattr(module, "concat", _Passed())  # noqa: B010 - another type than it was
+        setattr(module, "concat", _FoldedMap())  # noqa: B010 - another type than it was
         folded += 1
     if not folded:
         raise ConversionError(
-            "There is no primal layer with a plain output map to fold; other attentions have none."
+            "There is no primal layer with two plain output maps; only primal layers have them."
         )
     return folded
 
 
 def _output_of(model: nn.Module, name: str, layer: Any) -> tuple[nn.Module, str] | None:
-    """Return where the map that merges the heads of a layer is, if it is a plain one."""
+    """Return the module and the name of the map that merges the heads; ``None`` if not plain."""
     if layer._masks_output(torch.ones(1, dtype=torch.bool)) or type(layer.concat) is not nn.Linear:
         return None
     if type(layer.out_proj) is nn.Linear:

@@ -1,9 +1,8 @@
-"""Decoding converted models: a constant-size state in the place of keys and values.
+"""Decode with converted models: a state of constant size replaces keys and values.
 
-``generate()`` makes a cache with one layer object per layer of the model. A converted layer puts a
-:class:`StateLayer` in its own place of that cache the first time it sees it; layers that were not
-converted keep theirs. Nothing has to be asked for, and beams, batches and prompts padded on the
-left work as before.
+``generate()`` makes a cache with one object per layer of the model. On its first call a converted
+layer replaces its object by a :class:`StateLayer`; other layers keep theirs. The user does nothing.
+Beams, batches and prompts padded on the left work as before.
 
     layer = state_layer(past_key_values, layer_idx)
     y, state = attention.step(x, layer.state or attention.init_state(len(x)), key_mask=keep)
@@ -17,13 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from primal_attention.attention.base import State
+from primal_attention.surgery.optional import require_transformers
 
-try:
-    from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
-except ImportError as error:
-    raise ImportError(
-        "Decoding through a cache needs transformers; install primal-attention[hf]."
-    ) from error
+require_transformers()
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache  # noqa: E402
 
 __all__ = ["StateLayer", "cache_numel", "state_layer"]
 
@@ -37,57 +33,57 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def __init__(self, allocated: int = -1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # masks must also fit the other layers of a cache with room for so many keys
+        # masks must also fit the other layers of a cache that was allocated for so many keys
         self.allocated = allocated
         self.seen = 0
         self._state: State | None = None
 
     @property
     def state(self) -> State | None:
-        """What the layer remembers; ``None`` before the first token."""
+        """State after the tokens so far; ``None`` before the first token."""
         if self._state is None and self.seen:
             raise RuntimeError(
-                f"This cache was filled by a forward in training mode, which keeps no state of its "
-                f"{self.seen} tokens; call model.eval() before decoding."
+                f"This cache comes from a forward pass in training mode, which keeps no state of "
+                f"its {self.seen} tokens; call model.eval() before decoding."
             )
         return self._state
 
     def advance(self, state: State | None, tokens: int) -> None:
-        """Take the state after ``tokens`` more slots; ``None`` if a training forward kept none."""
+        """Store the state after ``tokens`` more tokens; ``None`` in training mode."""
         self._state = state
         self.seen += tokens
 
     @property
     def numel(self) -> int:
-        """How many numbers the layer holds."""
+        """Number of elements of the state."""
         return 0 if self._state is None else self._state.numel
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: there are no keys and values to make room for."""
+        """Do nothing: no keys and values are stored."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Refuse: this place belongs to a converted layer."""
+        """Raise: a converted layer stores a state, not keys and values."""
         raise RuntimeError(
-            "This layer of the cache holds the state of a converted attention and takes no keys "
-            "and values; make a new cache after converting or reverting a model."
+            "This layer of the cache holds the state of a converted attention, not keys and "
+            "values; make a new cache after converting or reverting a model."
         )
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length and offset that masks are made for, as if all keys were kept."""
+        """Return length and offset of masks, as if all keys were stored."""
         return max(self.seen + query_length, self.allocated), 0
 
     def get_seq_length(self) -> int:
-        """Return how many slots have been decoded, padding included."""
+        """Return the number of tokens so far, padding included."""
         return self.seen
 
     def get_max_length(self) -> int:
-        """Return -1: there is no longest sequence."""
+        """Return -1: the length is not limited."""
         return -1
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove the state."""
         self.seen, self._state = 0, None
 
     def reorder_cache(self, beam_idx: Int[Tensor, " k"]) -> None:
@@ -108,11 +104,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self._state = self._state.reorder(each[indices])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to forget the last tokens: sums cannot tell them from the others."""
+        """Raise: the last tokens cannot be removed from the sums of a state."""
         if tokens_to_remove:
             raise RuntimeError(
-                f"A state of constant size cannot take back {abs(tokens_to_remove)} tokens, as "
-                "assisted decoding asks; use greedy search, sampling or beams."
+                f"A state of constant size cannot remove its last {abs(tokens_to_remove)} tokens, "
+                "as assisted decoding needs; use greedy search, sampling or beams."
             )
 
     def offload(self) -> None:
@@ -128,11 +124,11 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def state_layer(cache: Any, layer_idx: int) -> StateLayer:
-    """Return the state layer at ``layer_idx``, put there if the place is empty or unused.
+    """Return the state layer of a cache; make it if that layer of the cache is still empty.
 
     Args:
         cache: The ``past_key_values`` of the model's forward; changed in place.
-        layer_idx: Which layer of the model.
+        layer_idx: Index of the layer in the model.
 
     Example:
         >>> from transformers import DynamicCache
@@ -170,7 +166,7 @@ def state_layer(cache: Any, layer_idx: int) -> StateLayer:
 
 
 def cache_numel(cache: Any) -> int:
-    """Return how many numbers a cache holds, states, keys and values together.
+    """Return the number of elements of all states, keys and values in a cache.
 
     Example:
         >>> from transformers import DynamicCache

@@ -1,9 +1,10 @@
 """Attention modules of Hugging Face transformers, encoders and decoders.
 
-They are recognised by their parts, not by their class: BERT, RoBERTa, ELECTRA (``query``, ``key``,
-``value``; the output map is another module's), DistilBERT (``q_lin`` …), the Llama family, ViT and
-CLIP (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``, ``c_proj``). Anything that
-computes more than softmax attention is found out by the trial call that every conversion makes.
+They are recognised by the names of their children, not by their class: BERT, RoBERTa, ELECTRA
+(``query``, ``key``, ``value``; another module holds the output map), DistilBERT (``q_lin`` …), the
+Llama family, ViT and CLIP (``q_proj`` … ``o_proj`` or ``out_proj``), GPT-2 (``c_attn``,
+``c_proj``). The trial call of every conversion finds modules that compute more than softmax
+attention.
 """
 
 import copy
@@ -17,23 +18,24 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Attention, Rotary
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.dialects import Dialect, plain_projection
+from primal_attention.surgery.hosts import HostLibrary, plain_projection
 from primal_attention.surgery.layers import (
-    Converted,
-    Inputs,
-    Projection,
-    Reading,
+    AttentionParts,
+    ConvertedLayer,
+    HostInputs,
+    LinearWeights,
     conversion_record,
 )
 from primal_attention.surgery.masks import key_mask_of, padding_mask
+from primal_attention.surgery.optional import require_transformers
 
 __all__ = ["ConvertedHuggingFace", "HuggingFace"]
 
 IMPLEMENTATION = "primal:converted"
-"""Name under which converted models ask transformers for a padding mask instead of a square one."""
+"""Name of the attention function of fully converted models; its mask is the padding mask."""
 
 _CHOICE = "_attn_implementation_internal"
-"""Where a config of transformers keeps which attention function, and so which masks, it uses."""
+"""Field of a transformers config with the name of the attention function."""
 
 _NAMES: dict[str, tuple[str, str, str, str | None]] = {
     "bert": ("query", "key", "value", None),
@@ -41,7 +43,7 @@ _NAMES: dict[str, tuple[str, str, str, str | None]] = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "clip": ("q_proj", "k_proj", "v_proj", "out_proj"),
 }
-# what transformers hands down to every attention without a meaning for ours
+# arguments that transformers passes to every attention and that do not affect ours
 _IGNORED = frozenset(
     (
         "cache_position",
@@ -55,17 +57,18 @@ _IGNORED = frozenset(
 )
 
 
-class ConvertedHuggingFace(Converted):
-    """Takes what transformers passes to an attention, returns ``(output, None)``.
+class ConvertedHuggingFace(ConvertedLayer):
+    """Takes the arguments of an attention of transformers, returns ``(output, None)``.
 
     Args:
-        attention: The layer that does the work.
-        is_causal: Whether the layer is causal unless the call says otherwise.
+        attention: The attention of this library.
+        is_causal: Whether the layer is causal by default.
         rotary: Whether the host passes rotary positions.
-        layer_idx: Which layer of the cache is its own.
+        layer_idx: Index of its layer in the cache.
+        positional: Names of the arguments after the first that the original takes by position.
     """
 
-    dialect = "huggingface"
+    library = "huggingface"
 
     def __init__(
         self,
@@ -74,11 +77,24 @@ class ConvertedHuggingFace(Converted):
         is_causal: bool = False,
         rotary: bool = False,
         layer_idx: int | None = None,
+        positional: tuple[str, ...] = (),
     ) -> None:
         super().__init__(attention, is_causal=is_causal, rotary=rotary)
         self.layer_idx = layer_idx
+        self.positional = positional
 
-    def forward(
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """Return the layer's output, and ``None`` in place of attention weights."""
+        if len(args) > len(self.positional):
+            raise TypeError(
+                f"A converted layer takes {1 + len(self.positional)} positional arguments, got "
+                f"{1 + len(args)}; pass the others by name."
+            )
+        return self._forward(
+            hidden_states, **dict(zip(self.positional, args, strict=False)), **kwargs
+        )
+
+    def _forward(
         self,
         hidden_states: Tensor,
         *,
@@ -91,17 +107,16 @@ class ConvertedHuggingFace(Converted):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Return the layer's output, and ``None`` for weights that it never forms."""
         if output_attentions:
             raise ValueError(
-                "A converted layer forms no attention weights; call the model without "
-                "output_attentions, or look at them before converting."
+                "A converted layer computes no attention weights; call the model without "
+                "output_attentions, or read them before the conversion."
             )
         unknown = [k for k, v in kwargs.items() if k not in _IGNORED and v is not None]
         if unknown:
             raise TypeError(
-                f"A converted layer does not know what to do with {', '.join(unknown)}; leave "
-                "that argument out, or this layer unconverted."
+                f"A converted layer does not support the argument {', '.join(unknown)}; leave it "
+                "out, or do not convert this layer."
             )
         causal = self.is_causal if is_causal is None else is_causal
         if past_key_values is None:
@@ -109,7 +124,7 @@ class ConvertedHuggingFace(Converted):
             return self.attend(inputs), None
         if not causal:
             raise ValueError(
-                "A cache was passed to a converted layer that is not causal; call the model with "
+                "A converted layer that is not causal got a cache; call the model with "
                 "use_cache=False."
             )
         return self._decode(
@@ -123,11 +138,11 @@ class ConvertedHuggingFace(Converted):
         positions: tuple[Tensor, Tensor] | None,
         causal: bool,
         seen: int,
-    ) -> Inputs:
+    ) -> HostInputs:
         b, n, _ = x.shape
         keep = key_mask_of(mask, batch=b, is_causal=causal, tokens=n, seen=seen)
         rotary = None if positions is None else Rotary(*positions)
-        return Inputs(x, keep, causal, rotary)
+        return HostInputs(x, keep, causal, rotary)
 
     def _decode(
         self,
@@ -139,11 +154,11 @@ class ConvertedHuggingFace(Converted):
         from primal_attention.surgery.generation import state_layer
 
         if self.layer_idx is None:
-            raise ValueError("A layer without an index cannot use a cache; pass use_cache=False.")
+            raise ValueError("A layer without layer_idx cannot use a cache; pass use_cache=False.")
         layer = state_layer(cache, self.layer_idx)
         inputs = self._inputs(x, mask, positions, True, layer.seen)
         if self.training and not layer.seen:
-            # a model in training makes a cache nobody continues; the loss term needs forward
+            # in training the cache is not used afterwards, and the loss term needs forward
             y = self.attend(inputs)
             layer.advance(None, x.shape[1])
             return y
@@ -156,13 +171,13 @@ class ConvertedHuggingFace(Converted):
         return y
 
 
-class HuggingFace(Dialect):
+class HuggingFace(HostLibrary):
     """Reads and replaces attention modules of transformers."""
 
     name = "huggingface"
 
     def matches(self, module: nn.Module) -> bool:
-        """Return whether a module has the parts of one of the known families."""
+        """Return whether a module has the children of one of the known families."""
         parameters = list(inspect.signature(module.forward).parameters)
         return parameters[:1] == ["hidden_states"] and self._family(module) is not None
 
@@ -175,8 +190,8 @@ class HuggingFace(Dialect):
                 return family
         return None
 
-    def read(self, module: nn.Module) -> Reading:
-        """Return what the module is made of."""
+    def read(self, module: nn.Module) -> AttentionParts:
+        """Return weights and sizes of the module."""
         family = self._family(module)
         given = inspect.signature(module.forward).parameters
         if getattr(module, "is_cross_attention", False) or (
@@ -184,17 +199,19 @@ class HuggingFace(Dialect):
         ):
             raise ConversionError("cross-attention: queries and keys come from two sequences")
         if "key_value_states" in given:
-            raise ConversionError("it is used for cross-attention as well, and does not say where")
+            raise ConversionError("it can be cross-attention, and its signature does not say when")
         if (window := self._window(module)) is not None:
-            raise ConversionError(f"a sliding window of {window} tokens is a mask over pairs")
+            raise ConversionError(
+                f"it has a sliding window of {window} tokens, which is a mask over pairs"
+            )
         extra = self._extra(module, family)
         if extra:
-            raise ConversionError(f"it has parts that have no place in ours: {', '.join(extra)}")
+            raise ConversionError(f"it has parts that our layers do not have: {', '.join(extra)}")
         q, k, v, out = self._projections(module, family)
         heads = self._heads(module)
         d = q.weight.shape[0] // heads
         scaling = getattr(module, "scaling", d**-0.5)
-        return Reading(
+        return AttentionParts(
             q,
             k,
             v,
@@ -226,7 +243,7 @@ class HuggingFace(Dialect):
 
     def _projections(
         self, module: Any, family: str | None
-    ) -> tuple[Projection, Projection, Projection, Projection | None]:
+    ) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights | None]:
         if family != "gpt2":
             q, k, v, out = (
                 None if name is None else plain_projection(module, name)
@@ -236,7 +253,7 @@ class HuggingFace(Dialect):
         fused, out = plain_projection(module, "c_attn"), plain_projection(module, "c_proj")
         weights = fused.weight.chunk(3)
         biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-        q, k, v = (Projection(w, b) for w, b in zip(weights, biases, strict=True))
+        q, k, v = (LinearWeights(w, b) for w, b in zip(weights, biases, strict=True))
         return q, k, v, out
 
     def _heads(self, module: Any) -> int:
@@ -244,19 +261,22 @@ class HuggingFace(Dialect):
             for owner in (module, getattr(module, "config", None)):
                 if isinstance(getattr(owner, name, None), int):
                     return int(getattr(owner, name))
-        raise ConversionError("it does not say how many heads it has")
+        raise ConversionError("its number of heads is unknown")
 
-    def wrap(self, module: nn.Module, attention: Attention, reading: Reading) -> Converted:
-        """Return the module that takes the place of ``module``."""
+    def wrap(
+        self, module: nn.Module, attention: Attention, parts: AttentionParts
+    ) -> ConvertedLayer:
+        """Return the module that replaces ``module``."""
         return ConvertedHuggingFace(
             attention,
-            is_causal=reading.is_causal,
-            rotary=reading.rotary,
+            is_causal=parts.is_causal,
+            rotary=parts.rotary,
             layer_idx=getattr(module, "layer_idx", None),
+            positional=_positional(module),
         )
 
-    def ask(self, module: nn.Module, inputs: Inputs) -> Tensor:
-        """Return what the original module answers, or raise."""
+    def run_original(self, module: nn.Module, inputs: HostInputs) -> Tensor:
+        """Return the output of the original module."""
         module = copy.deepcopy(module).eval()
         config = getattr(module, "config", None)
         if hasattr(config, _CHOICE):
@@ -273,19 +293,19 @@ class HuggingFace(Dialect):
             raise ConversionError("it does not return (output, weights)")
         return answer[0]
 
-    def settle(
+    def adapt_model(
         self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
     ) -> list[Callable[[], None]]:
-        """Note the conversion in the model's config, and ask for padding masks where that suffices.
+        """Record the conversion in the model's config, and ask for padding masks if they suffice.
 
-        Where all layers of a config are converted, nobody needs a mask over pairs of tokens.
+        They suffice if all layers of a config are converted: no mask over pairs is needed then.
         """
         undo: list[Callable[[], None]] = []
         replaced = {id(m) for m in modules.values()}
         left = _own_configs(m for m in every.values() if id(m) not in replaced)
         complete = _own_configs(modules.values()).keys() - left.keys()
         own = _own_configs([*model.modules(), *modules.values()])
-        # models may share a config: this one gets its own, parts of parts copied together
+        # other models may share the config, so this model gets a copy
         mine = dict(zip(own, copy.deepcopy(list(own.values())), strict=True))
         for module in model.modules():
             before: Any = getattr(module, "config", None)
@@ -301,21 +321,27 @@ class HuggingFace(Dialect):
         return undo
 
 
+def _positional(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments after the first that a module takes by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(module.forward).parameters.values()
+    return tuple(p.name for p in given if p.kind in kinds)[1:]
+
+
 def _own_configs(modules: Iterable[nn.Module]) -> dict[int, Any]:
-    """Return the configs of transformers among the modules' attributes, by identity."""
+    """Return the transformers configs of the modules, by identity."""
     configs = (getattr(module, "config", None) for module in modules)
     return {id(c): c for c in configs if hasattr(c, _CHOICE)}
 
 
 def _register() -> None:
-    from transformers import AttentionInterface, AttentionMaskInterface
+    transformers = require_transformers()
+    transformers.AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
+    transformers.AttentionInterface.register(IMPLEMENTATION, _refuse_softmax)
 
-    AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
-    AttentionInterface.register(IMPLEMENTATION, _nobody_calls_this)
 
-
-def _nobody_calls_this(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _refuse_softmax(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(
-        f"{type(module).__name__} was asked for softmax attention although all layers of its model "
-        "were converted; revert the conversion before adding layers."
+        f"{type(module).__name__} asks for softmax attention, but all layers of its model were "
+        "converted; revert the conversion before adding layers."
     )

@@ -1,9 +1,9 @@
 """Attention by name in transformers: ``model.set_attn_implementation("primal:skyformer")``.
 
-Mechanisms that are functions of queries, keys and values need no surgery: transformers lets a model
-pick such a function, and the mask that goes with it, by name. What has weights of its own (primal
-layers, learned landmarks, learned positions) cannot be switched on by a name, because nobody would
-train, save or load those weights; :func:`primal_attention.surgery.convert` is for them.
+Mechanisms that are functions of queries, keys and values need no conversion: a model of
+transformers selects such a function, and its mask, by name. Mechanisms with weights (primal layers,
+learned landmarks, learned positions) cannot be selected this way, because the model would not save
+or load their weights. Use :func:`primal_attention.surgery.convert` for them.
 """
 
 import functools
@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Core, MultiHeadAttention, create_attention, list_attentions
 from primal_attention.attention.multihead import real_first
-from primal_attention.surgery.config import STANDING_IN
+from primal_attention.surgery.config import CONVERSION_DEFAULTS
+from primal_attention.surgery.optional import require_transformers
 
 __all__ = ["attend", "register_implementation", "register_implementations"]
 
 PREFIX = "primal:"
 _SEED = 0
-"""Where random features are drawn from; the name of an implementation then means one function."""
+"""Seed of random features, so that a name always means the same function."""
 
 
 def register_implementations() -> list[str]:
@@ -35,36 +36,30 @@ def register_implementations() -> list[str]:
     """
     names = []
     for name in list_attentions():
-        core = _core(name, 1, 4, **STANDING_IN.get(name, {}))
+        core = _core(name, 1, 4, **CONVERSION_DEFAULTS.get(name, {}))
         if core is not None and not any(True for _ in core.parameters()):
             names.append(register_implementation(name))
     return names
 
 
 def register_implementation(name: str, *, alias: str | None = None, **options: Any) -> str:
-    """Make a mechanism known to transformers, and return the name to switch to.
+    """Register a mechanism with transformers, and return its name there.
 
-    Dropout of attention weights, which linear mechanisms never form, becomes dropout of the heads'
-    outputs. Random features (``favor``) are drawn from a fixed seed.
+    Linear mechanisms compute no attention weights, so dropout applies to the outputs of the heads.
+    Random features (``favor``) have a fixed seed.
 
     Args:
-        name: A mechanism of the registry without weights of its own.
-        alias: The name to register, ``"primal:<name>"`` unless given; ``"primal:"`` is put in front
-            if it is missing.
-        options: Of the mechanism's constructor, such as ``num_landmarks=64``.
+        name: A mechanism of the registry without weights.
+        alias: The name to register; by default the name of the mechanism. It gets the prefix
+            ``"primal:"``.
+        options: Options of the mechanism's constructor, such as ``num_landmarks=64``.
 
     Example:
         >>> register_implementation("skyformer", alias="skyformer-64", num_landmarks=64)
         'primal:skyformer-64'
     """
-    try:
-        from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise ImportError(
-            "Attention by name needs transformers; install primal-attention[hf]."
-        ) from error
-
-    options = {**STANDING_IN.get(name, {}), **options}
+    transformers = require_transformers()
+    options = {**CONVERSION_DEFAULTS.get(name, {}), **options}
     core = _core(name, 1, 4, **options)
     if core is None:
         raise ValueError(
@@ -74,12 +69,12 @@ def register_implementation(name: str, *, alias: str | None = None, **options: A
     own = [n for n, _ in core.named_parameters()]
     if own:
         raise ValueError(
-            f"{name!r} has weights of its own ({', '.join(own)}), which nothing would train or "
-            "save; replace the attention modules with primal_attention.surgery.convert."
+            f"{name!r} has weights ({', '.join(own)}), which the model would not save; replace the "
+            "attention modules with primal_attention.surgery.convert."
         )
     alias = PREFIX + (alias or name).removeprefix(PREFIX)
-    AttentionInterface.register(alias, _implementation(name, alias, options))
-    AttentionMaskInterface.register(alias, functools.partial(_keep_mask, alias))
+    transformers.AttentionInterface.register(alias, _implementation(name, alias, options))
+    transformers.AttentionMaskInterface.register(alias, functools.partial(_keep_mask, alias))
     return alias
 
 
@@ -92,19 +87,19 @@ def attend(
     key_mask: Bool[Tensor, "b m"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return what a core makes of queries, keys and values with padding anywhere.
+    """Return the output of a core for queries, keys and values with padding anywhere.
 
-    The multi-head shell without its projections: padded slots are emptied, cores that count
-    positions see real tokens first, and a causal core may be asked about the last ``n`` of ``m``
-    slots, as when decoding with a cache of keys.
+    This is a multi-head layer without its projections. Padding is set to zero, and cores that count
+    positions get real tokens first. For a causal core the queries can be those of the last ``n`` of
+    ``m`` tokens, as in decoding with a cache of keys.
 
     Args:
         core: The mechanism.
-        q: Queries, of the last ``n`` slots if causal.
+        q: Queries; of the last ``n`` tokens if causal.
         k: Keys.
         v: Values.
         key_mask: ``True`` where a key is real.
-        is_causal: Let no output depend on a later slot.
+        is_causal: Whether an output depends on earlier tokens only.
 
     Example:
         >>> core = create_attention("linear", 8, 2).core
@@ -118,11 +113,10 @@ def attend(
     if is_causal and not same:
         if core.takes_query_mask:
             raise ValueError(
-                f"In {type(core).__name__} queries influence each other, so the last {n} of {m} "
-                "tokens cannot be decoded from keys and values alone; pass use_cache=False, or "
-                "convert the model, which decodes with a state."
+                f"{type(core).__name__} needs the queries of all {m} tokens and got those of the "
+                f"last {n}; pass use_cache=False, or convert the model, which decodes with a state."
             )
-        # earlier queries are gone, and no row needs them
+        # no row of the output depends on earlier queries: zeros take their place
         q, same = torch.cat([q.new_zeros(*q.shape[:2], m - n, q.shape[3]), q], dim=2), True
     order = None
     if key_mask is not None:
@@ -164,7 +158,7 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
             torch.manual_seed(_SEED)
             core = _core(name, num_heads, head_dim, device=device, dtype=dtype, **options)
         if core is None:
-            raise RuntimeError(f"{name!r} lost its core")  # checked when it was registered
+            raise RuntimeError(f"{name!r} has no core")  # checked when it was registered
         return core.eval()
 
     def implementation(
@@ -181,11 +175,11 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
     ) -> tuple[Float[Tensor, "b n h d"], None]:
         for word in ("position_bias", "sliding_window", "softcap", "s_aux"):
             if kwargs.get(word) is not None:
-                raise ValueError(f"{alias} cannot honour {word}; use 'sdpa' or 'eager' here.")
+                raise ValueError(f"{alias} does not support {word}; use 'sdpa' or 'eager' here.")
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
                 f"{alias} takes a mask [batch, keys] with True for real tokens, got shape "
-                f"{tuple(attention_mask.shape)}; a mask over pairs of tokens cannot be honoured."
+                f"{tuple(attention_mask.shape)}; a mask over pairs of tokens is not supported."
             )
         if key.shape[1] != query.shape[1]:
             groups = query.shape[1] // key.shape[1]
@@ -194,13 +188,13 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
         core = build(query.shape[1], query.shape[3], query.device, query.dtype)
         if causal and not core.capabilities.causal:
             raise ValueError(
-                f"{alias} cannot run causally; use one of: "
+                f"{alias} has no causal form; use one of: "
                 + ", ".join(PREFIX + n for n in list_attentions(causal=True))
             )
-        heat = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
-        if not math.isclose(heat, 1.0, rel_tol=1e-6):
-            # the model scales its scores in another way than 1/√d: both sides take half of it
-            query, key = query * math.sqrt(heat), key * math.sqrt(heat)
+        ratio = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
+        if not math.isclose(ratio, 1.0, rel_tol=1e-6):
+            # the model has another scale than 1/√d: queries and keys take half of the ratio each
+            query, key = query * math.sqrt(ratio), key * math.sqrt(ratio)
         y = attend(core, query, key, value, key_mask=attention_mask, is_causal=causal)
         y = nn.functional.dropout(y, dropout, training=dropout > 0)
         return y.transpose(1, 2).contiguous(), None
@@ -219,19 +213,19 @@ def _keep_mask(
     attention_mask: Bool[Tensor, "b m"] | None = None,
     **kwargs: Any,
 ) -> Bool[Tensor, "b m"] | None:
-    """Return which keys are real; order is the attention function's business."""
+    """Return which keys are real; the attention function handles causal order."""
     from transformers import masking_utils
 
     known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function, None)
     if mask_function not in known:
         raise ValueError(
-            f"{alias} knows padding and order, not windows, chunks or packed sequences; use 'sdpa' "
-            "here, or pass one sequence per row with its attention_mask."
+            f"{alias} supports padding and causal order, not windows, chunks or packed sequences; "
+            "use 'sdpa' here, or pass one sequence per row with its attention_mask."
         )
     causal = mask_function is masking_utils.causal_mask_function
     if causal and (isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length):
         raise ValueError(
-            f"{alias} takes the queries for the last of the keys, which they are not in a cache "
-            "allocated beforehand; use the default cache."
+            f"{alias} needs queries that belong to the last keys, which is not so in a cache "
+            "allocated in advance; use the default cache."
         )
     return None if attention_mask is None else attention_mask[:, -kv_length:].bool()

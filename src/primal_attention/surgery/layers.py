@@ -1,7 +1,7 @@
-"""What the dialects share: reading an attention, building its successor, standing in for it.
+"""Parts of a softmax attention, the layer built from them, and the module that holds the layer.
 
-A *reading* is everything a softmax attention is made of, in one form whatever library it comes
-from. A *converted* module has the face of the attention it replaced and one of ours inside.
+:class:`AttentionParts` has one form for all libraries. A :class:`ConvertedLayer` takes the
+arguments of the module it replaces and passes them to an attention of this library.
 """
 
 import math
@@ -19,27 +19,27 @@ from primal_attention.attention import (
     create_attention,
 )
 from primal_attention.functional.precision import accumulator
-from primal_attention.surgery.config import STANDING_IN, ConversionError, SurgeryConfig
+from primal_attention.surgery.config import CONVERSION_DEFAULTS, ConversionError, SurgeryConfig
 
 __all__ = [
-    "Converted",
-    "Inputs",
-    "Projection",
-    "Reading",
+    "AttentionParts",
+    "ConvertedLayer",
+    "HostInputs",
+    "LinearWeights",
     "build_attention",
     "conversion_record",
     "converted_layers",
 ]
 
 
-class Projection(NamedTuple):
-    """An affine map of tokens."""
+class LinearWeights(NamedTuple):
+    """Weight and bias of a linear map."""
 
     weight: Float[Tensor, "o c"]
     bias: Float[Tensor, " o"] | None
 
     def linear(self) -> nn.Linear:
-        """Return the map as a layer with weights of its own."""
+        """Return a layer with copies of the weights."""
         out, width = self.weight.shape
         layer = nn.Linear(
             width, out, self.bias is not None, device=self.weight.device, dtype=self.weight.dtype
@@ -52,21 +52,21 @@ class Projection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What a softmax attention is made of."""
+class AttentionParts:
+    """Weights and sizes of a softmax attention."""
 
-    q: Projection
-    k: Projection
-    v: Projection
-    out: Projection | None
-    """``None`` if the output map belongs to another module, as in BERT."""
+    q: LinearWeights
+    k: LinearWeights
+    v: LinearWeights
+    out: LinearWeights | None
+    """Output map; ``None`` if another module holds it, as in BERT."""
     num_heads: int
     kv_heads: int
     scaling: float
-    """What scores are multiplied by before the softmax."""
+    """Factor of the scores before the softmax."""
     is_causal: bool = False
     rotary: bool = False
-    """Whether the model hands rotary positions to the layer."""
+    """Whether the model passes rotary positions to the layer."""
     dropout: float = 0.0
     """Dropout after the output map."""
 
@@ -81,11 +81,11 @@ class Reading:
         return self.q.weight.shape[0] // self.num_heads
 
     def check(self) -> None:
-        """Raise for shapes that no attention of the library has."""
+        """Raise for shapes that this library does not support."""
         if self.head_dim * self.num_heads != self.dim:
             raise ConversionError(
-                f"{self.num_heads} heads of width {self.head_dim} do not make the model width "
-                f"{self.dim}"
+                f"{self.num_heads} heads of width {self.head_dim} do not add up to the model "
+                f"width {self.dim}"
             )
         if self.num_heads % self.kv_heads:
             raise ConversionError(
@@ -103,14 +103,14 @@ class Reading:
                 f"{(self.dim, self.dim)}"
             )
 
-    def plain(self) -> "Reading":
-        """Return the same function with one key head per query head and scores over ``√d``.
+    def canonical(self) -> "AttentionParts":
+        """Return parts of the same function with one key head per query head and scale ``1/√d``.
 
-        Both changes are exact: keys and values of a group are repeated, the scale moves into the
-        query weights.
+        Both changes are exact: keys and values of a group are repeated, and the scale is moved into
+        the query weights.
         """
         scale = self.scaling * math.sqrt(self.head_dim)
-        return Reading(
+        return AttentionParts(
             _scaled(self.q, scale),
             self._repeated(self.k),
             self._repeated(self.v),
@@ -123,7 +123,7 @@ class Reading:
             self.dropout,
         )
 
-    def _repeated(self, p: Projection) -> Projection:
+    def _repeated(self, p: LinearWeights) -> LinearWeights:
         times = self.num_heads // self.kv_heads
         if times == 1:
             return p
@@ -132,17 +132,17 @@ class Reading:
         bias = p.bias
         if bias is not None:
             bias = bias.unflatten(0, groups).repeat_interleave(times, 0).flatten()
-        return Projection(weight, bias)
+        return LinearWeights(weight, bias)
 
 
-def _scaled(p: Projection, scale: float) -> Projection:
+def _scaled(p: LinearWeights, scale: float) -> LinearWeights:
     if abs(scale - 1) < 1e-6:
         return p
-    return Projection(p.weight * scale, None if p.bias is None else p.bias * scale)
+    return LinearWeights(p.weight * scale, None if p.bias is None else p.bias * scale)
 
 
-class Inputs(NamedTuple):
-    """What the host model passed to an attention, in our terms."""
+class HostInputs(NamedTuple):
+    """Arguments that the host model passes to an attention."""
 
     x: Float[Tensor, "b n c"]
     key_mask: Bool[Tensor, "b n"] | None = None
@@ -150,18 +150,18 @@ class Inputs(NamedTuple):
     rotary: Rotary | None = None
 
 
-class Converted(nn.Module):
-    """Base of the modules that stand in a host model: its face outside, ours inside.
+class ConvertedLayer(nn.Module):
+    """Base of the modules that replace an attention of another library.
 
     Args:
-        attention: The layer that does the work.
-        is_causal: Whether the layer is causal unless the call says otherwise.
+        attention: The attention of this library.
+        is_causal: Whether the layer is causal by default.
         rotary: Whether the host passes rotary positions.
     """
 
-    dialect: str = ""
+    library: str = ""
     settings: SurgeryConfig | None = None
-    """What ``convert`` was asked for; ``None`` for layers that were built, not converted."""
+    """Configuration of the conversion; ``None`` for layers that ``convert`` did not make."""
 
     def __init__(
         self, attention: Attention, *, is_causal: bool = False, rotary: bool = False
@@ -171,8 +171,8 @@ class Converted(nn.Module):
         self.is_causal = is_causal
         self.uses_rotary = rotary and attention.capabilities.rotary
 
-    def attend(self, inputs: Inputs) -> Float[Tensor, "b n c"]:
-        """Return the attention's output on what the host passed."""
+    def attend(self, inputs: HostInputs) -> Float[Tensor, "b n c"]:
+        """Return the output of the attention."""
         also: dict[str, Any] = {}
         if self.uses_rotary:
             also["rotary"] = inputs.rotary
@@ -181,80 +181,81 @@ class Converted(nn.Module):
         )
 
 
-def converted_layers(model: nn.Module) -> dict[str, Converted]:
+def converted_layers(model: nn.Module) -> dict[str, ConvertedLayer]:
     """Return the converted modules of a model by name.
 
     Example:
         >>> converted_layers(nn.Linear(2, 2))
         {}
     """
-    return {name: m for name, m in model.named_modules() if isinstance(m, Converted)}
+    return {name: m for name, m in model.named_modules() if isinstance(m, ConvertedLayer)}
 
 
 def conversion_record(model: nn.Module) -> dict[str, Any] | None:
-    """Return what JSON needs to know to convert a model in the same way; ``None`` if it was not."""
+    """Return the conversion of a model as JSON values; ``None`` if it is not converted."""
     layers = {n: m for n, m in converted_layers(model).items() if m.settings is not None}
     settings = next((m.settings for m in layers.values()), None)
     if settings is None:
         return None
     rows = [
-        {"name": n, "dialect": m.dialect, "dim": m.attention.dim, "heads": m.attention.num_heads}
+        {"name": n, "library": m.library, "dim": m.attention.dim, "heads": m.attention.num_heads}
         for n, m in layers.items()
     ]
     return {"config": {**settings.to_dict(), "layers": list(layers)}, "layers": rows}
 
 
 def build_attention(
-    name: str, options: Mapping[str, Any], reading: Reading, device: Any = None
+    name: str, options: Mapping[str, Any], parts: AttentionParts, device: Any = None
 ) -> Attention:
-    """Return the attention ``name`` with every weight of the reading that it has a place for.
+    """Return an attention with the given weights.
 
-    Queries, keys, values and the output map are copied. Layers with dual variables read them from
-    the value weights, and start with key-side scores switched off.
+    The maps of queries, keys, values and outputs are copied if the attention has them. Layers with
+    dual variables compute them from the value weights, and start with zero weights for the key-side
+    scores.
 
     Args:
         name: Name in the registry.
-        options: Options of its constructor, before those it has in the place of softmax.
-        reading: What the layer replaces.
-        device: Build here instead of where the weights are, without copying them.
+        options: Options of its constructor.
+        parts: Weights and sizes of the layer to replace.
+        device: Where to build the layer; by default where the weights are. On ``"meta"`` no weight
+            is copied.
     """
-    weight = reading.q.weight
+    weight = parts.q.weight
     attention = create_attention(
         name,
-        reading.dim,
-        reading.num_heads,
-        bias=reading.out is None or reading.out.bias is not None,
+        parts.dim,
+        parts.num_heads,
+        bias=parts.out is None or parts.out.bias is not None,
         device=weight.device if device is None else device,
         dtype=weight.dtype,
-        **{"dropout": reading.dropout, **STANDING_IN.get(name, {}), **options},
+        **{"dropout": parts.dropout, **CONVERSION_DEFAULTS.get(name, {}), **options},
     )
     meta = torch.device(weight.device if device is None else device).type == "meta"
-    for part, projection in (("q_proj", reading.q), ("k_proj", reading.k), ("v_proj", reading.v)):
+    for part, projection in (("q_proj", parts.q), ("k_proj", parts.k), ("v_proj", parts.v)):
         if hasattr(attention, part):
             setattr(attention, part, _placed(projection, meta))
-    attention.out_proj = nn.Identity() if reading.out is None else _placed(reading.out, meta)
+    attention.out_proj = nn.Identity() if parts.out is None else _placed(parts.out, meta)
     if not meta and hasattr(attention, "dual_r"):
-        _tie_duals(attention, reading)
+        _tie_duals(attention, parts)
     return attention
 
 
-def _placed(projection: Projection, meta: bool) -> nn.Linear:
+def _placed(projection: LinearWeights, meta: bool) -> nn.Linear:
     if meta:
         tensors = (None if t is None else t.to("meta") for t in projection)
-        return Projection(*tensors).linear()  # type: ignore[arg-type]
+        return LinearWeights(*tensors).linear()  # type: ignore[arg-type]
     return projection.linear()
 
 
 @torch.no_grad()
-def _tie_duals(attention: Any, reading: Reading) -> None:
-    """Read the dual variables of the query side from the value weights.
+def _tie_duals(attention: Any, parts: AttentionParts) -> None:
+    """Set the dual variables of the query side from the value weights.
 
-    With ``h_j = Uᵀ v_j`` and ``C = (U, 0)`` the layer averages values with cosine weights; ``U``
-    holds the directions in which the values of all heads vary most, or is the identity at full
-    rank.
+    With ``h_j = Uᵀ v_j`` and ``C = (U, 0)`` the layer averages values with cosine weights. ``U``
+    holds the leading directions of the value weights of all heads; at full rank it is the identity.
     """
-    h, d, s = reading.num_heads, reading.head_dim, attention.rank
-    values = reading.v.weight.unflatten(0, (h, d))
+    h, d, s = parts.num_heads, parts.head_dim, attention.rank
+    values = parts.v.weight.unflatten(0, (h, d))
     wide = values.to(accumulator(values))
     if s < d:
         _, vectors = torch.linalg.eigh(torch.einsum("hdc,hec->de", wide, wide))

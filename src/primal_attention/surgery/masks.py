@@ -1,7 +1,7 @@
-"""From the masks of other libraries to ``key_mask`` and ``is_causal``.
+"""Turn the masks of other libraries into ``key_mask`` and ``is_causal``.
 
-Attention in linear time knows two kinds of masks: padding, ``[b m]``, and order. A mask over pairs
-of tokens is read as one of these if that is what it says, and refused otherwise.
+Linear attention supports two kinds of masks: padding, ``[b m]``, and causal order. A mask over
+pairs of tokens is accepted if it expresses one of these or both, and refused otherwise.
 """
 
 from typing import Any
@@ -23,16 +23,16 @@ def key_mask_of(
     tokens: int,
     seen: int = 0,
 ) -> Bool[Tensor, "b n"] | None:
-    """Return which of the new tokens are real, ``None`` if all are.
+    """Return which of the new tokens are real; ``None`` if all are.
 
     Args:
         mask: ``[b m]`` with true for real tokens, or over pairs, ``[b h n m]``: boolean with true
-            where a query may look at a key, or a number to add to the score. ``m`` counts the
-            tokens seen before, too.
+            where a query attends to a key, or numbers that are added to the scores. ``m`` includes
+            earlier tokens.
         batch: Number of sequences.
-        is_causal: Whether the layer is causal, so that a mask over pairs may say so.
+        is_causal: Whether the layer is causal; a mask over pairs must then be causal, too.
         tokens: Number ``n`` of new tokens.
-        seen: Slots decoded before them.
+        seen: Number of earlier tokens, padding included.
 
     Raises:
         ConversionError: If a mask over pairs is neither padding nor padding with order.
@@ -47,7 +47,7 @@ def key_mask_of(
             "mask."
         )
     pairs = mask if mask.dtype == torch.bool else mask == 0
-    # the last query may look at every real key, whether or not there is an order
+    # the last query attends to every real key, causal or not
     keep = _last(pairs[:, 0, -1], tokens, seen)
     if not is_tracing():
         _check_pairs(mask, pairs, keep, is_causal, seen)
@@ -59,7 +59,7 @@ def _last(mask: Tensor, tokens: int, seen: int) -> Tensor:
 
 
 def is_tracing() -> bool:
-    """Return whether a program is being captured, so that values cannot be looked at."""
+    """Return whether torch compiles, exports or traces, so that values cannot be read."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
@@ -67,16 +67,16 @@ def _check_pairs(mask: Tensor, pairs: Tensor, keep: Tensor, is_causal: bool, see
     n = keep.shape[1]
     expected = keep[:, None, None, :].expand(-1, -1, n, -1)
     expected = expected.tril() if is_causal else expected
-    # rows of padded queries count too: in packed sequences they are what gives them away
+    # rows of padded queries are compared, too: packed sequences differ in them
     wrong = pairs[..., -n:, seen : seen + n] != expected
     if mask.dtype != torch.bool:
         wrong = wrong | ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any()
     if bool(wrong.any()):
         raise ConversionError(
-            "A converted layer was given a mask over pairs of tokens that is more than padding"
-            f"{' and causal order' if is_causal else ''}: packed sequences, a window, a bias. "
-            "Attention without a score matrix cannot honour it; pass a padding mask [batch, "
-            "tokens], or leave this layer unconverted."
+            "A converted layer got a mask over pairs of tokens that is more than padding"
+            f"{' and causal order' if is_causal else ''}, such as packed sequences, a window or a "
+            "bias. Attention without a score matrix does not support it; pass a padding mask "
+            "[batch, tokens], or do not convert this layer."
         )
 
 
@@ -90,19 +90,19 @@ def padding_mask(
     attention_mask: Tensor | None = None,
     **_: Any,
 ) -> Tensor | None:
-    """Return the padding mask ``[b m]`` as it came, ``None`` without padding; for transformers.
+    """Return the padding mask ``[b m]`` unchanged; ``None`` without padding.
 
-    Registered as the mask function of converted models, it keeps them from building a mask over all
-    pairs of tokens that nobody reads.
+    Transformers calls this function instead of building a mask over all pairs of tokens, which
+    converted layers do not need.
     """
     if not is_tracing():
         from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
         if mask_function not in (None, bidirectional_mask_function, causal_mask_function):
             raise ConversionError(
-                "The model asks for a mask over pairs of tokens (packed sequences, a sliding "
-                "window or the like), which its converted layers cannot honour; pass one sequence "
-                "a row with a padding mask, or revert the conversion."
+                "The model asks for a mask over pairs of tokens, such as packed sequences or a "
+                "sliding window, which its converted layers do not support; pass one sequence a "
+                "row with a padding mask, or revert the conversion."
             )
         if attention_mask is not None and bool(attention_mask.all()):
             return None

@@ -1,4 +1,4 @@
-"""What the layers of a model are asked and answer, and how well others answer in their place."""
+"""Record the inputs and outputs of a model's layers, and compare other layers on them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,40 +8,41 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from primal_attention.analysis.attention_maps import Batch
+
 __all__ = [
     "Batch",
-    "Call",
+    "LayerCall",
     "Recording",
-    "ask_again",
-    "ask_layers",
     "differing_layers",
-    "evaluating",
+    "eval_mode",
     "first_tensor",
     "layer_r2",
+    "model_arguments",
+    "output_r2",
     "real_tokens",
     "record_calls",
+    "record_layers",
     "recorded_r2",
+    "replay_call",
     "run_batch",
 ]
 
-Batch = Mapping[str, Any] | Sequence[Any] | Tensor
-"""What a model's forward takes: keyword arguments, positional arguments, or one tensor."""
 
-
-class Call(NamedTuple):
-    """One call of a layer: what it was asked and what it answered."""
+class LayerCall(NamedTuple):
+    """Arguments and output of one call of a layer."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Float[Tensor, "b n c"]
 
 
-Recording = tuple[Batch, dict[str, Call]]
-"""A batch, and what each layer was asked and answered while the original ran on it."""
+Recording = tuple[Batch, dict[str, LayerCall]]
+"""A batch, and the calls of the original's layers on it."""
 
 
 def differing_layers(model: nn.Module, teacher: nn.Module) -> list[str]:
-    """Return the names under which the two models have modules of different classes, outermost.
+    """Return the names of the outermost modules whose classes differ between two models.
 
     Example:
         >>> names = "abc"
@@ -70,11 +71,11 @@ def differing_layers(model: nn.Module, teacher: nn.Module) -> list[str]:
 
 @contextmanager
 def record_calls(
-    model: nn.Module, names: Sequence[str], into: dict[str, Call]
-) -> Iterator[dict[str, Call]]:
-    """Keep the last call of each named layer while the context lasts.
+    model: nn.Module, names: Sequence[str], into: dict[str, LayerCall]
+) -> Iterator[dict[str, LayerCall]]:
+    """Record the last call of each named layer within the context.
 
-    A cache among the arguments is left out: what is recorded can be asked again.
+    A cache among the arguments is left out, so that the call can be replayed.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -87,7 +88,7 @@ def record_calls(
     def hook(name: str) -> Any:
         def keep(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
             plain = {k: None if k in _CACHES else v for k, v in kwargs.items()}
-            into[name] = Call(args, plain, first_tensor(output))
+            into[name] = LayerCall(args, plain, first_tensor(output))
 
         return keep
 
@@ -108,6 +109,8 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 def first_tensor(output: Any) -> Tensor:
     """Return a module's output, or the first tensor of it."""
     while not isinstance(output, Tensor):
+        if isinstance(output, Mapping):
+            output = [value for value in output.values() if value is not None]
         output = output[0]
     return output
 
@@ -116,37 +119,55 @@ def first_tensor(output: Any) -> Tensor:
 def layer_r2(
     model: nn.Module, teacher: nn.Module, data: Sequence[Batch], names: Sequence[str] | None = None
 ) -> dict[str, float]:
-    """Return how much of each original layer's output its replacement explains.
+    """Return the explained variance (R²) of each original layer's output by its replacement.
 
-    One minus the squared error over the variance, on the original's inputs and real tokens; zero
-    for a layer that answers the mean, one for a perfect copy.
+    Both layers get the inputs of the original. R² is one minus the squared error over the variance,
+    on real tokens: 1 for a perfect copy, 0 for a layer that returns the mean output.
 
     Args:
         model: The converted model.
         teacher: The original.
-        data: Batches, kept apart from those that the model has learned from.
+        data: Batches that the model was not trained on.
         names: Layers; all converted ones unless given.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with evaluating(teacher):
-        return recorded_r2(model, ((batch, ask_layers(teacher, names, batch)) for batch in data))
+    with eval_mode(teacher):
+        return recorded_r2(model, ((batch, record_layers(teacher, names, batch)) for batch in data))
 
 
 @torch.no_grad()
 def recorded_r2(model: nn.Module, recordings: Iterable[Recording]) -> dict[str, float]:
-    """Return :func:`layer_r2` from calls of the original that were recorded before."""
+    """Return :func:`layer_r2` from recorded calls of the original."""
     sums: dict[str, _Variance] = {}
-    with evaluating(model):
+    with eval_mode(model):
         for batch, calls in recordings:
             for name, call in calls.items():
                 keep = real_tokens(batch, call.output)
-                answer = ask_again(model, name, call)
+                answer = replay_call(model, name, call)
                 sums.setdefault(name, _Variance()).add(answer[keep], call.output[keep])
     return {name: s.r2 for name, s in sums.items()}
 
 
+@torch.no_grad()
+def output_r2(model: nn.Module, teacher: nn.Module, data: Sequence[Batch]) -> float:
+    """Return the explained variance (R²) of the original model's output by the converted model's.
+
+    Args:
+        model: The converted model.
+        teacher: The original.
+        data: Batches that the model was not trained on.
+    """
+    sums = _Variance()
+    with eval_mode(model), eval_mode(teacher):
+        for batch in data:
+            mine, theirs = (first_tensor(run_batch(m, batch)) for m in (model, teacher))
+            keep = real_tokens(batch, theirs)
+            sums.add(mine[keep].flatten(1), theirs[keep].flatten(1))
+    return sums.r2
+
+
 class _Variance:
-    """Squared errors and the variance of what was to be explained."""
+    """Sums for the explained variance."""
 
     def __init__(self) -> None:
         self.error, self.square, self.total, self.count = 0.0, 0.0, torch.zeros(1), 0
@@ -164,38 +185,45 @@ class _Variance:
         return 1 - self.error / max(spread, 1e-12)
 
 
-def ask_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, Call]:
-    """Return what the named layers were asked and answered in one forward."""
+def record_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, LayerCall]:
+    """Return the calls of the named layers in one forward pass."""
     with record_calls(model, names, {}) as calls, torch.no_grad():
         run_batch(model, batch)
     missing = [name for name in names if name not in calls]
     if missing:
         raise RuntimeError(
-            f"The forward never called {missing[0]!r}; layers skipped at random (layer dropout) "
-            "cannot be matched, and batches must be what the model's forward takes."
+            f"The forward pass did not call {missing[0]!r}; switch layer dropout off, and pass "
+            "batches that the model's forward takes."
         )
     return calls
 
 
-def ask_again(model: nn.Module, name: str, call: Call) -> Tensor:
-    """Return what a layer of this model answers to a recorded call."""
+def replay_call(model: nn.Module, name: str, call: LayerCall) -> Tensor:
+    """Return the output of a layer of this model on the arguments of a recorded call."""
     return first_tensor(model.get_submodule(name)(*call.args, **call.kwargs))
 
 
 def run_batch(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
-    """Return the model's output on a batch, without a cache, and without labels unless asked."""
+    """Return the model's output on a batch, without a cache, and with labels only if asked."""
     if isinstance(batch, Tensor):
         return model(batch)
     if not isinstance(batch, Mapping):
         return model(*batch)
-    given = dict(batch) if labels else {k: v for k, v in batch.items() if k != "labels"}
+    return model(**model_arguments(model, batch, labels=labels))
+
+
+def model_arguments(
+    model: nn.Module, batch: Mapping[str, Any], *, labels: bool = False
+) -> dict[str, Any]:
+    """Return the keyword arguments for a forward pass that makes no cache."""
+    given = {k: v for k, v in batch.items() if labels or k != "labels"}
     if getattr(getattr(model, "config", None), "use_cache", False) is True:
         given.setdefault("use_cache", False)
-    return model(**given)
+    return given
 
 
 def real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:
-    """Return which tokens of ``output`` count: those the batch's padding mask keeps, or all."""
+    """Return which tokens of ``output`` are real by the batch's padding mask; all without one."""
     if isinstance(batch, Mapping):
         for word in ("attention_mask", "key_mask"):
             mask = batch.get(word)
@@ -208,8 +236,8 @@ def real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and every module back into its own afterwards."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and restore the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,6 +1,6 @@
-"""``nn.MultiheadAttention``, alone or inside ``nn.TransformerEncoderLayer`` and its decoder twin.
+"""``nn.MultiheadAttention``, alone or inside the Transformer layers of torch.
 
-Torch marks what to *ignore*: here, and only here, the sign of masks is flipped.
+Masks of torch are true where a token is *ignored*; only this module inverts them.
 """
 
 import copy
@@ -14,24 +14,29 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Attention
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.dialects import Dialect
-from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
+from primal_attention.surgery.hosts import HostLibrary
+from primal_attention.surgery.layers import (
+    AttentionParts,
+    ConvertedLayer,
+    HostInputs,
+    LinearWeights,
+)
 from primal_attention.surgery.masks import is_tracing
 
 __all__ = ["ConvertedMultihead", "TorchMultihead"]
 
 
-class ConvertedMultihead(Converted):
-    """Takes what ``nn.MultiheadAttention`` takes, returns ``(output, None)``.
+class ConvertedMultihead(ConvertedLayer):
+    """Takes the arguments of ``nn.MultiheadAttention``, returns ``(output, None)``.
 
     Args:
-        attention: The layer that does the work.
+        attention: The attention of this library.
         batch_first: Whether tensors are ``[b n c]`` instead of ``[n b c]``.
     """
 
-    dialect = "torch"
-    # a Transformer layer in evaluation reads these to choose its fused path, which would go around
-    # the attention: their values say that there is none
+    library = "torch"
+    # with these values a Transformer layer of torch does not take its fused path in evaluation,
+    # which would not call the attention
     in_proj_weight = None
     in_proj_bias = None
     _qkv_same_embed_dim = False
@@ -58,10 +63,10 @@ class ConvertedMultihead(Converted):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, None]:
-        """Return the layer's output, and ``None`` for weights that it never forms."""
+        """Return the layer's output, and ``None`` in place of attention weights."""
         if need_weights:
             raise ValueError(
-                "A converted layer forms no attention weights; call it with need_weights=False."
+                "A converted layer computes no attention weights; call it with need_weights=False."
             )
         if value is not key:
             raise ValueError(
@@ -83,7 +88,7 @@ class ConvertedMultihead(Converted):
         return (y.transpose(0, 1) if turned else y), None
 
     def _order(self, mask: Tensor | None, is_causal: bool) -> bool:
-        """Return whether a mask over pairs means causal order; refuse what it cannot mean."""
+        """Return whether a mask over pairs is causal; raise if it is neither causal nor empty."""
         if mask is None:
             if is_causal:
                 raise ValueError("is_causal=True needs attn_mask, as in nn.MultiheadAttention.")
@@ -91,8 +96,8 @@ class ConvertedMultihead(Converted):
         if is_tracing():
             if not is_causal:
                 raise ConversionError(
-                    "attn_mask cannot be read while a program is captured; pass is_causal=True if "
-                    "it says causal order, or no attn_mask."
+                    "attn_mask cannot be read while torch compiles or exports; pass is_causal=True "
+                    "if it is causal, or no attn_mask."
                 )
             return True
         ignore = mask if mask.dtype == torch.bool else mask != 0
@@ -107,13 +112,13 @@ class ConvertedMultihead(Converted):
 
 
 _PAIRS = (
-    "attn_mask {} in a way that is not causal order; attention without a score matrix cannot "
-    "honour it. Pass key_padding_mask for padding, or leave this layer unconverted."
+    "attn_mask {} and is not causal order; attention without a score matrix does not support it. "
+    "Pass key_padding_mask for padding, or do not convert this layer."
 )
 
 
 def _keep(mask: Tensor | None) -> Tensor | None:
-    """Return which keys are real from a mask of those to ignore, boolean or added to scores."""
+    """Return which keys are real, from a mask of torch: boolean, or added to scores."""
     if mask is None:
         return None
     if mask.dtype == torch.bool:
@@ -121,50 +126,50 @@ def _keep(mask: Tensor | None) -> Tensor | None:
     if not is_tracing() and bool(((mask != 0) & (mask > -1e4)).any()):
         raise ConversionError(
             "key_padding_mask adds a finite bias to scores, which attention without a score "
-            "matrix cannot honour; pass a boolean mask with True for padding."
+            "matrix does not support; pass a boolean mask with True for padding."
         )
     return mask == 0
 
 
-class TorchMultihead(Dialect):
+class TorchMultihead(HostLibrary):
     """Reads and replaces ``nn.MultiheadAttention``."""
 
     name = "torch"
 
     def matches(self, module: nn.Module) -> bool:
-        """Return whether a module is torch's own, not a subclass with a will of its own."""
+        """Return whether a module is ``nn.MultiheadAttention`` itself, not a subclass."""
         return type(module) is nn.MultiheadAttention
 
-    def read(self, module: Any) -> Reading:
-        """Return what the module is made of."""
+    def read(self, module: Any) -> AttentionParts:
+        """Return weights and sizes of the module."""
         if not module._qkv_same_embed_dim:
-            raise ConversionError("keys or values have a width of their own (kdim, vdim)")
+            raise ConversionError("keys or values have another width than queries (kdim, vdim)")
         if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
-            raise ConversionError("it adds a key and a value of its own (bias_k, add_zero_attn)")
+            raise ConversionError("it adds a key and a value (bias_k, bias_v, add_zero_attn)")
         biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
         q, k, v = (
-            Projection(w, b) for w, b in zip(module.in_proj_weight.chunk(3), biases, strict=True)
+            LinearWeights(w, b) for w, b in zip(module.in_proj_weight.chunk(3), biases, strict=True)
         )
-        out = Projection(module.out_proj.weight, module.out_proj.bias)
+        out = LinearWeights(module.out_proj.weight, module.out_proj.bias)
         h = module.num_heads
-        return Reading(q, k, v, out, h, h, 1 / math.sqrt(module.head_dim))
+        return AttentionParts(q, k, v, out, h, h, 1 / math.sqrt(module.head_dim))
 
-    def wrap(self, module: Any, attention: Attention, reading: Reading) -> Converted:
-        """Return the module that takes the place of ``module``."""
+    def wrap(self, module: Any, attention: Attention, parts: AttentionParts) -> ConvertedLayer:
+        """Return the module that replaces ``module``."""
         return ConvertedMultihead(attention, batch_first=module.batch_first)
 
-    def ask(self, module: Any, inputs: Inputs) -> Tensor:
-        """Return what the original module answers, or raise."""
+    def run_original(self, module: Any, inputs: HostInputs) -> Tensor:
+        """Return the output of the original module."""
         module = copy.deepcopy(module).eval()
         x = inputs.x if module.batch_first else inputs.x.transpose(0, 1)
         ignore = None if inputs.key_mask is None else ~inputs.key_mask
         y = module(x, x, x, key_padding_mask=ignore, need_weights=False)[0]
         return y if module.batch_first else y.transpose(0, 1)
 
-    def settle(
+    def adapt_model(
         self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
     ) -> list[Callable[[], None]]:
-        """Keep encoders around a replaced layer from packing their input in evaluation."""
+        """Switch off nested tensors in the encoders around replaced layers."""
         undo: list[Callable[[], None]] = []
         for name, module in model.named_modules():
             around = f"{name}." if name else ""

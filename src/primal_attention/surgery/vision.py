@@ -1,4 +1,4 @@
-"""Vision Transformers of timm: a layer for ``attn_layer=``, replacement, and models by name.
+"""Vision Transformers of timm: a class for ``attn_layer=``, conversion, and models by name.
 
 timm.create_model("vit_small_patch16_224", attn_layer=timm_attention("primal", rank=32))
 register_timm_models()
@@ -17,8 +17,13 @@ from primal_attention.attention import (
     create_attention,
 )
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.dialects import Dialect, plain_projection
-from primal_attention.surgery.layers import Converted, Inputs, Projection, Reading
+from primal_attention.surgery.hosts import HostLibrary, plain_projection
+from primal_attention.surgery.layers import (
+    AttentionParts,
+    ConvertedLayer,
+    HostInputs,
+    LinearWeights,
+)
 from primal_attention.surgery.masks import key_mask_of
 
 __all__ = ["ConvertedTimm", "Timm", "register_timm_models", "timm_attention"]
@@ -29,10 +34,10 @@ _RANK, _TOKENS = 96, 197
 """Directions and sampled rows of the published Primal.+DeiT."""
 
 
-class ConvertedTimm(Converted):
-    """Takes and returns what a timm attention does: tokens."""
+class ConvertedTimm(ConvertedLayer):
+    """Takes the arguments of an attention of timm, returns its output."""
 
-    dialect = "timm"
+    library = "timm"
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -40,22 +45,22 @@ class ConvertedTimm(Converted):
         """Return the layer's output."""
         b, n, _ = x.shape
         keep = key_mask_of(attn_mask, batch=b, is_causal=is_causal, tokens=n)
-        return self.attend(Inputs(x, keep, is_causal))
+        return self.attend(HostInputs(x, keep, is_causal))
 
 
-class Timm(Dialect):
+class Timm(HostLibrary):
     """Reads and replaces attention modules of timm with one fused projection."""
 
     name = "timm"
-    pads = False
+    accepts_padding = False
 
     def matches(self, module: nn.Module) -> bool:
         """Return whether a module has ``qkv``, ``proj`` and heads."""
         parts = dict(module.named_children())
         return {"qkv", "proj"} <= set(parts) and isinstance(getattr(module, "num_heads", None), int)
 
-    def read(self, module: Any) -> Reading:
-        """Return what the module is made of."""
+    def read(self, module: Any) -> AttentionParts:
+        """Return weights and sizes of the module."""
         known = (nn.Dropout, nn.Identity)
         extra = [
             name
@@ -64,24 +69,26 @@ class Timm(Dialect):
         ]
         extra += [name for name, _ in module.named_parameters(recurse=False)]
         if extra:
-            raise ConversionError(f"it has parts that have no place in ours: {', '.join(extra)}")
+            raise ConversionError(f"it has parts that our layers do not have: {', '.join(extra)}")
         fused, out = plain_projection(module, "qkv"), plain_projection(module, "proj")
         if fused.weight.shape[0] != 3 * fused.weight.shape[1]:
             raise ConversionError(
-                f"qkv has shape {tuple(fused.weight.shape)}: keys are not as wide as tokens"
+                f"qkv has shape {tuple(fused.weight.shape)}, so keys are not as wide as tokens"
             )
         biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-        q, k, v = (Projection(w, b) for w, b in zip(fused.weight.chunk(3), biases, strict=True))
+        q, k, v = (LinearWeights(w, b) for w, b in zip(fused.weight.chunk(3), biases, strict=True))
         h = module.num_heads
         drop = float(getattr(getattr(module, "proj_drop", None), "p", 0.0))
-        return Reading(q, k, v, out, h, h, float(module.scale), dropout=drop)
+        return AttentionParts(q, k, v, out, h, h, float(module.scale), dropout=drop)
 
-    def wrap(self, module: nn.Module, attention: Attention, reading: Reading) -> Converted:
-        """Return the module that takes the place of ``module``."""
+    def wrap(
+        self, module: nn.Module, attention: Attention, parts: AttentionParts
+    ) -> ConvertedLayer:
+        """Return the module that replaces ``module``."""
         return ConvertedTimm(attention)
 
-    def ask(self, module: nn.Module, inputs: Inputs) -> Tensor:
-        """Return what the original module answers, or raise."""
+    def run_original(self, module: nn.Module, inputs: HostInputs) -> Tensor:
+        """Return the output of the original module."""
         return copy.deepcopy(module).eval()(inputs.x)
 
 
@@ -118,8 +125,8 @@ def timm_attention(name: str, **options: Any) -> type[nn.Module]:
         ) -> None:
             if qk_norm or scale_norm:
                 raise ValueError(
-                    f"{name!r} has no norms inside; build the model with qk_norm=False and "
-                    "scale_attn_norm=False."
+                    f"{name!r} does not normalise queries and keys; build the model with "
+                    "qk_norm=False and scale_attn_norm=False."
                 )
             factory = {"device": device, "dtype": dtype}
             given = {"dropout": proj_drop, **options}
@@ -133,7 +140,7 @@ def timm_attention(name: str, **options: Any) -> type[nn.Module]:
 
 
 def register_timm_models() -> list[str]:
-    """Make ``timm.create_model`` know the vision models of the paper, and return their names.
+    """Register the vision models of the paper with timm, and return their names.
 
     ``primalformer_deit_{tiny,small,base}_patch16_224`` have primal attention in every block;
     ``primal_deit_{tiny,small,base}_patch16_224`` are DeiT with the published layer (``s = 96`` over
@@ -149,7 +156,7 @@ def register_timm_models() -> list[str]:
             entry = make(f"deit_{size}_patch16_224", dim, heads)
             names.append(entry.__name__)
             if not is_model(entry.__name__):
-                # timm looks the function up in its module
+                # timm finds the function by name in this module
                 globals()[entry.__name__] = entry
                 register_model(entry)
     return sorted(names)

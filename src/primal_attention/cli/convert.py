@@ -1,0 +1,288 @@
+"""``primal convert``: replace the softmax attention of a saved model."""
+
+import copy
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.cli.folders import check_folder, new_folder
+from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
+from primal_attention.command import UserError, progress
+from primal_attention.settings import parse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from primal_attention.surgery import Advice, SurgeryConfig
+    from primal_attention.surgery.cost import ForwardCost
+
+__all__ = ["main"]
+
+_MARKER = "convert.json"
+
+
+@dataclass(frozen=True)
+class Convert(ModelInputs):
+    """Replace the attention of a model by a linear one, and save the new layers.
+
+    The model is measured on your texts, or on passages of the Python reference manual. By default
+    the mechanism that saves most time replaces the layers of which it explains --threshold.
+    """
+
+    to: str | None = None
+    """Mechanism, see primal list attentions; by default the one that saves most."""
+    option: tuple[str, ...] = ()
+    """Options of the mechanism, such as rank=16."""
+    layers: tuple[str, ...] = ("auto",)
+    """auto, all, last:2, or names, regular expressions or numbers of layers."""
+    threshold: float = 0.9
+    """Lowest R² at which layers are converted by --layers auto."""
+    length: int | None = None
+    """Tokens at which time and memory are measured; by default the longest input of the model, at
+    most 4096."""
+    distill: int = 0
+    """Training steps after the conversion: so many layer by layer, then half as many end to end."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distill < 0:
+            raise ValueError(f"distill must be at least 0, got {self.distill}.")
+        if self.option and self.to is None:
+            raise ValueError("--option needs a mechanism; name it with --to.")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a conversion did to the model, measured on inputs that nothing was fitted on."""
+
+    model: str
+    """Class of the model."""
+    attention: str
+    layers: dict[str, float]
+    """R² of the converted layers."""
+    all_layers: int
+    output_r2: float
+    """R² of the output of the whole model."""
+    length: int
+    costs: "dict[str, ForwardCost]"
+    """Of the whole model at ``length`` tokens; of one layer if the model takes fewer."""
+    whole: bool
+    """Whether ``costs`` are of the whole model."""
+    data_length: int
+
+    def verdict(self) -> str:
+        """Return what was converted, how true it is, and what it saves."""
+        before, after = self.costs["original"], self.costs["converted"]
+        low, high = min(self.layers.values()), max(self.layers.values())
+        r2 = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+        caution = (
+            f" R² was measured on inputs of at most {self.data_length:,} tokens: it can be lower "
+            "on longer ones."
+            if self.data_length < self.length
+            else ""
+        )
+        return (
+            f"Converted {len(self.layers)} of {self.all_layers} layers of {self.model} to "
+            f"{self.attention}. On held-out inputs R² is {r2} for the output of the layers and "
+            f"{self.output_r2:.2f} for the output of the model. At {self.length:,} tokens "
+            f"{'the model' if self.whole else 'a layer'} takes {after.milliseconds:.1f} ms instead "
+            f"of {before.milliseconds:.1f} ({_change(before.milliseconds, after.milliseconds)}) "
+            f"and {after.megabytes:.1f} MB instead of {before.megabytes:.1f} "
+            f"({_change(before.megabytes, after.megabytes)}).{caution}"
+        )
+
+
+def main(argv: list[str]) -> int:
+    """Inspect, advise, convert, distil and save; print the verdict and a table."""
+    options = parse(Convert, argv, prog="primal convert")
+    check_folder(options.out, _MARKER, overwrite=options.overwrite, source=options.model)
+    values = _mechanism_options(options.option)
+
+    from primal_attention.output import markdown_table, to_json, write_atomically
+    from primal_attention.surgery import converted_layers, save_converted
+
+    loaded = load(options)
+    if converted_layers(loaded.model):
+        raise UserError(f"{options.model} is converted already; give the original model.")
+    batches = read_batches(options, loaded)
+    with one_sentence():
+        advice = _advice(options, loaded.model, batches, values)
+        config = _config(options, advice, values)
+        teacher = copy.deepcopy(loaded.model)
+        _convert(options, loaded.model, teacher, batches, config)
+        outcome = _measure(loaded.model, teacher, batches, advice, config)
+    rows = [[name, f"{r2:.3f}"] for name, r2 in outcome.layers.items()]
+    with new_folder(options.out) as folder:
+        save_converted(loaded.model, folder)
+        _page(options, outcome, rows, advice).write(folder / "report.html")
+        write_atomically(folder / _MARKER, to_json(_record(options, outcome)))
+    print(f"{outcome.verdict()}\n\n{markdown_table(['layer', 'R²'], rows)}\n")
+    print(f"Saved the new layers and report.html in {options.out}. Load them in Python with")
+    print(f"  model = transformers.{outcome.model}.from_pretrained({str(loaded.folder)!r})")
+    print(f"  primal_attention.surgery.load_converted(model, {str(options.out)!r})")
+    return 0
+
+
+def _mechanism_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Return options of the mechanism from name=value pairs; values are JSON or plain words."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"--option takes name=value, got {pair!r}.")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _advice(
+    options: Convert, model: "nn.Module", batches: list[Any], values: dict[str, Any]
+) -> "Advice":
+    from primal_attention.surgery import AdviceConfig, advise
+
+    names = () if options.to is None else (options.to,)
+    config = AdviceConfig(names, length=options.length, threshold=options.threshold)
+    return advise(
+        model,
+        batches,
+        config,
+        options={} if options.to is None else {options.to: values},
+        progress=lambda name: progress(f"measuring {name}"),
+    )
+
+
+def _config(options: Convert, advice: "Advice", values: dict[str, Any]) -> "SurgeryConfig":
+    """Return the conversion that the user asked for, or the recommended one."""
+    from primal_attention.surgery import SurgeryConfig
+
+    hint = "Name a mechanism with --to and layers with --layers, or lower --threshold."
+    attention = options.to or advice.attention
+    if attention is None:
+        raise UserError(f"nothing was converted. {advice.verdict()} {hint}")
+    if options.layers != ("auto",):
+        layers = [int(x) if re.fullmatch(r"-?\d+", x) else x for x in options.layers]
+        return SurgeryConfig(attention, values, layers[0] if len(layers) == 1 else layers)
+    chosen = advice.layers_for(attention)
+    if not chosen:
+        raise UserError(f"nothing was converted. {advice.verdict()} {hint}")
+    return SurgeryConfig(attention, values, layers=chosen)
+
+
+def _convert(
+    options: Convert,
+    model: "nn.Module",
+    teacher: "nn.Module",
+    batches: list[Any],
+    config: "SurgeryConfig",
+) -> None:
+    """Convert the model in place, then fit or train the new layers on the first half."""
+    from primal_attention.surgery import DistillConfig, convert, distill, fit_outputs
+
+    progress(f"converting to {config.attention}")
+    convert(model, config)
+    half = batches[: len(batches) // 2]
+    if not options.distill:
+        fit_outputs(model, teacher, half)
+        return
+    steps = DistillConfig(layer_steps=options.distill, end_steps=options.distill // 2)
+    distill(model, teacher, half, steps)
+
+
+def _measure(
+    model: "nn.Module",
+    teacher: "nn.Module",
+    batches: list[Any],
+    advice: "Advice",
+    config: "SurgeryConfig",
+) -> Outcome:
+    """Return fidelity on the second half of the inputs, and cost at the length of the advice."""
+    from primal_attention.surgery import layer_r2, output_r2
+    from primal_attention.surgery.cost import ForwardCost, compare_costs
+    from primal_attention.surgery.recording import run_batch
+
+    progress("comparing with the original")
+    tests = batches[len(batches) // 2 :]
+    one = _one_input(model, tests[0], advice.length)
+    if one is not None:
+        runs = {"original": partial(run_batch, teacher, one)}
+        costs = compare_costs({**runs, "converted": partial(run_batch, model, one)})
+    else:
+        layer = {c.attention: ForwardCost(c.milliseconds, c.megabytes) for c in advice.costs}
+        costs = {"original": layer["softmax"], "converted": layer[config.attention]}
+    return Outcome(
+        model=type(model).__name__,
+        attention=config.attention,
+        layers=layer_r2(model, teacher, tests),
+        all_layers=len(dict.fromkeys(fit.layer for fit in advice.fits)),
+        output_r2=output_r2(model, teacher, tests),
+        length=advice.length,
+        costs=costs,
+        whole=one is not None,
+        data_length=advice.data_length,
+    )
+
+
+def _one_input(model: Any, batch: dict[str, Any], length: int) -> dict[str, Any] | None:
+    """Return one sequence of ``length`` tokens made from a batch; ``None`` if that is impossible.
+
+    It is impossible if the model takes no tokens, or not so many.
+    """
+    ids = batch.get("input_ids")
+    limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if ids is None or ids.dim() != 2 or (isinstance(limit, int) and limit < length):
+        return None
+    return {"input_ids": ids[:1].repeat(1, -(-length // ids.shape[1]))[:, :length]}
+
+
+def _change(before: float, after: float) -> str:
+    share = round(after / max(before, 1e-9) - 1, 2)
+    if not share:
+        return "the same"
+    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"
+
+
+def _record(options: Convert, outcome: Outcome) -> dict[str, Any]:
+    """Return the numbers of the command as plain values."""
+    return {
+        "verdict": outcome.verdict(),
+        "model": outcome.model,
+        "folder": str(options.model),
+        "measured_on": options.source,
+        "attention": outcome.attention,
+        "distill": options.distill,
+        "length": outcome.length,
+        "layer_r2": outcome.layers,
+        "output_r2": outcome.output_r2,
+        "costs_of": "model" if outcome.whole else "layer",
+        "costs": {name: cost._asdict() for name, cost in outcome.costs.items()},
+    }
+
+
+def _page(options: Convert, outcome: Outcome, rows: list[list[str]], advice: "Advice") -> Any:
+    """Return the report: verdict, numbers, converted layers, and the advice behind the choice."""
+    from primal_attention.analysis import Report
+
+    before, after = outcome.costs["original"], outcome.costs["converted"]
+    page = Report(f"{outcome.model} with {outcome.attention} attention", outcome.verdict())
+    page.tiles(
+        {
+            "R² of the model's output": f"{outcome.output_r2:.3f}",
+            f"ms at {outcome.length:,} tokens, from {before.milliseconds:.1f}": (
+                f"{after.milliseconds:.1f}"
+            ),
+            f"MB at {outcome.length:,} tokens, from {before.megabytes:.1f}": (
+                f"{after.megabytes:.1f}"
+            ),
+        }
+    )
+    page.section("Converted layers").text(
+        f"Explained variance of each layer's output, measured on {options.source}: one half to "
+        "fit, the other half to test."
+    )
+    page.table(["layer", "R²"], rows)
+    advice.add_to(page)
+    return page

@@ -1,0 +1,125 @@
+"""The model folder and the inputs that ``primal convert`` and ``primal analyze`` share."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from primal_attention.command import UserError, progress
+
+if TYPE_CHECKING:
+    from primal_attention.surgery.loading import LoadedModel
+
+__all__ = ["ModelInputs", "load", "one_sentence", "read_batches"]
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """A folder with a model, and inputs to measure it on."""
+
+    model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Folder of the model: of Hugging Face, of primal convert, or of primal train."""
+    out: Path
+    """Folder to write."""
+    text: Path | None = None
+    """Text file with one input a line."""
+    data: Path | None = None
+    """File .npz or .safetensors whose arrays are the arguments of the model's forward. Without
+    --text and --data, passages of the Python reference manual are used."""
+    samples: int = 32
+    """Largest number of inputs."""
+    tokens: int = 128
+    """Longest text; more tokens are cut off."""
+    batch_size: int = 4
+    """Inputs to run at once."""
+    threads: int = 1
+    """Threads of torch."""
+    overwrite: bool = False
+    """Replace the folder --out if this command wrote it."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.samples < 2:
+            raise ValueError(f"samples must be at least 2, got {self.samples}.")
+        if self.text is not None and self.data is not None:
+            raise ValueError("--text and --data exclude each other; give one of them.")
+
+    @property
+    def source(self) -> str:
+        """What the model is measured on, in words."""
+        given = self.text or self.data
+        return "passages of the Python reference manual" if given is None else str(given)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Print errors about the model, its files and its inputs as one sentence, with exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise UserError(" ".join(str(error).split())) from error
+
+
+def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel":
+    """Return the model, with torch set up and the messages of transformers switched off."""
+    import torch
+
+    from primal_attention.surgery.loading import load_any
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    with one_sentence():
+        _silence_transformers()
+        progress(f"loading {options.model}")
+        return load_any(options.model, original=original)
+
+
+def _silence_transformers() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("transformers") is not None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, object]]:
+    """Return at least two batches of inputs."""
+    from primal_attention.surgery.loading import file_batches, sample_texts, text_batches
+
+    with one_sentence():
+        if options.data is not None:
+            batches = file_batches(loaded.model, options.data, batch_size=options.batch_size)
+            batches = batches[: -(-options.samples // options.batch_size)]
+        else:
+            texts = (
+                sample_texts(options.samples)
+                if options.text is None
+                else _lines(options.text)[: options.samples]
+            )
+            # two batches are the least that can be split into one to fit and one to test
+            size = max(min(options.batch_size, len(texts) // 2), 1)
+            batches = text_batches(loaded, texts, tokens=options.tokens, batch_size=size)
+    if len(batches) < 2:
+        raise UserError(
+            f"{options.source} gives {len(batches)} batch of inputs, and two are needed: one to "
+            "fit and one to test; give more inputs or a smaller --batch-size."
+        )
+    return batches  # type: ignore[return-value]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # not splitlines, which also splits at rare characters inside a line
+        content = path.read_text("utf-8").split("\n")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not a text file in UTF-8: {error.reason}.") from error
+    return [line.strip() for line in content if line.strip()]

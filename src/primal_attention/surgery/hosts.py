@@ -1,0 +1,82 @@
+"""Recognise, read and replace the attention modules of other libraries."""
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from primal_attention.attention import Attention
+from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.layers import (
+    AttentionParts,
+    ConvertedLayer,
+    HostInputs,
+    LinearWeights,
+)
+
+__all__ = ["HostLibrary", "host_libraries", "plain_projection"]
+
+
+class HostLibrary:
+    """How to recognise, read and replace the attention modules of one library."""
+
+    name: str = ""
+    accepts_padding: bool = True
+    """Whether its modules take a padding mask."""
+
+    def matches(self, module: nn.Module) -> bool:
+        """Return whether a module is an attention of this library."""
+        raise NotImplementedError  # abstract
+
+    def read(self, module: nn.Module) -> AttentionParts:
+        """Return weights and sizes of a module; raise ``ConversionError`` if unsupported."""
+        raise NotImplementedError  # abstract
+
+    def wrap(
+        self, module: nn.Module, attention: Attention, parts: AttentionParts
+    ) -> ConvertedLayer:
+        """Return the module that replaces ``module`` and calls ``attention``."""
+        raise NotImplementedError  # abstract
+
+    def run_original(self, module: nn.Module, inputs: HostInputs) -> Float[Tensor, "b n c"]:
+        """Return the output of the original module in evaluation mode, computed by a copy."""
+        raise NotImplementedError  # abstract
+
+    def adapt_model(
+        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+    ) -> list[Callable[[], None]]:
+        """Adapt the model around the replaced modules; return functions that undo it.
+
+        Args:
+            model: The converted model.
+            modules: The original modules of this library that were replaced.
+            every: All attention modules of the original model.
+        """
+        return []
+
+
+def host_libraries() -> list[HostLibrary]:
+    """Return all supported libraries."""
+    from primal_attention.surgery.huggingface import HuggingFace
+    from primal_attention.surgery.torch_nn import TorchMultihead
+    from primal_attention.surgery.vision import Timm
+
+    return [TorchMultihead(), Timm(), HuggingFace()]
+
+
+def plain_projection(module: nn.Module, name: str) -> LinearWeights:
+    """Return the weights of a child module that is a plain linear map; refuse anything else.
+
+    Layers with adapters, quantisation or parametrisation compute more than their weight shows.
+    """
+    layer = module.get_submodule(name)
+    hooks = layer._forward_hooks or layer._forward_pre_hooks or hasattr(layer, "_hf_hook")
+    if type(layer) is nn.Linear and not hooks:
+        return LinearWeights(layer.weight, layer.bias)
+    if type(layer).__name__ == "Conv1D" and not hooks and isinstance(layer.weight, Tensor):
+        return LinearWeights(layer.weight.T, layer.bias)  # type: ignore[arg-type]
+    what = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    raise ConversionError(
+        f"{name} is not a plain nn.Linear but {what}{' with hooks' if hooks else ''}; merge "
+        "adapters, dequantise or remove hooks first"
+    )

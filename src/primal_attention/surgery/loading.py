@@ -1,0 +1,225 @@
+"""Load a model from a folder, and inputs for it from files. Nothing is downloaded or unpickled."""
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from primal_attention import models
+from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.optional import require_transformers
+from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
+
+__all__ = ["LoadedModel", "file_batches", "load_any", "sample_texts", "text_batches"]
+
+Batches = list[dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model from a folder."""
+
+    model: nn.Module
+    folder: Path
+    """Where its ``config.json`` is."""
+    tokenizer: Any = None
+    """Tokenizer of transformers, if the folder has one."""
+
+
+def load_any(folder: str | Path, *, original: str | Path | None = None) -> LoadedModel:
+    """Return the model in a folder, in evaluation mode.
+
+    Args:
+        folder: A model of transformers, a model of this library, a folder of ``primal train``, or
+            a folder of ``save_converted``.
+        original: For ``save_converted``: the folder of the original model, if it was moved.
+
+    Raises:
+        ConversionError: If there is no such model, or it cannot be loaded.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConversionError(
+            f"{folder} is not a folder; give a folder with a model. Models are not downloaded."
+        )
+    if (folder / "conversion.json").is_file():
+        return _load_conversion(folder, original)
+    if not (folder / "config.json").is_file() and (folder / "model").is_dir():
+        folder = folder / "model"
+    try:
+        content = json.loads((folder / "config.json").read_text("utf-8"))
+    except OSError as error:
+        raise ConversionError(f"{folder} holds no model: it has no config.json.") from error
+    except (ValueError, RecursionError) as error:
+        raise ConversionError(f"{folder / 'config.json'} is damaged: {error}.") from error
+    if isinstance(content, dict) and "model_type" in content:
+        return _load_transformers(folder)
+    return LoadedModel(_load_own(folder), folder)
+
+
+def _load_own(folder: Path) -> nn.Module:
+    """Return a model of this library, such as ``primal train`` saves."""
+    for name in models.__all__:
+        getattr(models, name)  # a class is known to from_pretrained once it is imported
+    return models.PretrainedModel.from_pretrained(folder)
+
+
+def _load_conversion(folder: Path, original: str | Path | None) -> LoadedModel:
+    content, _ = read_conversion(folder)
+    source = Path(original or str(content["source"]))
+    if str(source) == "." or not source.is_dir():
+        raise ConversionError(
+            f"{folder} holds converted layers only, and the original model is not in "
+            f"{str(content['source']) or 'a known folder'}; give its folder with --original."
+        )
+    loaded = load_any(source)
+    load_converted(loaded.model, folder)
+    return loaded
+
+
+def _load_transformers(folder: Path) -> LoadedModel:
+    transformers = require_transformers()
+    safe = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **safe)
+        model_class = _model_class(transformers, config)
+        if getattr(config, "primal_attention", None) is not None:
+            model = load_pretrained(model_class, folder)
+            return LoadedModel(model, folder, _tokenizer(folder, safe))
+        model, info = model_class.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **safe
+        )
+    except ConversionError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())
+        raise ConversionError(
+            f"transformers cannot load the model in {folder}: {words[:300]}"
+        ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConversionError(
+            f"The weights in {folder} lack {len(missing)} tensors of {model_class.__name__}, such "
+            f"as {missing[0]!r}; save the whole model again."
+        )
+    return LoadedModel(model.eval(), folder, _tokenizer(folder, safe))
+
+
+def _model_class(transformers: Any, config: Any) -> Any:
+    """Return the class that the config names if it is one of transformers, else ``AutoModel``."""
+    names = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(names[0]), None)
+    known = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    return found if known else transformers.AutoModel
+
+
+def _tokenizer(folder: Path, safe: Mapping[str, bool]) -> Any:
+    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        words = " ".join(str(error).split())
+        raise ConversionError(f"The tokenizer in {folder} cannot be loaded: {words}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def sample_texts(count: int, words: int = 80) -> list[str]:
+    """Return English texts of about ``words`` words, from the reference manual inside Python.
+
+    Example:
+        >>> len(sample_texts(3))
+        3
+    """
+    from pydoc_data.topics import topics
+
+    found: list[str] = []
+    text: list[str] = []
+    for topic in sorted(topics):
+        # indented paragraphs are code
+        paragraphs = [p for p in topics[topic].split("\n\n") if p and not p.startswith(" ")]
+        for word in re.sub(r"[*\"|=~-]{2,}|\"", "", " ".join(paragraphs)).split():
+            text.append(word)
+            if len(text) >= words:
+                found.append(" ".join(text))
+                text = []
+    # spread over all topics
+    step = max(len(found) // count, 1)
+    return found[::step][:count]
+
+
+def text_batches(
+    loaded: LoadedModel, texts: Sequence[str], *, tokens: int, batch_size: int
+) -> Batches:
+    """Return texts as batches of the model's inputs, cut to ``tokens`` tokens each."""
+    if loaded.tokenizer is None:
+        raise ConversionError(
+            "The folder of the model has no tokenizer, so texts cannot be read; give its inputs "
+            "with --data."
+        )
+    takes = inspect.signature(loaded.model.forward).parameters
+    limit = getattr(getattr(loaded.model, "config", None), "max_position_embeddings", None)
+    tokens = min(tokens, limit) if isinstance(limit, int) else tokens
+    batches = []
+    for start in range(0, len(texts), batch_size):
+        found = loaded.tokenizer(
+            list(texts[start : start + batch_size]),
+            padding=True,
+            truncation=True,
+            max_length=tokens,
+            return_tensors="pt",
+        )
+        batches.append({key: value for key, value in found.items() if key in takes})
+    return batches
+
+
+def file_batches(model: nn.Module, path: str | Path, *, batch_size: int) -> Batches:
+    """Return the arrays of an .npz or .safetensors file as batches of the model's inputs.
+
+    Each array is one argument of the model's forward, and its first axis counts sequences.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        elif path.suffix == ".safetensors":
+            arrays = load_tensors(path.read_bytes())
+        else:
+            raise ConversionError(f"{path} must be an .npz or a .safetensors file.")
+    except FileNotFoundError as error:
+        raise ConversionError(f"There is no file {path}.") from error
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        if isinstance(error, ConversionError):
+            raise
+        raise ConversionError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    takes = inspect.signature(model.forward).parameters
+    unknown = [name for name in arrays if name not in takes]
+    if unknown or not arrays:
+        raise ConversionError(
+            f"{path} holds {unknown[0]!r}, which {type(model).__name__} does not take; name arrays "
+            f"like its arguments: {', '.join(list(takes)[:6])}."
+            if unknown
+            else f"{path} holds no array."
+        )
+    sizes = {name: len(array) if array.dim() else 0 for name, array in arrays.items()}
+    count = min(sizes.values())
+    if count != max(sizes.values()) or not count:
+        raise ConversionError(f"The arrays in {path} must have one number of rows, got {sizes}.")
+    return [
+        {name: array[start : start + batch_size] for name, array in arrays.items()}
+        for start in range(0, count, batch_size)
+    ]

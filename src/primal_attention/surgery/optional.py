@@ -1,0 +1,40 @@
+"""Import transformers, or say in one sentence why that fails and what to do."""
+
+import importlib
+import importlib.util
+from importlib.metadata import version
+from typing import Any
+
+__all__ = ["require_transformers"]
+
+
+def require_transformers() -> Any:
+    """Return the package transformers; raise ``ImportError`` if it cannot be used.
+
+    Transformers imports its parts on first use, so the module of models is imported here, too.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise ImportError(
+            "transformers is not installed; run pip install 'primal-attention[hf]'.",
+            name="transformers",
+        )
+    try:
+        importlib.import_module("transformers.modeling_utils")
+        return importlib.import_module("transformers")
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(_reason(error), name="transformers") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why an installed transformers cannot be imported."""
+    cause: BaseException = error
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    if "torchvision::nms" in str(cause):
+        return (
+            f"transformers cannot be imported, because torchvision {version('torchvision')} does "
+            f"not fit torch {version('torch')}: one is built for CUDA and the other is not. "
+            "Uninstall torchvision, or install both from one index, for example pip install torch "
+            "torchvision --index-url https://download.pytorch.org/whl/cpu."
+        )
+    return f"transformers is installed but cannot be imported: {' '.join(str(cause).split())}"

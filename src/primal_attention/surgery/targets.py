@@ -1,0 +1,202 @@
+"""The attention modules of a model, and which of them a configuration selects."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from primal_attention.output import markdown_table
+from primal_attention.surgery.checks import Target, examine
+from primal_attention.surgery.config import ConversionError, SurgeryConfig
+from primal_attention.surgery.hosts import HostLibrary, host_libraries
+from primal_attention.surgery.layers import AttentionParts, converted_layers
+
+__all__ = ["Target", "find_attentions", "inspect_targets", "read_attention", "targets_table"]
+
+
+class FoundModule(NamedTuple):
+    """An attention module, and the library it belongs to."""
+
+    name: str
+    module: nn.Module
+    library: HostLibrary | None
+
+
+def targets_table(targets: list[Target]) -> str:
+    """Return targets as a table to print."""
+    rows = [
+        (
+            t.name,
+            t.kind,
+            t.num_heads or "",
+            t.dim or "",
+            t.parameters_before,
+            "" if t.parameters_after is None else t.parameters_after,
+            "yes" if t.selected else "no",
+            t.reason or t.note,
+        )
+        for t in targets
+    ]
+    header = ("module", "kind", "heads", "width", "parameters", "after", "selected", "remark")
+    return markdown_table(header, rows)
+
+
+def inspect_targets(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> list[Target]:
+    """Return every attention module of a model, and what a conversion would do with it.
+
+    The model is not changed.
+
+    Args:
+        model: Any model.
+        config: What to convert, into what.
+        data: For ``layers="auto"``: batches, as for ``advise``.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(16, 2, batch_first=True)
+        >>> [t.name for t in inspect_targets(layer, SurgeryConfig("linear"))]
+        ['self_attn']
+    """
+    _check_arguments(model, config)
+    found = list(find_attentions(model))
+    selected = _select(model, [f.name for f in found], config, data)
+    shared = _shared_weights(model, found)
+    targets = []
+    for name, module, library in found:
+        target = Target(
+            name,
+            "" if library is None else library.name,
+            type(module).__name__,
+            name in selected,
+            parameters_before=sum(p.numel() for p in module.parameters()),
+        )
+        # an inspection must not change the numbers that are drawn after it
+        with torch.random.fork_rng(devices=[]):
+            targets.append(examine(target, module, library, config, shared.get(name)))
+    return targets
+
+
+def read_attention(module: nn.Module) -> AttentionParts:
+    """Return the weights and sizes of an attention module of another library.
+
+    Example:
+        >>> read_attention(nn.MultiheadAttention(16, 2)).head_dim
+        8
+    """
+    for library in host_libraries():
+        if library.matches(module):
+            parts = library.read(module)
+            parts.check()
+            return parts
+    raise ConversionError(
+        f"{type(module).__name__} has an unknown signature: it belongs to no supported library."
+    )
+
+
+def _check_arguments(model: Any, config: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}.")
+    if not isinstance(config, SurgeryConfig):
+        raise TypeError(
+            f"config must be a SurgeryConfig, got {type(config).__name__}; write "
+            "SurgeryConfig('primal-dual'), or SurgeryConfig.from_dict(...) for a mapping."
+        )
+    done = list(converted_layers(model))
+    if done:
+        raise ConversionError(
+            f"The model is converted already ({', '.join(done[:3])}{' …' if done[3:] else ''}); "
+            "revert it first, or convert all layers at once."
+        )
+
+
+def find_attentions(model: nn.Module) -> Iterator[FoundModule]:
+    """Yield the innermost attention modules, also those of unknown libraries."""
+    libraries = host_libraries()
+    found: list[FoundModule] = []
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{f.name}.") or f.name == "" for f in found if f.library):
+            continue
+        library = next((one for one in libraries if one.matches(module)), None)
+        named = re.search(r"Atten|Attn", type(module).__name__)
+        if library is not None or (named and any(True for _ in module.parameters())):
+            found.append(FoundModule(name, module, library))
+    for one in found:
+        inner = any(f.name.startswith(f"{one.name}.") or not one.name for f in found if f.name)
+        if one.library is not None or not (inner and len(found) > 1):
+            yield one
+
+
+def _select(model: nn.Module, names: list[str], config: SurgeryConfig, data: Any) -> set[str]:
+    """Return the names that ``layers`` selects; raise if a part of it selects nothing."""
+    layers = config.layers
+    if layers == "all":
+        return set(names)
+    if layers == "auto":
+        return _advised(model, config, data)
+    if isinstance(layers, str) and (last := re.fullmatch(r"last:(\d+)", layers)):
+        k = int(last[1])
+        if not 0 < k <= len(names):
+            raise ConversionError(
+                f"layers={layers!r} asks for the last {k} attention modules, but the model has "
+                f"{len(names)}."
+            )
+        return set(names[-k:])
+    each = [layers] if isinstance(layers, str | int) else layers
+    return {name for one in each for name in _matching(names, one)}
+
+
+def _matching(names: list[str], layer: str | int) -> list[str]:
+    """Return the names that one index, name or regular expression selects."""
+    if isinstance(layer, int):
+        if not -len(names) <= layer < len(names):
+            raise ConversionError(
+                f"layers has the index {layer}, but the model has {len(names)} attention modules."
+            )
+        return [names[layer]]
+    matching = [layer] if layer in names else [n for n in names if re.fullmatch(layer, n)]
+    if not matching:
+        raise ConversionError(
+            f"layers={layer!r} matches no attention module; the model has: "
+            f"{', '.join(names) or 'none at all'}."
+        )
+    return matching
+
+
+def _advised(model: nn.Module, config: SurgeryConfig, data: Any) -> set[str]:
+    if data is None:
+        raise ConversionError(
+            "layers='auto' selects layers by advise, which needs data; pass data= with the batches."
+        )
+    from primal_attention.surgery.advisor import advise
+    from primal_attention.surgery.options import AdviceConfig
+
+    options = {config.attention: config.options}
+    advice = advise(model, data, AdviceConfig((config.attention,)), options=options)
+    selected = advice.layers_for(config.attention)
+    if not selected:
+        raise ConversionError(f"layers='auto' selects no layer. {advice.verdict()}")
+    return set(selected)
+
+
+def _shared_weights(model: nn.Module, found: list[FoundModule]) -> dict[str, str]:
+    """Return, by module, with what it shares itself or a parameter."""
+    places: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        places.setdefault(id(module), []).append(name)
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    shared = {}
+    for name, module, _ in found:
+        other = [p for p in places[id(module)] if p != name]
+        if other:
+            shared[name] = f"the same module is also {other[0]!r}"
+            continue
+        for inner, parameter in module.named_parameters():
+            full = f"{name}.{inner}" if name else inner
+            other = [o for o in owners[id(parameter)] if o != full]
+            if other:
+                shared[name] = f"its parameter {inner!r} is shared with {other[0]!r}"
+                break
+    return shared

@@ -1,0 +1,100 @@
+"""``primal analyze``: pages and numbers about a saved model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.test_convert import fails, save_bert
+
+from primal_attention.cli.main import main
+from primal_attention.models import EncoderClassifier, EncoderConfig
+from primal_attention.surgery import SurgeryConfig, convert
+from primal_attention.surgery.loading import load_any
+
+pytest.importorskip("transformers")
+__all__ = ["fails"]  # the fixture for commands that print their progress
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+def test_every_analysis_writes_a_page_and_prints_its_verdict(bert, tmp_path, capsys):
+    options = ["--samples", "6", "--advice.attentions", "linear", "flow", "--spectrum.first", "4"]
+    assert main(["analyze", str(bert), "--out", "new", *options]) == 0
+    printed = capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
+        "advice.html",
+        "advice.json",
+        "analyze.json",
+        "spectrum.html",
+        "spectrum.json",
+    ]
+    record = json.loads((tmp_path / "new" / "analyze.json").read_text("utf-8"))
+    for name in ("advice", "spectrum"):
+        assert f"{name}: {record['verdicts'][name]}" in printed
+        assert "encoder.layer.2.attention.self" in (tmp_path / "new" / f"{name}.html").read_text()
+    advice = json.loads((tmp_path / "new" / "advice.json").read_text("utf-8"))
+    assert {fit["attention"] for fit in advice["fits"]} == {"linear", "flow"}
+    # the spectrum is that of the model itself: softmax layers of ours compute the same
+    spectrum = json.loads((tmp_path / "new" / "spectrum.json").read_text("utf-8"))
+    assert [len(layer["effective_rank"]) for layer in spectrum["layers"]] == [4, 4, 4]
+
+
+def test_a_converted_model_has_spectra_and_no_advice(bert, tmp_path, capsys, fails):
+    arguments = ["--to", "primal-dual", "--layers", "last:1", "--samples", "4"]
+    assert main(["convert", str(bert), "--out", "new", *arguments]) == 0
+    capsys.readouterr()
+    assert main(["analyze", "new", "--out", "pages", "--samples", "4"]) == 0
+    printed = capsys.readouterr().out
+    assert "advice: does not suit this model: The model is converted already" in printed
+    assert "encoder.layer.2.attention.self.attention" in printed
+    assert not (tmp_path / "pages" / "advice.html").exists()
+    assert "converted already" in fails("analyze", "new", "advice", "--out", "other")
+    # a moved original is named by the user
+    content = json.loads((tmp_path / "new" / "conversion.json").read_text("utf-8"))
+    content["source"] = "elsewhere"
+    (tmp_path / "new" / "conversion.json").write_text(json.dumps(content))
+    assert "not in elsewhere; give its folder with --original" in fails(
+        "analyze", "new", "--out", "other"
+    )
+    again = ["analyze", "new", "--out", "other", "--original", str(bert), "--samples", "4"]
+    assert main(again) == 0
+
+
+def test_a_model_of_this_library_is_measured_on_arrays(tmp_path, capsys, fails):
+    config = EncoderConfig(num_classes=2, num_features=3, dim=16, num_heads=2)
+    EncoderClassifier(config).save_pretrained(tmp_path / "run" / "model")
+    np.savez("series.npz", x=np.random.default_rng(0).standard_normal((9, 7, 3)).astype("f4"))
+    arguments = ["run", "spectrum", "--data", "series.npz", "--out", "pages"]
+    assert main(["analyze", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "blocks.1.attention" in printed
+    assert "squared KKT residual" in printed
+    assert "no tokenizer" in fails("analyze", "run", "--out", "other")
+    assert "not empty" in fails("analyze", *arguments)
+    assert main(["analyze", *arguments, "--overwrite"]) == 0
+
+
+def test_whole_converted_models_of_transformers_are_loaded_with_their_layers(bert, tmp_path):
+    model = load_any(bert).model
+    convert(model, SurgeryConfig("linear"))
+    model.save_pretrained(tmp_path / "whole")
+    again = load_any(tmp_path / "whole").model
+    ids = torch.randint(5, 25, (2, 9))
+    assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+def test_mistakes_are_told_in_one_sentence(bert, tmp_path, fails):
+    assert "Did you mean 'spectrum'" in fails("analyze", bert, "spectrm", "--out", "x")
+    assert "first must be at least 1" in fails(
+        "analyze", bert, "--out", "x", "--spectrum.first", "0"
+    )
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "config.json").write_text("{")
+    assert "is damaged" in fails("analyze", "bad", "--out", "x")
+    (tmp_path / "bad" / "config.json").write_text("[]")
+    assert "was not written by save_pretrained" in fails("analyze", "bad", "--out", "x")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
