@@ -43,6 +43,11 @@ def test_causal_order_and_a_context_exclude_each_other(cross_case):
         cross_case.build()(X, X, is_causal=True)
 
 
+def test_queries_keys_and_values_by_position_are_refused_in_words(any_case):
+    with pytest.raises(TypeError, match=r"got 3 arguments.*write attn\(x\) for self-attention"):
+        any_case.build()(X, X, X)
+
+
 @pytest.mark.raw
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),

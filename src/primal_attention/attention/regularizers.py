@@ -98,7 +98,7 @@ def energy_term(
     """
     count, mask = counts[0].tokens, counts[0].key_mask
     usual = (regularizer, reduction) == ("ksvd", "sample") and counts[0] is counts[1]
-    eager = not is_traced() and count > 0 and energy.dtype == coupled[0].dtype
+    eager = not is_traced() and count * energy.numel() and energy.dtype == coupled[0].dtype
     if usual and eager and coupled[0].dim() == 3:
         return sample_loss(energy, ell, *coupled, count if mask is None else mask.sum(1))
     energy_e, energy_r = energy.chunk(2, dim=1)

@@ -444,14 +444,12 @@ class _Attend(torch.autograd.Function):
         grad_blocks = add_up(plan.tiles, grads_blocks, grad_y.shape[0])
         if w.shape[0] != grad_y.shape[0]:
             grad_blocks = grad_blocks.sum(0, keepdim=True)
+        grad_blocks = grad_blocks.to(w.dtype)
         grad_w, *grads = _prepare_backward(plan, w, _layer_maps(saved[:8]), grad_blocks, total)
         if plan.folded and twice is not None:
             by_energy = moments * twice
             grad_w += by_energy if w.shape[0] == grad_y.shape[0] else by_energy.sum(0, keepdim=True)
-        found = [grad_w, *grads]
-        if accumulator(w) != w.dtype:
-            found = [None if grad is None else grad.to(w.dtype) for grad in found]
-        return None, None, grad_x, *found, *grads_q
+        return None, None, grad_x, grad_w, *grads, *grads_q
 
 
 def _layer_maps(tensors: Sequence[Tensor | None]) -> LayerMaps:
@@ -477,7 +475,7 @@ def _prepare_backward(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the weights and of all maps from those of what was prepared."""
     grad_a, grad_bias, grad_o, out_bias = (
-        total.get(name) for name in ("in", "in bias", "out", "out bias")
+        total.get(name, w.dtype) for name in ("in", "in bias", "out", "out bias")
     )
     grad_c = bias = None
     if plan.folded:
@@ -525,9 +523,9 @@ class _Totals:
         part = parts.sum(dims, dtype=self._dtype)
         self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
 
-    def get(self, name: str) -> Tensor | None:
-        """Return the sum so far."""
-        return self._sums.get(name)
+    def get(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """Return the sum so far; ``None`` if there is none."""
+        return self._sums[name].to(dtype) if name in self._sums else None
 
 
 def attend_tiles(
