@@ -68,7 +68,7 @@ def fold_output(model: nn.Module) -> int:
 
 def _output_of(model: nn.Module, name: str, layer: Any) -> tuple[nn.Module, str] | None:
     """Return the module and the name of the map that merges the heads; ``None`` if not plain."""
-    if layer._masks_output(torch.ones(1, dtype=torch.bool)) or type(layer.concat) is not nn.Linear:
+    if layer.conventions.mask == "output" or type(layer.concat) is not nn.Linear:
         return None
     if type(layer.out_proj) is nn.Linear:
         return layer, "out_proj"
