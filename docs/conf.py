@@ -1,15 +1,18 @@
 """Sphinx configuration: MyST pages, autodoc with Google docstrings, furo.
 
-Pages need no network: formulas are MathML, which browsers draw by themselves, and tables of results
-are made from the CSV files that commands write.
+Pages need no network: formulas are MathML, which browsers draw without help. Tables of results are
+the Markdown files that ``run_study`` writes to ``docs/results``.
 """
 
-from pathlib import Path
+import pkgutil
+from importlib import import_module
 from typing import Any
 
-from docutils.nodes import SkipNode
+from docutils.nodes import Node, SkipNode, section
+from docutils.statemachine import StringList
 from latex2mathml.converter import convert
-from sphinx.directives.patches import CSVTable
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import nested_parse_with_titles
 
 from primal_attention import __version__
 
@@ -25,36 +28,41 @@ exclude_patterns = ["_build", "results"]
 html_theme = "furo"
 html_title = f"primal-attention {release}"
 html_math_renderer = "mathml"
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+# scikit-learn adds this method to estimators
+autodoc_default_options = {"exclude-members": "set_score_request"}
 napoleon_numpy_docstring = True
 napoleon_preprocess_types = True
 
 
-class Results(CSVTable):
-    """A table from a CSV file; the comment in its first line becomes the caption.
+class Package(SphinxDirective):
+    """The public names of every module of a package, or of one module.
 
-    ```{results} ../results/uea.csv
-    ```
+    .. package:: primal_attention.kernels
     """
 
     required_arguments = 1
 
-    def run(self) -> list[Any]:
-        """Return the table."""
-        self.options |= {"file": self.arguments.pop(), "header-rows": 1}
-        path = Path(self.state.document.settings.env.relfn2path(self.options["file"])[1])
-        first = path.read_text("utf-8").splitlines()[0]
-        if first.startswith("#"):
-            self.arguments.append(first.lstrip("# "))
-        return super().run()
-
-    def get_csv_data(self) -> tuple[list[str], str]:
-        """Return the lines of the file without its comment, and where they come from."""
-        lines, source = super().get_csv_data()
-        return [line for line in lines if not line.startswith("#")], source
+    def run(self) -> list[Node]:
+        """Return the documentation of the modules."""
+        name = self.arguments[0]
+        folder = getattr(import_module(name), "__path__", None)
+        names = [name]
+        if folder is not None:
+            names = [f"{name}.{m.name}" for m in pkgutil.iter_modules(folder) if not m.ispkg]
+        lines = []
+        for module in names:
+            if not module.endswith("__main__") and hasattr(import_module(module), "__all__"):
+                lines += [f".. automodule:: {module}", "   :members:", "   :show-inheritance:", ""]
+        parent = section()
+        parent.document = self.state.document
+        nested_parse_with_titles(self.state, StringList(lines, name), parent)
+        return parent.children
 
 
 def _formula(display: str) -> Any:
@@ -69,5 +77,5 @@ def _formula(display: str) -> Any:
 
 def setup(app: Any) -> None:
     """Add the directive and the formulas."""
-    app.add_directive("results", Results)
+    app.add_directive("package", Package)
     app.add_html_math_renderer("mathml", _formula("inline"), _formula("block"))

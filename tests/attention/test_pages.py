@@ -11,9 +11,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def page(name: str) -> str:
-    link = re.search(rf"\[`{name}`\]\((.+?)\)", (DOCS / "choosing.md").read_text("utf-8"))
-    assert link, f"docs/choosing.md has no row for {name}"
-    return (DOCS / link[1]).read_text("utf-8")
+    link = re.search(
+        rf"\[`{name}`\]\((.+?)\)", (DOCS / "guides" / "choosing.md").read_text("utf-8")
+    )
+    assert link, f"docs/guides/choosing.md has no row for {name}"
+    return (DOCS / "guides" / link[1]).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", list_attentions())

@@ -64,15 +64,16 @@ def test_the_report_and_the_page_show_what_was_measured():
 
 
 def test_the_page_for_choosing_is_the_registry_and_the_measurement():
-    page = (DOCS / "choosing.md").read_text("utf-8")
-    assert page == renewed(DOCS / "choosing.md"), "run primal info --update docs/choosing.md"
+    file = DOCS / "guides" / "choosing.md"
+    page = file.read_text("utf-8")
+    assert page == renewed(file), "run primal info --update docs/guides/choosing.md"
     advice = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", page, re.MULTILINE)
     assert sorted(set(advice)) == list_attentions()
 
 
 @pytest.mark.parametrize("name", list_attentions())
 def test_every_mechanism_has_a_page_that_says_when_to_use_it(name):
-    page = (DOCS / "attention" / family_table.page_of(name)).read_text("utf-8")
+    page = (DOCS / "reference" / "attention" / family_table.page_of(name)).read_text("utf-8")
     assert f'"{name}"' in page
     for part in (
         "| time |",

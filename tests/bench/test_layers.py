@@ -86,6 +86,19 @@ def test_verdicts_follow_the_numbers():
     assert {c.promise: c.holds for c in late} == verdict
 
 
+def test_the_overview_compares_primal_with_softmax():
+    base = {"heads": 8, "head_dim": 64, "rank": 4, "batch": 1, "seed": 0, "compiled": False}
+    costs = {"step_ms": 2.0, "forward_ms": 1.0, "kept_mb": 1.0, "machine": "a machine"}
+    rows = [
+        {**base, **costs, "name": name, "n": n, "peak_mb": 3.0 if n == 128 else None}
+        for name in ("floor", "primal", "softmax")
+        for n in (128, 512)
+    ]
+    study, options = LayerStudy(), LayerOptions()
+    assert study.tables(rows, options)["overview.png"][:4] == b"\x89PNG"
+    assert "overview.png" not in study.tables(rows[:4], options)
+
+
 def test_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     write_atomically(path, "old")

@@ -67,7 +67,8 @@ def test_list_prints_recipes_and_attentions(capsys):
 def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeypatch):
     assert main(["info"]) == 0
     assert "torch" in capsys.readouterr().out
-    page = tmp_path / "page.md"
+    page = tmp_path / "guides" / "page.md"
+    page.parent.mkdir()
     page.write_text("<!-- attentions: start -->\n<!-- attentions: end -->\n")
     monkeypatch.setattr("primal_attention.cli.attentions._STORED", tmp_path / "stored.md")
     assert main(["info", "--update", str(page)]) == 0

@@ -69,7 +69,7 @@ def test_t20_one_compiled_program_trains_at_every_length(plain_case):
 def _exports(case):
     layer, arguments = case.build().eval(), case.inputs(b=3, n=9, m=6)
     batch = torch.export.Dim("b")
-    # an exported grid serves whole rows only; docs/attention/kernelized.md says so
+    # an exported grid serves whole rows only; docs/reference/attention/kernelized.md says so
     row = case.options.get("width", 1)
     n, m = (row * torch.export.Dim(name, **case.lengths) for name in "nm")
     keys = m if "context" in arguments else n

@@ -1,8 +1,8 @@
 """``primal bench family``: time, memory and error of every registered attention.
 
 All attentions take turns at each length. The error is that of the output against the kernel that an
-attention stands for. ``primal info --update docs/choosing.md`` writes the table of that page from
-the rows of this study.
+attention stands for. ``primal info --update docs/guides/choosing.md`` writes the table of that page
+from the rows of this study.
 """
 
 from collections.abc import Mapping, Sequence

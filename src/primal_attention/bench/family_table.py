@@ -190,7 +190,7 @@ def choice_table(rows: Sequence[Row]) -> str:
         flags = (can.causal, can.cross, can.stateful, can.relative_position)
         cells.append(
             [
-                f"[`{name}`](attention/{page_of(name)})",
+                f"[`{name}`](../reference/attention/{page_of(name)})",
                 entry.cost,
                 *(marks[flag] for flag in flags),
                 *_shares(row, fused),
@@ -204,7 +204,7 @@ def choice_table(rows: Sequence[Row]) -> str:
 
 
 def page_of(name: str) -> str:
-    """Return the file of ``docs/attention`` that describes a mechanism.
+    """Return the file of ``docs/reference/attention`` that describes a mechanism.
 
     Example:
         >>> page_of("kernelized-log"), page_of("primal-relative")

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from primal_attention.bench.overview import overview_picture
 from primal_attention.bench.promises import check_decoding, check_promises
 from primal_attention.bench.tables import page, plot_lines
 from primal_attention.output import markdown_table
@@ -126,6 +127,8 @@ class LayerStudy(Study[LayerOptions]):
         files: dict[str, str | bytes] = {"table.md": page(*parts)}
         if "rank" in facts and lengths:
             files["picture.png"] = _picture(lengths)
+            if {"primal", "softmax"} <= {row["name"] for row in lengths} and not first["compiled"]:
+                files["overview.png"] = overview_picture(lengths)
         return files
 
 

@@ -44,7 +44,7 @@ def renewed(page: Path) -> str:
 
     text = page.read_text("utf-8")
     if f"<!-- {_MEASURED}: start -->" in text:
-        folder = page.parent / "results" / "family"
+        folder = page.parent.parent / "results" / "family"
         rows = read_rows(folder)
         if not rows:
             raise ValueError(f"Nothing was measured yet; run primal bench family --out {folder}.")

@@ -18,7 +18,7 @@ class Info:
 
     update: Path | None = None
     """Rewrite the tables of attentions in this page: what the registry has, and what was measured,
-    from results/family beside the page."""
+    from ../results/family beside the page."""
 
 
 def main(argv: list[str]) -> int:

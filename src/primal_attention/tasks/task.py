@@ -2,7 +2,7 @@
 
 A domain is a folder with a :class:`Task`: how to read its data, build a model for it, score and
 show it. Training, reports, predictions and commands use this interface only. To add a task, write
-the class and add a line to :data:`TASKS`; ``docs/adding_a_task.md`` does so in 60 lines.
+the class and add a line to :data:`TASKS`; ``docs/guides/adding_a_task.md`` does so in 60 lines.
 
 Modules of tasks import torch inside their methods, so that ``--help`` answers at once.
 """
