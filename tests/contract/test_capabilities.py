@@ -34,7 +34,7 @@ def test_a_capability_is_honoured_or_refused_with_an_alternative(any_case, capab
 
 
 def test_every_capability_but_the_descriptive_ones_is_asked_for_here():
-    described = {"relative_position", "deterministic"}
+    described = {"relative_position", "deterministic", "mixes_without_order"}
     assert {f.name for f in dataclasses.fields(Capabilities)} == described | set(ASK)
 
 

@@ -121,6 +121,7 @@ class Attention(nn.Module):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
+        rotary: Rotary | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context``, or to ``x`` itself.
 
@@ -132,6 +133,7 @@ class Attention(nn.Module):
                 padded positions is zero.
             is_causal: Let no output depend on a later token.
             return_aux: Return ``(y, aux)`` instead of ``y``.
+            rotary: Turns of queries and keys by the positions of ``x``; not with a context.
         """
         raise NotImplementedError  # abstract
 

@@ -192,7 +192,9 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
         """The four linear maps that every primal layer has."""
-        return self.q_proj, self.k_proj, self.concat, self.out_proj
+        # the plain attributes take four times as long, which short sequences notice
+        own: Any = self._modules
+        return own["q_proj"], own["k_proj"], own["concat"], own["out_proj"]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -366,11 +368,11 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         plain = is_plain(self.out_proj) and is_plain(self.concat)
         if plain and output_mask is None and not self._is_brief(scores):
             return linear(scores, *fold_output(linear_map(self.concat), linear_map(self.out_proj)))
-        by_head = scores.unflatten(-1, (2, self.num_heads, -1)).transpose(2, 3).flatten(3)
-        heads = self.concat(by_head)  # [b n h d]
+        by_head = scores.unflatten(-1, (2, self.num_heads, -1)).permute(0, 3, 1, 2, 4).flatten(3)
+        heads = self.concat(by_head)  # [b h n d]
         if output_mask is not None:
-            heads = torch.where(output_mask[:, :, None, None], heads, 0.0)
-        return self.out_proj(heads.flatten(2))
+            heads = torch.where(output_mask[:, None, :, None], heads, 0.0)
+        return self.out_proj(self._merge(heads))
 
     def _causal(
         self,

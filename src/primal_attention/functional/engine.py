@@ -426,7 +426,10 @@ class _Attend(torch.autograd.Function):
                 grad_q.mul_(norm).addcmul_(q, radial.mul_(norm_gradient(norm, plan.eps)))
             else:
                 grad_z.mul_(norm)
-                radial = torch.mul(grad_z, z, out=buffers("work", *z.shape)).sum(1, keepdim=True)
+                # in the memory of what comes next, which is then in cache
+                work = buffers("work", *z.shape) if x is None or e > d else grad_q
+                work = work.view(-1)[: z.numel()].view_as(z)
+                radial = torch.mul(grad_z, z, out=work).sum(1, keepdim=True)
                 grads_blocks.append(tile.sums(torch.bmm(grad_z, q.mT), h))
                 torch.mul(q, radial.mul_(norm_gradient(norm, plan.eps)), out=grad_q)
                 grad_q.baddbmm_(each, grad_z)
