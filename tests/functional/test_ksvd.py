@@ -12,9 +12,7 @@ from torch import Tensor
 from primal_attention.functional import (
     balance,
     dual_residual,
-    dual_weights,
     effective_rank,
-    effective_weights,
     feature_gram,
     implied_singular_values,
     kernel_singular_values,
@@ -23,7 +21,6 @@ from primal_attention.functional import (
     naive,
     off_diagonality,
     parameter_trace,
-    project,
     reduce_objective,
     score_gram,
 )
@@ -65,18 +62,18 @@ def problem(n: int = 40, m: int | None = None, d: int = 12, rows: int = 20, s: i
 def stationary_weights(p: Problem) -> tuple[Tensor, Tensor]:
     """Return the weights that the singular vectors build, for means instead of sums of tokens."""
     n, m = len(p.q), len(p.k)
-    from_keys = dual_weights(p.k[None, None], p.right[None, None])[0, 0] * m
-    from_queries = dual_weights(p.q[None, None], p.left[None, None])[0, 0] * n
+    from_keys = naive.dual_weights(unit_rows(p.k)[None, None], p.right[None, None])[0, 0] * m
+    from_queries = naive.dual_weights(unit_rows(p.q)[None, None], p.left[None, None])[0, 0] * n
     return p.f @ from_keys, p.f @ from_queries * math.sqrt(m / n)
 
 
 def effective(p: Problem, w: Tensor) -> Tensor:
-    return effective_weights(p.f[None, None], w[None])
+    return naive.data_weights(p.f[None, None], w[None])
 
 
 def scores(p: Problem, w_e: Tensor, w_r: Tensor) -> tuple[Tensor, Tensor]:
-    e = project(p.q[None, None], effective(p, w_e)).scores
-    r = project(p.k[None, None], effective(p, w_r)).scores
+    e = naive.primal_scores(p.q[None, None], effective(p, w_e))
+    r = naive.primal_scores(p.k[None, None], effective(p, w_r))
     return e[0, 0], r[0, 0]
 
 
