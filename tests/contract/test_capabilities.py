@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from primal_attention.attention import Capabilities, attention_entry, list_attentions
+from primal_attention.attention import Capabilities, Rotary, attention_entry, list_attentions
 
 X = torch.randn(2, 5, 16)
 ASK = {
@@ -14,6 +14,7 @@ ASK = {
     "cross": lambda layer: layer(X, torch.randn(2, 3, 16)),
     "stateful": lambda layer: layer.step(X, layer.init_state(2)),
     "aux_loss": lambda layer: layer(X, return_aux=True),
+    "rotary": lambda layer: layer(X, rotary=Rotary(*torch.randn(2, 1, 5, 2))),
 }
 
 

@@ -227,6 +227,7 @@ class PublishedVariants(nn.Module):
             dtype: Type of the parameters.
 
         Example:
+            >>> from primal_attention import PrimalAttention
             >>> PrimalAttention.reference("uea", 512, rank=30, num_samples=300).num_samples
             300
         """
@@ -260,6 +261,7 @@ class PublishedVariants(nn.Module):
         """Return the parameters under the names of the released layer, for its own code to load.
 
         Example:
+            >>> from primal_attention import PrimalAttention
             >>> sorted(PrimalAttention.reference("lra", 8, 2, rank=3).reference_state_dict())[:3]
             ['W_k.bias', 'W_k.weight', 'W_q.bias']
         """
