@@ -1,16 +1,20 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from primal_attention.attention import create_attention
-from primal_attention.surgery import ConversionError, SurgeryConfig, convert
+from primal_attention.attention import Attention, create_attention
+from primal_attention.models import EncoderClassifier, EncoderConfig
+from primal_attention.surgery import SurgeryConfig, convert, distillation
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.recording import differing_layers, layer_r2, record_calls
+from primal_attention.training import CheckpointError, NonFiniteLossError
 
-FAST = DistillConfig(fit_batches=4, layer_steps=6, end_steps=6, save_every=1)
+FAST = DistillConfig(fit_batches=4, layer_steps=6, end_steps=6)
 
 
 class Tagger(nn.Module):
@@ -181,13 +185,17 @@ def test_every_stage_lowers_its_loss_and_leaves_the_rest_alone(objective):
     config = DistillConfig(
         layer_steps=30, end_steps=30, objective=objective, layer_lr=3e-3, end_lr=3e-3
     )
-    done = distill(model, teacher, data, config, progress=False)
+    done = distill(model, teacher, data, config)
     assert done.layers == ["second"]
     assert done.fitted == ["second"]
-    for stage in ("layers", "end to end"):
-        losses = [float(r["loss"]) for r in done.history if r["stage"] == stage]
-        assert len(losses) == 30
-        assert sum(losses[-6:]) < sum(losses[:6])
+    assert list(done.history) == ["layers", "end"]
+    for history in done.history.values():
+        assert history.records[-1].step == 30
+        losses = [record.loss for record in history.records]
+        assert sum(losses[-3:]) < sum(losses[:3])
+    # dropout is off while layers are matched, and the term is part of the last stage only
+    assert done.history["layers"].records[-1].ksvd == 0
+    assert done.history["end"].records[-1].ksvd > 0
     assert torch.equal(weights(teacher), original)
     assert torch.equal(weights(model.first), kept)
     assert not model.training
@@ -198,57 +206,117 @@ def test_training_all_moves_the_other_layers_too():
     model, teacher = pair()
     before = weights(model.first)
     config = DistillConfig(layer_steps=1, end_steps=2, train_all=True)
-    distill(model, teacher, batches(), config, progress=False)
+    distill(model, teacher, batches(), config)
     assert not torch.equal(weights(model.first), before)
 
 
-@pytest.mark.parametrize("kill_at", [0, 3, 6, 9])
-def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, kill_at):
+class KilledError(Exception):
+    """Ends a run in the middle."""
+
+
+def dying_at(monkeypatch, step: int | None) -> list[int]:
+    """Count the steps from now on, and raise in one of them."""
+    taken: list[int] = []
+    forward = distillation._Stage.forward
+
+    def counted(self, batch):
+        if len(taken) == step:
+            raise KilledError
+        taken.append(len(taken))
+        return forward(self, batch)
+
+    monkeypatch.setattr(distillation._Stage, "forward", counted)
+    return taken
+
+
+# 23 steps are one epoch, with a checkpoint every second step
+@pytest.mark.parametrize(
+    ("steps", "killed", "kept"), [(6, 0, 0), (6, 3, 3), (6, 6, 6), (6, 9, 9), (23, 5, 4)]
+)
+def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, steps, killed, kept):
+    config = replace(FAST, layer_steps=steps, end_steps=steps)
     model, teacher = pair("primal-dual", dropout=0.2)
     straight = copy.deepcopy(model)
-    want = distill(straight, teacher, batches(), FAST, progress=False)
-
-    class KilledError(Exception):
-        pass
-
-    from primal_attention.surgery import distillation as module
-
-    one = module._Run._take_step
-
-    def dying(self):
-        if self.step == kill_at:
-            raise KilledError
-        return one(self)
-
-    started = copy.deepcopy(model)
-    monkeypatch.setattr(module._Run, "_take_step", dying)
-    with pytest.raises(KilledError):
-        distill(started, teacher, batches(), FAST, folder=tmp_path, progress=False)
-    monkeypatch.undo()
+    want = distill(straight, teacher, batches(), config)
+    with monkeypatch.context() as patch:
+        dying_at(patch, killed)
+        with pytest.raises(KilledError):
+            distill(copy.deepcopy(model), teacher, batches(), config, folder=tmp_path)
     torch.manual_seed(99)
     again = copy.deepcopy(model)
-    got = distill(again, teacher, batches(), FAST, folder=tmp_path, progress=False)
-    assert got.resumed_at == kill_at
-    assert torch.equal(weights(again), weights(straight))
-    assert [r["loss"] for r in got.history] == [r["loss"] for r in want.history]
-    # a finished run is only loaded
-    loaded = copy.deepcopy(model)
-    distill(loaded, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    with monkeypatch.context() as patch:
+        taken = dying_at(patch, None)
+        got = distill(again, teacher, batches(), config, folder=tmp_path)
+        assert len(taken) == 2 * steps - kept
+        assert torch.equal(weights(again), weights(straight))
+        for stage, history in want.history.items():
+            losses = [record.loss for record in got.history[stage].records]
+            assert losses == [record.loss for record in history.records]
+        assert got.fitted == want.fitted
+        # a finished run is only loaded
+        loaded = copy.deepcopy(model)
+        distill(loaded, teacher, batches(), config, folder=tmp_path)
+        assert len(taken) == 2 * steps - kept
     assert torch.equal(weights(loaded), weights(straight))
+    assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} <= {
+        ".csv",
+        ".json",
+        ".jsonl",
+        ".safetensors",
+    }
+
+
+def test_checkpoints_hold_only_what_is_trained(tmp_path):
+    model, teacher = pair()
+    distill(model, teacher, batches(), FAST, folder=tmp_path)
+    for stage in ("layers", "end"):
+        saved = load_file(tmp_path / stage / "model" / "model.safetensors")
+        assert sum(t.numel() for t in saved.values()) == sum(
+            t.numel() for t in model.second.state_dict().values()
+        )
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     model, teacher = pair()
-    distill(copy.deepcopy(model), teacher, batches(), FAST, folder=tmp_path, progress=False)
-    with pytest.raises(RuntimeError, match="its batches is 6, yours is 2"):
-        distill(model, teacher, batches(2), FAST, folder=tmp_path, progress=False)
+    distill(copy.deepcopy(model), teacher, batches(), FAST, folder=tmp_path)
+    with pytest.raises(CheckpointError, match="the training data had 6 items and have 2"):
+        distill(model, teacher, batches(2), FAST, folder=tmp_path)
+    others = [{**batch, "x": batch["x"] + 1} for batch in batches()]
+    with pytest.raises(CheckpointError, match="the training data hold other items"):
+        distill(model, teacher, others, FAST, folder=tmp_path)
+    with pytest.raises(CheckpointError, match="objective was 'auto' and is 'hidden'"):
+        distill(model, teacher, batches(), replace(FAST, objective="hidden"), folder=tmp_path)
     wider, teacher = pair("primal-dual", rank=4)
-    with pytest.raises(ConversionError, match="belongs to another model"):
-        distill(wider, teacher, batches(), FAST, folder=tmp_path, progress=False)
-    path = tmp_path / "distill.safetensors"
+    with pytest.raises(CheckpointError, match="the model has other weights"):
+        distill(wider, teacher, batches(), FAST, folder=tmp_path)
+    path = tmp_path / "distill.json"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ConversionError, match=r"distill\.safetensors is damaged"):
-        distill(model, teacher, batches(), FAST, folder=tmp_path, progress=False)
+    with pytest.raises(CheckpointError, match=r"distill\.json is not a complete checkpoint"):
+        distill(model, teacher, batches(), FAST, folder=tmp_path)
+
+
+def test_models_that_publish_their_terms_themselves_are_trained_with_them():
+    size = {"num_classes": 3, "num_features": 16, "dim": 16, "num_layers": 1}
+    teacher = EncoderClassifier(EncoderConfig(attention="softmax", **size)).eval()
+    model = copy.deepcopy(teacher)
+    name = next(n for n, m in model.named_modules() if isinstance(m, Attention))
+    model.set_submodule(name, create_attention("primal", 16, model.config.num_heads))
+    done = distill(model, teacher, batches(), DistillConfig(layer_steps=2, end_steps=2))
+    assert done.history["end"].records[-1].ksvd > 0
+
+
+def test_the_callers_random_numbers_and_frozen_weights_stay():
+    model, teacher = pair()
+    model.first.q_proj.weight.requires_grad_(False)
+    model.second.q_proj.weight.requires_grad_(False)
+    frozen = model.second.q_proj.weight.clone()
+    before = torch.get_rng_state()
+    distill(model, teacher, batches(), FAST)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.first.q_proj.weight.requires_grad
+    assert not model.second.q_proj.weight.requires_grad
+    # all weights of converted layers are trained, also those that were frozen
+    assert not torch.equal(model.second.q_proj.weight, frozen)
 
 
 def test_plain_tensors_and_a_loss_of_ones_own_will_do():
@@ -263,7 +331,7 @@ def test_plain_tensors_and_a_loss_of_ones_own_will_do():
 
     data = [torch.randn(2, 6, 8) for _ in range(3)]
     config = DistillConfig(layer_steps=0, end_steps=4, closed_form=False)
-    done = distill(model, teacher, data, config, loss=loss, progress=False)
+    done = distill(model, teacher, data, config, loss=loss)
     assert seen == [(2, 6, 8)] * 4
     assert done.fitted == []
 
@@ -274,23 +342,25 @@ def test_bad_settings_are_refused():
         DistillConfig(objective="guess")
     with pytest.raises(ValueError, match="layer_lr must be positive"):
         DistillConfig(layer_lr=0)
-    with pytest.raises(ValueError, match="save_every must be at least 1"):
-        DistillConfig(save_every=0)
+    with pytest.raises(ValueError, match="fit_batches must be at least 1"):
+        DistillConfig(fit_batches=0)
+    with pytest.raises(ValueError, match="eta must not be negative"):
+        DistillConfig(eta=-1)
     model, teacher = pair()
     with pytest.raises(ValueError, match="no batch"):
         distill(model, teacher, [])
     data = batches(2)
     config = DistillConfig(layer_steps=0, end_steps=1, objective="task")
     with pytest.raises(ValueError, match="needs a model that returns its loss"):
-        distill(model, teacher, data, config, progress=False)
+        distill(model, teacher, data, config)
 
 
 def test_a_loss_that_is_no_number_stops_the_run():
     model, teacher = pair()
     data = batches(1)
     data[0]["x"][0, 0] = float("nan")
-    with pytest.raises(RuntimeError, match="loss is nan at step 0"):
-        distill(model, teacher, data, DistillConfig(closed_form=False), progress=False)
+    with pytest.raises(NonFiniteLossError, match="Step 1 is not finite: loss nan"):
+        distill(model, teacher, data, DistillConfig(closed_form=False))
 
 
 def test_pictures_without_labels_teach_a_converted_vision_model():
@@ -306,8 +376,8 @@ def test_pictures_without_labels_teach_a_converted_vision_model():
     pictures = [torch.randn(4, 3, 32, 32) for _ in range(4)]
     before = layer_r2(model, teacher, pictures)
     config = DistillConfig(fit_batches=4, layer_steps=30, end_steps=2)
-    done = distill(model, teacher, pictures, config, progress=False)
+    done = distill(model, teacher, pictures, config)
     after = layer_r2(model, teacher, pictures)
-    assert done.history[-1]["stage"] == "end to end"
+    assert done.history["end"].records[-1].step == 2
     assert len(after) == 2
     assert all(after[name] > before[name] + 0.05 for name in before)

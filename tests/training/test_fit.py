@@ -201,7 +201,7 @@ def test_a_score_that_nobody_measures_cannot_choose_the_epoch():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "radam", "adam"])
-@pytest.mark.parametrize("schedule", ["cosine", "one-cycle", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle", "constant"])
 def test_optimizers_and_schedules_learn(optimizer, schedule):
     _, history = trained({"epochs": 8, "optimizer": optimizer, "schedule": schedule})
     assert history.records[-1].loss < history.records[0].loss

@@ -149,7 +149,7 @@ def test_decay_shrinks_matrices_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("warmup", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("schedule", ["cosine", "one-cycle", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle", "constant"])
 def test_the_rate_rises_to_its_peak_and_then_never_rises(schedule, warmup):
     config = TrainingConfig(lr=2.0, schedule=schedule, warmup=warmup)
     rates = [learning_rate(config, t / 100) for t in range(101)]
@@ -159,6 +159,12 @@ def test_the_rate_rises_to_its_peak_and_then_never_rises(schedule, warmup):
     assert all(a >= b for a, b in itertools.pairwise(rates[peak:]))
     if warmup < 1:
         assert rates[-1] == pytest.approx(2.0 if schedule == "constant" else 0.0, abs=1e-4)
+
+
+def test_the_linear_schedule_is_two_straight_lines():
+    config = TrainingConfig(lr=2.0, schedule="linear", warmup=0.2)
+    rates = [learning_rate(config, t) for t in (0.0, 0.1, 0.2, 0.4, 0.6, 1.0)]
+    assert rates == pytest.approx([0.0, 1.0, 2.0, 1.5, 1.0, 0.0])
 
 
 def test_one_cycle_is_that_of_torch_with_linear_annealing():
@@ -294,7 +300,7 @@ def test_history_survives_plain_values():
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"accumulate": 0}, "accumulate must be at least 1"),
         ({"optimizer": "sgd"}, "optimizer must be one of adamw, radam, adam, got 'sgd'"),
-        ({"schedule": "linear"}, "schedule must be one of"),
+        ({"schedule": "step"}, "schedule must be one of cosine, linear, one-cycle"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": float("nan")}, "lr must be positive"),

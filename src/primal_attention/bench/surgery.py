@@ -246,7 +246,7 @@ class MinilmStudy(SurgeryStudy):
     }
     choices = ("last:2", "all", "last:3", "last:1")
     distilled = ("nystromformer", "primal-dual")
-    distill_settings: ClassVar = {"fit_batches": 8, "objective": "hidden", "save_every": 10}
+    distill_settings: ClassVar = {"fit_batches": 8, "objective": "hidden"}
     timed = ("softmax", "nystromformer", "skyformer", "favor", "linear", "primal-dual", "primal")
     scores = ("cosine", "same nearest", "ten nearest")
     facts = (
@@ -292,7 +292,7 @@ class Smollm2Study(SurgeryStudy):
     }
     choices = ("last:1", "last:15", "all")
     distilled = ("flow", "primal-dual")
-    distill_settings: ClassVar = {"fit_batches": 4, "save_every": 4}
+    distill_settings: ClassVar = {"fit_batches": 4}
     timed = ("softmax", "skyformer-learned", "favor", "linear", "primal-dual", "primal")
     scores = ("perplexity",)
     facts = (

@@ -170,7 +170,7 @@ def _fit(
     fit_recorded(student, recordings[:half])
     if steps:
         config = DistillConfig(closed_form=False, layer_steps=steps, end_steps=0)
-        distill(student, model, [b for b, _ in recordings[:half]], config, progress=False)
+        distill(student, model, [b for b, _ in recordings[:half]], config)
     after = recorded_r2(student, recordings[half:])
     return [LayerFit(name, attention, before[name], r2) for name, r2 in after.items()]
 

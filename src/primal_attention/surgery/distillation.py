@@ -5,30 +5,31 @@ Three stages, each with its own switch in :class:`DistillConfig`:
 1. closed form: ridge regression refits the last linear map of every converted layer to the output
    of the original layer, shrunk towards the copied weights;
 2. layer by layer: each converted layer gets the inputs of the original layer and learns its output.
-   All layers are trained at once, without gradients between them;
+   All layers are trained at once, without gradients between them. One backward pass serves all of
+   them, so the activations of all converted layers are in memory together;
 3. end to end: the whole model learns the predictions or embeddings of the original, or the task,
    plus the KSVD term of its primal layers.
 
-With a ``folder`` a run can be stopped at any time. Started again, it ends with the same weights.
+Stages two and three are runs of :func:`primal_attention.training.fit`, which needs the extra
+``train``. With a ``folder`` they can be stopped at any time. Started again, they end with the same
+weights.
 """
 
 import json
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from primal_attention.attention import ksvd_loss, ksvd_terms
-from primal_attention.output import write_atomically
-from primal_attention.surgery.config import ConversionError
+from primal_attention.attention import PublishesTerms, ksvd_loss
+from primal_attention.output import to_json, write_atomically
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (
@@ -40,11 +41,23 @@ from primal_attention.surgery.recording import (
     replay_call,
     run_batch,
 )
+from primal_attention.training import (
+    CheckpointError,
+    History,
+    TrainingConfig,
+    fit,
+    join_processes,
+)
+from primal_attention.training.checkpoint import reading
+from primal_attention.training.data import map_tensors
+from primal_attention.training.evaluation import device_of
 
 __all__ = ["DistillConfig", "DistillResult", "distill"]
 
 Objective = Literal["auto", "logits", "hidden", "task"]
 Loss = Callable[[Any, Any, Batch], Tensor]
+_EPOCHS = 20
+"""Most epochs of a stage, and about how often it writes a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +93,6 @@ class DistillConfig:
     """Largest norm of the gradient."""
     seed: int = 0
     """Seed of the order of batches and of dropout."""
-    save_every: int = 50
-    """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
         if self.ridge is not None and self.ridge <= 0:
@@ -93,9 +104,10 @@ class DistillConfig:
         for name in ("layer_steps", "end_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        for name in ("fit_batches", "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.fit_batches < 1:
+            raise ValueError(f"fit_batches must be at least 1, got {self.fit_batches}.")
+        if self.eta < 0:
+            raise ValueError(f"eta must not be negative, got {self.eta}.")
         for name in ("layer_lr", "end_lr", "temperature", "clip"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -109,12 +121,12 @@ class DistillResult:
     """The converted layers."""
     fitted: list[str]
     """Layers whose output map was refit in closed form."""
-    history: list[dict[str, float | str]]
-    """Stage, step and loss of every step."""
+    history: dict[str, History]
+    """History of the stages ``"layers"`` and ``"end"``, without those that have no steps. An epoch
+    is at least a twentieth of a stage. The first stage computes no KSVD term."""
     seconds: float
-    """Processor time, summed over all starts of the run."""
-    resumed_at: int = field(default=0)
-    """Step at which this start resumed the run; 0 for a new one."""
+    """Time of the closed form and of all steps (processor time on a CPU), also of the steps before
+    the run was resumed."""
 
 
 def distill(
@@ -125,7 +137,6 @@ def distill(
     *,
     folder: Path | str | None = None,
     loss: Loss | None = None,
-    progress: bool = True,
 ) -> DistillResult:
     """Train a converted model in place to match the original, and return the history.
 
@@ -135,10 +146,13 @@ def distill(
         data: Batches: mappings of keyword arguments, tuples of positional ones, or tensors. Only
             ``objective="task"`` uses labels.
         config: Steps, learning rates and objective.
-        folder: Where to write the checkpoint, and where to resume from.
+        folder: Where to write checkpoints and logs, and where to resume from.
         loss: Replaces the end-to-end objective; a function of the student's output, the teacher's
             output and the batch.
-        progress: Show a progress bar on a terminal; needs the extra ``cli``.
+
+    Raises:
+        CheckpointError: If ``folder`` holds another run.
+        NonFiniteLossError: If the loss or its gradient is no longer finite.
 
     Example:
         >>> import copy
@@ -156,235 +170,169 @@ def distill(
     config = DistillConfig() if config is None else config
     if len(data) == 0:
         raise ValueError("data holds no batch; pass at least one.")
-    run = _Run(model, teacher, data, config, None if folder is None else Path(folder), loss)
-    return run.go(progress)
+    names = differing_layers(model, teacher)
+    folder = None if folder is None else Path(folder)
+    if folder is not None:
+        _check_same_run(folder / "distill.json", {**asdict(config), "layers": names})
+    layers = nn.ModuleList(model.get_submodule(name) for name in names)
+    match_layers = partial(_layers_loss, model, teacher, names)
+    match_end = partial(_end_loss, model, teacher, config, loss)
+    stages = {
+        "layers": (
+            _Stage(model, layers, match_layers, in_eval_mode=True),
+            _training(config, config.layer_steps, config.layer_lr, eta=0.0),
+        ),
+        "end": (
+            _Stage(model, model if config.train_all else layers, match_end),
+            _training(config, config.end_steps, config.end_lr, eta=config.eta),
+        ),
+    }
+    device = join_processes().device
+    history: dict[str, History] = {}
+    with _restored(model, teacher), eval_mode(teacher):
+        start = time.process_time()
+        fitted = _closed_form(model, teacher, data, config, names) if config.closed_form else []
+        seconds = time.process_time() - start
+        for part in (model, teacher):
+            part.to(device).requires_grad_(False)
+        for name, (stage, settings) in stages.items():
+            if settings is None:
+                continue
+            for p in stage.parameters():
+                p.requires_grad_(p.is_floating_point())
+            history[name] = fit(
+                stage,
+                cast("Dataset[Any]", data),
+                config=settings,
+                objective=lambda output, labels: output,
+                collate=_whole_batch,
+                out=None if folder is None else folder / name,
+                resume=folder is not None,
+            )
+    model.eval()
+    seconds += sum(stage.records[-1].seconds for stage in history.values())
+    return DistillResult(names, fitted, history, seconds)
 
 
-class _Run:
-    """A distillation: its position, its optimizer, and the loop over steps."""
+class _Stage(PublishesTerms):
+    """A module whose parameters are those that a stage trains, and whose output is its loss.
+
+    The optimizer and the checkpoints hold ``trained`` alone; the student is not registered.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
-        teacher: nn.Module,
-        data: Sequence[Batch],
-        config: DistillConfig,
-        folder: Path | None,
-        loss: Loss | None,
+        student: nn.Module,
+        trained: nn.Module,
+        loss: Callable[[Batch], Tensor],
+        *,
+        in_eval_mode: bool = False,
     ) -> None:
-        self.model, self.teacher, self.data, self.config = model, teacher, data, config
-        self.names = differing_layers(model, teacher)
-        self.path = None if folder is None else folder / "distill.safetensors"
-        self.loss = loss
-        self.step, self.spent = 0, 0.0
-        self.fitted: list[str] = []
-        self.history: list[dict[str, float | str]] = []
-        self.optimizer: torch.optim.Optimizer | None = None
+        super().__init__()
+        self.trained, self.loss, self.in_eval_mode = trained, loss, in_eval_mode
+        # a module inside a tuple is not registered
+        self.unregistered = (student,)
 
-    @property
-    def total(self) -> int:
-        return self.config.layer_steps + self.config.end_steps
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the student too."""
+        self.training = mode
+        self.unregistered[0].train(mode and not self.in_eval_mode)
+        return self
 
-    def go(self, progress: bool) -> DistillResult:
-        started, self.clock = self._restore(), time.process_time()
-        wanted = [p.requires_grad for p in self.model.parameters()]
-        teacher_wanted = [p.requires_grad for p in self.teacher.parameters()]
-        self.teacher.requires_grad_(False)
-        try:
-            with eval_mode(self.teacher), _bar(self.total, self.step, progress) as advance:
-                if self.step == 0 and started == 0 and self.config.closed_form:
-                    fit = [self.data[i] for i in self._order(0)[: self.config.fit_batches]]
-                    self.fitted = fit_outputs(
-                        self.model, self.teacher, fit, names=self.names, ridge=self.config.ridge
-                    )
-                while self.step < self.total:
-                    value, stage = self._take_step()
-                    self.history.append({"stage": stage, "step": self.step, "loss": value})
-                    self.step += 1
-                    advance(stage, value)
-                    if self.step % self.config.save_every == 0 or self.step == self.total:
-                        self._save()
-        finally:
-            for p, flag in zip(self.model.parameters(), wanted, strict=True):
-                p.requires_grad_(flag)
-            for p, flag in zip(self.teacher.parameters(), teacher_wanted, strict=True):
-                p.requires_grad_(flag)
-        self.model.eval()
-        return DistillResult(self.names, self.fitted, self.history, self._seconds(), started)
-
-    def _seconds(self) -> float:
-        return self.spent + time.process_time() - self.clock
-
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.data)))
-        random.Random(f"{self.config.seed}-{epoch}").shuffle(order)
-        return order
-
-    def _batch(self) -> Batch:
-        epoch, at = divmod(self.step, len(self.data))
-        return self.data[self._order(epoch)[at]]
-
-    def _take_step(self) -> tuple[float, str]:
-        """Take one step; return its loss and the name of the stage."""
-        layerwise = self.step < self.config.layer_steps
-        if self.optimizer is None or self.step == self.config.layer_steps:
-            self.optimizer = self._start_stage(layerwise)
-        # seeded by the step, so that a resumed run draws the same dropout
-        torch.manual_seed(self.config.seed * 1_000_003 + self.step)
-        first = 0 if layerwise else self.config.layer_steps
-        steps = self.config.layer_steps if layerwise else self.config.end_steps
-        rate = self.config.layer_lr if layerwise else self.config.end_lr
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * _schedule(self.step - first, steps)
-        self.optimizer.zero_grad(set_to_none=True)
-        batch = self._batch()
-        value = self._match_layers(batch) if layerwise else self._match_end(batch)
-        if value != value or value in (float("inf"), float("-inf")):
-            raise RuntimeError(
-                f"The loss is {value} at step {self.step}; check the inputs for NaN, or lower "
-                f"{'layer_lr' if layerwise else 'end_lr'}, which is {rate}."
-            )
-        trained = [p for group in self.optimizer.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(trained, self.config.clip)
-        self.optimizer.step()
-        return value, "layers" if layerwise else "end to end"
-
-    def _start_stage(self, layerwise: bool) -> torch.optim.Optimizer:
-        inner = {id(p) for n in self.names for p in self.model.get_submodule(n).parameters()}
-        everything = self.config.train_all and not layerwise
-        trained = []
-        for p in self.model.parameters():
-            p.requires_grad_(p.is_floating_point() and (everything or id(p) in inner))
-            if p.requires_grad:
-                trained.append(p)
-        self.model.train(not layerwise)
-        return torch.optim.AdamW(trained, weight_decay=0.0)
-
-    def _match_layers(self, batch: Batch) -> float:
-        """Compute gradients of the mean relative error, one layer at a time; return the error."""
-        calls = record_layers(self.teacher, self.names, batch)
-        total = 0.0
-        for name in self.names:
-            call = calls.pop(name)
-            keep = real_tokens(batch, call.output)
-            output, target = replay_call(self.model, name, call)[keep], call.output[keep]
-            error = relative_error(output, target) / len(self.names)
-            error.backward()
-            total += float(error.detach())
-        return total
-
-    def _match_end(self, batch: Batch) -> float:
-        """Compute gradients of the end-to-end loss; return the loss."""
-        with torch.no_grad():
-            target = run_batch(self.teacher, batch)
-        output = run_batch(self.model, batch, labels=self.config.objective == "task")
-        if self.loss is not None:
-            value = self.loss(output, target, batch)
-        else:
-            value = end_loss(output, target, batch, self.config)
-        if ksvd_terms(self.model):
-            value = value + self.config.eta * ksvd_loss(self.model)
-        value.backward()
-        return float(value.detach())
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what must agree between the starts of a run."""
-        return {"config": asdict(self.config), "names": self.names, "batches": len(self.data)}
-
-    def _save(self) -> None:
-        """Write the checkpoint: tensors, and JSON in the header of the same file."""
-        if self.path is None or self.optimizer is None:
-            return
-        tensors = {f"model.{k}": v.detach() for k, v in self._trained_state().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
-        content = {
-            **self._identity(),
-            "step": self.step,
-            "seconds": self._seconds(),
-            "fitted": self.fitted,
-            "history": self.history,
-        }
-        tensors = {k: v.cpu().contiguous().clone() for k, v in tensors.items()}
-        write_atomically(self.path, save_tensors(tensors, {"run": json.dumps(content)}))
-
-    def _trained_state(self) -> dict[str, Tensor]:
-        state = self.model.state_dict()
-        if self.config.train_all:
-            return dict(state)
-        inside = tuple(f"{name}." for name in self.names)
-        return {key: value for key, value in state.items() if key.startswith(inside)}
-
-    def _restore(self) -> int:
-        """Load the checkpoint, if there is one; return its step."""
-        if self.path is None or not self.path.exists():
-            return 0
-        try:
-            with safe_open(self.path, "pt") as file:
-                saved = json.loads(file.metadata()["run"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise ConversionError(f"{self.path} is damaged: {error}; delete it.") from error
-        for key, value in json.loads(json.dumps(self._identity())).items():
-            if saved[key] != value:
-                raise RuntimeError(
-                    f"{self.path} belongs to another run: its {key} is {saved[key]}, yours is "
-                    f"{value}; choose another folder or delete the file."
-                )
-        self.step, self.spent = saved["step"], saved["seconds"]
-        self.fitted, self.history = saved["fitted"], saved["history"]
-        self._load_model({k[6:]: t for k, t in tensors.items() if k.startswith("model.")})
-        # the first step of the second stage makes a new optimizer
-        if self.step < self.total and self.step != self.config.layer_steps:
-            self.optimizer = self._start_stage(self.step < self.config.layer_steps)
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, tensor in tensors.items():
-                if name.startswith("optimizer."):
-                    _, index, key = name.split(".", 2)
-                    state.setdefault(int(index), {})[key] = tensor
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        return self.step
-
-    @torch.no_grad()
-    def _load_model(self, saved: Mapping[str, Tensor]) -> None:
-        own = self._trained_state()
-        if {k: t.shape for k, t in saved.items()} != {k: t.shape for k, t in own.items()}:
-            raise ConversionError(
-                f"{self.path} belongs to another model: its tensors have other names or shapes; "
-                "choose another folder or delete the file."
-            )
-        for key, tensor in own.items():
-            tensor.copy_(saved[key])
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        value = self.loss(batch)
+        # the student may publish its terms outside of the trained layers
+        self.publish({"student": ksvd_loss(self.unregistered[0])})
+        return value
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: a linear warm-up over a tenth, then down to zero."""
-    warm = max(steps // 10, 1)
-    if step < warm:
-        return (step + 1) / warm
-    return max(1 - (step - warm) / max(steps - warm, 1), 0.0)
+def _training(config: DistillConfig, steps: int, lr: float, *, eta: float) -> TrainingConfig | None:
+    """Return the settings of a stage; none without steps."""
+    if not steps:
+        return None
+    epochs = max(n for n in range(1, _EPOCHS + 1) if steps % n == 0)
+    return TrainingConfig(
+        epochs=epochs,
+        epoch_steps=steps // epochs,
+        batch_size=1,
+        lr=lr,
+        schedule="linear",
+        weight_decay=0.0,
+        clip=config.clip,
+        eta=eta,
+        # with a prime number of steps there is one epoch
+        save_steps=-(-steps // _EPOCHS),
+        seed=config.seed,
+    )
+
+
+def _whole_batch(items: Sequence[Batch]) -> dict[str, Any]:
+    """Return the only item, which is a batch, on the CPU as the data loader needs it."""
+    return {"batch": map_tensors(Tensor.cpu, items[0]), "labels": None}
+
+
+def _closed_form(
+    model: nn.Module,
+    teacher: nn.Module,
+    data: Sequence[Batch],
+    config: DistillConfig,
+    names: Sequence[str],
+) -> list[str]:
+    """Refit the output maps on evenly spaced batches; return the layers that have one."""
+    chosen = range(0, len(data), -(-len(data) // config.fit_batches))
+    return fit_outputs(model, teacher, [data[i] for i in chosen], names=names, ridge=config.ridge)
+
+
+def _layers_loss(
+    model: nn.Module, teacher: nn.Module, names: Sequence[str], batch: Batch
+) -> Tensor:
+    """Return the mean relative error of the layers on the inputs of the original ones."""
+    errors = []
+    for name, call in record_layers(teacher, names, batch).items():
+        keep = real_tokens(batch, call.output)
+        errors.append(relative_error(replay_call(model, name, call)[keep], call.output[keep]))
+    return torch.stack(errors).mean()
+
+
+def _end_loss(
+    model: nn.Module, teacher: nn.Module, config: DistillConfig, loss: Loss | None, batch: Batch
+) -> Tensor:
+    """Return the end-to-end loss."""
+    with torch.no_grad():
+        target = run_batch(teacher, batch)
+    output = run_batch(model, batch, labels=config.objective == "task")
+    if loss is not None:
+        return loss(output, target, batch)
+    return end_loss(output, target, batch, config)
+
+
+def _check_same_run(path: Path, settings: dict[str, Any]) -> None:
+    """Raise if the file holds other settings; write it if there is none."""
+    if not path.exists():
+        write_atomically(path, to_json(settings))
+        return
+    with reading(path):
+        saved = json.loads(path.read_text())
+        changed = [
+            f"{k} was {saved[k]!r} and is {v!r}" for k, v in settings.items() if saved[k] != v
+        ]
+    if changed:
+        raise CheckpointError(
+            f"{path} belongs to another run: {'; '.join(changed)}. Resume with what it was started "
+            "with, or choose another folder."
+        )
 
 
 @contextmanager
-def _bar(total: int, done: int, progress: bool) -> Iterator[Callable[[str, float], None]]:
-    """Show a progress bar on a terminal; do nothing elsewhere."""
-    if progress:
-        try:
-            from rich.console import Console
-            from rich.progress import Progress
-        except ImportError as error:
-            raise ImportError(
-                "The progress bar needs rich; install primal-attention[cli] or pass progress=False."
-            ) from error
-        console = Console(stderr=True)
-        if console.is_terminal:
-            with Progress(console=console) as bar:
-                task = bar.add_task("distill", total=total, completed=done)
-
-                def advance(stage: str, loss: float) -> None:
-                    bar.update(task, advance=1, description=f"{stage}, loss {loss:.4f}")
-
-                yield advance
-            return
-    yield lambda stage, loss: None
+def _restored(*models: nn.Module) -> Iterator[None]:
+    """Restore at the end on which device the models are, and which parameters are frozen."""
+    homes = [device_of(model) for model in models]
+    flags = [(p, p.requires_grad) for model in models for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for p, flag in flags:
+            p.requires_grad_(flag)
+        for model, home in zip(models, homes, strict=True):
+            model.to(home)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 __all__ = ["TrainingConfig"]
 
 Optimizer = Literal["adamw", "radam", "adam"]
-Schedule = Literal["cosine", "one-cycle", "constant"]
+Schedule = Literal["cosine", "linear", "one-cycle", "constant"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -33,7 +33,7 @@ class TrainingConfig:
     optimizer: Optimizer = "adamw"
     """Optimiser: adamw, radam or adam."""
     schedule: Schedule = "cosine"
-    """Learning rate after the warm-up: cosine to zero, one-cycle (linear to zero), or constant."""
+    """Learning rate after the warm-up: cosine, linear or one-cycle to zero, or constant."""
     warmup: float = 0.1
     """Fraction of the training in which the learning rate rises linearly."""
     weight_decay: float = 0.01

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from primal_attention.training.scores import IGNORED
 
-__all__ = ["Columns", "Fingerprint", "pad_collate"]
+__all__ = ["Columns", "Fingerprint", "map_tensors", "pad_collate"]
 
 Item = Mapping[str, Tensor]
 
@@ -177,12 +177,34 @@ class Fingerprint(NamedTuple):
         return "" if same else "hold other items"
 
 
-def _numbers(batch: Mapping[str, Any]) -> Iterator[float]:
-    """Return shape and mean absolute value of every tensor in a batch."""
-    for _, value in sorted(batch.items()):
-        if isinstance(value, Tensor):
-            yield from value.shape
-            yield float(value.to(torch.complex128).abs().nan_to_num().mean().nan_to_num())
+def _numbers(batch: Any) -> Iterator[float]:
+    """Return shape and mean absolute value of every tensor in a batch, at any depth."""
+    if isinstance(batch, Tensor):
+        yield from batch.shape
+        yield float(batch.to(torch.complex128).abs().nan_to_num().mean().nan_to_num())
+    elif isinstance(batch, Mapping):
+        for _, value in sorted(batch.items()):
+            yield from _numbers(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            yield from _numbers(value)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """Return a batch with every tensor changed, at any depth of mappings, lists and tuples.
+
+    Example:
+        >>> map_tensors(torch.neg, {"x": (torch.tensor(1), "kept")})
+        {'x': (tensor(-1), 'kept')}
+    """
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(change, value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [map_tensors(change, value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
 
 
 def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:

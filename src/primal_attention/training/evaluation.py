@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.training.config import Precision
-from primal_attention.training.data import pad_collate, split_labels
+from primal_attention.training.data import map_tensors, pad_collate, split_labels
 from primal_attention.training.scores import (
     Answer,
     Answers,
@@ -146,9 +146,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the batch with its tensors on a device."""
-    return {
-        k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in batch.items()
-    }
+    moved: dict[str, Any] = map_tensors(lambda t: t.to(device, non_blocking=True), batch)
+    return moved
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:

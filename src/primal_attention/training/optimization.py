@@ -81,7 +81,7 @@ def learning_rate(config: TrainingConfig, progress: float) -> float:
     done = _fall(config, progress)
     if config.schedule == "cosine":
         return config.lr * (1 + math.cos(math.pi * done)) / 2
-    if config.schedule == "one-cycle":
+    if config.schedule in ("linear", "one-cycle"):
         return config.lr * (1 + (end - 1) * done)
     return config.lr
 
