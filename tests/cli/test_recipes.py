@@ -75,7 +75,7 @@ def test_another_attention_takes_its_default_options():
             {"data": {}, "model": {"primal_layers": "last:1", "other_options": {"rank": 3}}},
             "model: the attention softmax has no option 'rank'",
         ),
-        ({"data": {"train": "x.ts"}}, "train and test are given together"),
+        ({"data": {"test": "x.ts"}}, "test needs train: a file to learn from"),
         ({"data": {"valid": 1.5}}, "valid must be a share between 0 and 1"),
     ],
 )

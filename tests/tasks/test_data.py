@@ -8,7 +8,7 @@ import pytest
 
 from primal_attention.command import UserError
 from primal_attention.tasks.longrange import TokenSettings, TokenTask
-from primal_attention.tasks.timeseries import SeriesSettings, SeriesTask
+from primal_attention.tasks.timeseries import SeriesSettings, SeriesTask, read_series
 
 
 def test_parts_have_the_sizes_asked_for(tmp_path):
@@ -107,3 +107,23 @@ def test_a_missing_column_says_how_to_name_another(tmp_path):
     path.write_text(f"words,label\n{rows}")
     _, parts = TokenTask.load(replace(settings, text="words"))
     assert len(parts.test) == 6
+
+
+def test_without_a_test_file_a_part_is_held_out_and_said(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 5, 2)), np.array(["a", "b"] * 10)
+    np.savez(tmp_path / "all.npz", X=x, y=y)
+    settings = SeriesSettings(train=tmp_path / "all.npz", test_share=0.3, seed=2)
+    task, parts = SeriesTask.load(settings)
+    assert [len(part) for part in parts[:3]] == [12, 2, 6]
+    assert parts.note.startswith("There is no test file: 30% of all.npz were held out")
+    assert np.bincount(parts.test.series.y).tolist() == [3, 3]
+    # rows are those of the file, and none of them is scored
+    whole = task.prepare(read_series(settings.train)).series
+    assert np.array_equal(parts.train.series.x, whole.x[list(parts.rows)])
+    scored = {row.tobytes() for row in parts.test.series.x}
+    assert not scored & {row.tobytes() for part in parts[:2] for row in part.series.x}
+    rows = "".join(f"text {i},{i % 2}\n" for i in range(20))
+    (tmp_path / "all.csv").write_text(f"text,label\n{rows}")
+    _, parts = TokenTask.load(TokenSettings(kind="text", train=tmp_path / "all.csv"))
+    assert [len(part) for part in parts[:3]] == [12, 4, 4]

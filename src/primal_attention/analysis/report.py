@@ -33,6 +33,7 @@ h2{font-size:1.3rem;letter-spacing:-.01em;margin:2.6rem 0 .6rem}
 .tile{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:.8rem 1rem}
 .tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.88rem}
+.verdict{font-size:1.25rem;line-height:1.45;max-width:52rem;margin:1rem 0 1.4rem}
 .note{max-width:52rem}figure{margin:1.2rem 0}figcaption,.note{color:var(--soft);font-size:.92rem}
 figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;display:block}
 .scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;min-width:24rem;
@@ -82,6 +83,11 @@ class Report:
             for name, value in numbers.items()
         )
         self._parts.append(f'<div class="tiles" style="--columns:{columns}">{tiles}</div>')
+        return self
+
+    def verdict(self, words: str) -> Self:
+        """Add the main finding, in large letters."""
+        self._parts.append(f'<p class="verdict">{escape(words)}</p>')
         return self
 
     def text(self, text: str) -> Self:

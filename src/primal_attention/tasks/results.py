@@ -50,8 +50,16 @@ class Result:
 
 
 def result_table(results: Sequence[Result]) -> list[list[str]]:
-    """Return the results as rows of text, names of the models first."""
-    columns = {r.name: _cells(r) for r in results}
+    """Return scores and costs as rows of text, names of the models first."""
+    return _table({r.name: _cells(r) for r in results})
+
+
+def diagnostics_table(results: Sequence[Result]) -> list[list[str]]:
+    """Return the diagnostics of the layers as rows of text, names of the models first."""
+    return _table({r.name: _diagnostic_cells(r) for r in results})
+
+
+def _table(columns: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     keys = dict.fromkeys(key for column in columns.values() for key in column)
     rows = [[key, *(column.get(key, "–") for column in columns.values())] for key in keys]
     return [["", *columns], *rows]
@@ -66,10 +74,16 @@ def _cells(result: Result) -> dict[str, str]:
         "peak memory (MB)": f"{facts['peak memory (MB)']:.1f}",
         "parameters": f"{facts['parameters']:,}",
     }
-    for key, value in facts.items():
-        if f"{key}, untrained" in facts:
-            cells[key] = f"{value:.3g} (untrained {facts[f'{key}, untrained']:.3g})"
     return cells
+
+
+def _diagnostic_cells(result: Result) -> dict[str, str]:
+    facts = result.facts
+    return {
+        key: f"{value:.3g} (untrained {facts[f'{key}, untrained']:.3g})"
+        for key, value in facts.items()
+        if f"{key}, untrained" in facts
+    }
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -156,9 +170,11 @@ def write_report(
         f"{sizes[1]:,} validation and {sizes[2]:,} test items."
     )
     report = Report(f"{title}: {' and '.join(r.name for r in results)}", lead)
-    report.section("Result").text(verdict(results))
     rows = result_table(results)
-    report.tiles(_tiles(results)).table(rows[0], rows[1:]).text(_NOTES)
+    report.section("Result").verdict(verdict(results)).tiles(_tiles(results))
+    report.table(rows[0], rows[1:]).text(_NOTES)
+    if data.note:
+        report.text(data.note)
     if any(comment):
         report.text(f"The recipe says: {' '.join(filter(None, comment))}")
     report.section("Curves").figure(_curves(results), _curves_caption(results))
@@ -172,9 +188,10 @@ def write_report(
             picture, _SPECTRA.format(count=count, tokens=SPECTRUM_TOKENS)
         )
         chosen = {r.name: r.history.best_epoch or 0 for r in results}
+        shown = diagnostics_table(results)
         report.section("KSVD diagnostics").figure(
             plot_curves(_diagnostics(results), chosen=chosen), _DIAGNOSTICS
-        )
+        ).table(shown[0], shown[1:])
     facts = "".join(f"# {key}: {value}\n" for key, value in hardware().items())
     report.section("Configuration").config(facts + settings)
     report.write(out / "report.html")
@@ -190,7 +207,7 @@ def _tiles(results: Sequence[Result]) -> dict[str, str]:
     tiles = {}
     for result in results:
         name = next((n for n in result.test.scores if n != "loss"), "loss")
-        tiles[f"{result.name}: test {name}"] = f"{result.test[name]:.3f}"
+        tiles[f"{result.name}: test {name}"] = str(result.test.scores[name])
         tiles[f"{result.name}: training time"] = f"{result.facts['seconds']:.1f} s"
         peak = result.facts["peak memory (MB)"]
         tiles[f"{result.name}: peak memory of a step"] = f"{peak:.1f} MB"

@@ -58,6 +58,8 @@ class Parts(NamedTuple):
     """Items that are scored once, at the end."""
     rows: Sequence[int] = ()
     """Where the training items stood in their file, for error messages."""
+    note: str = ""
+    """What a reader of the report must know of the parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,9 @@ class DataSettings:
     train: Path | None = None
     """File to train on, instead of a known set."""
     test: Path | None = None
-    """File to score at the end; belongs to train."""
+    """File to score at the end; without one a part of the training file is held out."""
+    test_share: float = 0.2
+    """Share of the training file that is scored at the end, if there is no test file."""
     valid: float = 0.2
     """Share of the training part that chooses the epoch, the same of every class."""
     length: int | None = None
@@ -82,16 +86,29 @@ class DataSettings:
     """Seed of the split, and of generated examples."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.valid < 1:
-            raise ValueError(f"valid must be a share between 0 and 1, got {self.valid}.")
+        for key in ("valid", "test_share"):
+            if not 0 < getattr(self, key) < 1:
+                raise ValueError(
+                    f"{key} must be a share between 0 and 1, got {getattr(self, key)}."
+                )
         for key in ("length", "train_size", "test_size"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{key} must be at least 1, got {value}.")
-        if (self.train is None) != (self.test is None):
-            raise ValueError("train and test are given together: files to learn from and to score.")
+        if self.test is not None and self.train is None:
+            raise ValueError("test needs train: a file to learn from.")
         if self.name is not None and self.train is not None:
             raise ValueError("give a name or the files train and test, not both.")
+
+    @property
+    def note(self) -> str:
+        """What a report says of a test part that was held out; empty with a test file."""
+        if self.train is None or self.test is not None:
+            return ""
+        return (
+            f"There is no test file: {self.test_share:.0%} of {self.train.name} were held out, the "
+            "same share of every class, and scored once."
+        )
 
 
 class Task(ABC):

@@ -108,7 +108,7 @@ def class_answers(output: Any, labels: Tensor) -> Answers:
 
 
 def class_scores(answers: Answers) -> dict[str, Score]:
-    """Return the accuracy with its binomial standard error.
+    """Return the accuracy with its binomial standard error, which is never zero.
 
     Example:
         >>> class_scores({"logits": torch.eye(2), "labels": torch.tensor([0, 0])})["accuracy"].value
@@ -125,7 +125,9 @@ def class_scores(answers: Answers) -> dict[str, Score]:
     if not count:
         return {}
     share = hits / count
-    error = (share * (1 - share) / count) ** 0.5
+    # all right or all wrong is not certainty: one more case of each kind
+    sure = share if 0 < hits < count else (hits + 1) / (count + 2)
+    error = (sure * (1 - sure) / count) ** 0.5
     return {"accuracy": Score(share, error, is_share=True)}
 
 

@@ -50,6 +50,8 @@ class TokenTask(ClassificationTask):
     @classmethod
     def load(cls, settings: TokenSettings) -> tuple[Self, Parts]:
         """Return the task and the three parts: of files, generated, or of the known set."""
+        import numpy as np
+
         from primal_attention.tasks.splits import choose, hold_out
 
         task = cls(
@@ -60,8 +62,12 @@ class TokenTask(ClassificationTask):
             settings.target,
         )
         official = task._part(settings, "train")
-        test = task._part(settings, "test")
-        chosen = choose(official.labels, settings.train_size)
+        if settings.train is not None and settings.test is None:
+            pool, held = hold_out(official.labels, settings.test_share, settings.seed + 1)
+            test = official.select(held)
+        else:
+            pool, test = np.arange(len(official)), task._part(settings, "test")
+        chosen = pool[choose(official.labels[pool], settings.train_size)]
         split = hold_out(official.labels[chosen], settings.valid, settings.seed)
         rows = chosen[split.train]
         return task, Parts(
@@ -69,6 +75,7 @@ class TokenTask(ClassificationTask):
             official.select(chosen[split.valid]),
             test.select(choose(test.labels, settings.test_size)),
             rows.tolist(),
+            settings.note,
         )
 
     def _part(self, settings: TokenSettings, part: str) -> "Tokens":

@@ -72,22 +72,27 @@ class SeriesTask(ClassificationTask):
 
         with user_errors(str(settings.train or ""), *FILE_ERRORS):
             official, test = _read_parts(settings)
-        if official.y is None or test.y is None:
+        if official.y is None or (test is not None and test.y is None):
             raise UserError("the files to train on and to score need labels.")
-        chosen = choose(official.y, settings.train_size)
+        pool = np.arange(len(official))
+        held = pool[:0]
+        if test is None:
+            pool, held = hold_out(official.y, settings.test_share, settings.seed + 1)
+        chosen = pool[choose(official.y[pool], settings.train_size)]
         split = hold_out(official.y[chosen], settings.valid, settings.seed)
         train, valid = chosen[split.train], chosen[split.valid]
         task = cls.fit(official.take(train), settings)
         with user_errors(str(settings.train or ""), *FILE_ERRORS):
             whole = task.prepare(official).series  # all of a file: a broken case keeps its number
         with user_errors(str(settings.test or "the test part"), *FILE_ERRORS):
-            held = task.prepare(test).series
-        held = held.take(choose(np.asarray(test.y), settings.test_size))
+            scored = whole.take(held) if test is None else task.prepare(test).series
+        scored = scored.take(choose(np.asarray(scored.y), settings.test_size))
         return task, Parts(
             SeriesDataset(whole.take(train), settings.jitter),
             SeriesDataset(whole.take(valid)),
-            SeriesDataset(held),
+            SeriesDataset(scored),
             train.tolist(),
+            settings.note,
         )
 
     @property
@@ -162,13 +167,15 @@ class SeriesTask(ClassificationTask):
         return collate_series(items)
 
 
-def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesCollection]":
-    """Return the official training and test part, of files or of a set."""
+def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesCollection | None]":
+    """Return the training and the test part, of files or of a set; no test part without a file."""
     from primal_attention.tasks.timeseries.files import load_series, packaged_root, read_series
 
     columns = {"target": settings.target, "case": settings.case}
-    if settings.train is not None and settings.test is not None:
+    if settings.train is not None:
         train = read_series(settings.train, "train", **columns)
+        if settings.test is None:
+            return train, None
         with user_errors(str(settings.test), *FILE_ERRORS):
             return train, read_series(settings.test, "test", classes=train.classes, **columns)
     if settings.name is None:
