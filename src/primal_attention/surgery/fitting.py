@@ -183,7 +183,7 @@ def _collect_inside(
         if layer.concat not in seen:
             return None
         # all heads share one map, so their rows belong to one system
-        z, y = seen[layer.concat][0][0][real].transpose(0, 1), rows(_heads(missing, heads))
+        z, y = rows(seen[layer.concat][0][0]), rows(_heads(missing, heads))
         bias = None if layer.concat.bias is None else layer.concat.bias.data[None]
         system = system or _NormalEquations(layer.concat.weight.data[None], bias)
         system.add(z.flatten(0, 1)[None], y.flatten(0, 1)[None])
