@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from primal_attention.analysis.plots import plot_confusion, plot_curves
+from primal_attention.analysis.plots import plot_confusion, plot_curves, plot_dots
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -60,3 +60,14 @@ def test_confusion_has_two_panels_per_row(models):
     columns = {a.get_subplotspec().colspan.start for a in shown}
     assert len(columns) == min(models, 2)
     plt.close(figure)
+
+
+def test_dots_have_one_row_each_and_the_names_in_the_legend():
+    figure = plot_dots({"a": {"x": 1.0, "y": 10.0}, "b": {"y": 100.0}}, xlabel="score", log=True)
+    (axis,) = figure.axes
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
+    assert [dots.get_offsets().tolist() for dots in axis.collections] == [
+        [[1.0, 0.0]],
+        [[10.0, 0.0], [100.0, 1.0]],
+    ]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["x", "y"]

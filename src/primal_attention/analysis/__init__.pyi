@@ -1,6 +1,6 @@
 from .memory import PeakMemory, kept_for_backward
 from .options import SpectrumOptions
-from .plots import plot_confusion, plot_curves, plot_values
+from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
     AnalysisResult,
@@ -33,6 +33,7 @@ __all__ = [
     "list_analyses",
     "plot_confusion",
     "plot_curves",
+    "plot_dots",
     "plot_spectra",
     "plot_values",
     "register_analysis",

@@ -1,6 +1,7 @@
 """Figures of a run: curves over epochs and confusion matrices."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from jaxtyping import Int
@@ -16,6 +17,7 @@ __all__ = [
     "panel_layout",
     "plot_confusion",
     "plot_curves",
+    "plot_dots",
     "plot_values",
 ]
 
@@ -141,6 +143,38 @@ def plot_values(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
         axis.scatter(true, predicted, s=12, alpha=0.6, color="#c2410c")
         axis.set(title=name, xlabel="true", ylabel="predicted")
         axis.grid(alpha=0.25)
+    return figure
+
+
+def plot_dots(
+    values: Mapping[str, Mapping[str, float]], *, xlabel: str, log: bool = False
+) -> "Figure":
+    """Return a figure with one line per row and one dot per name.
+
+    Args:
+        values: Numbers by row and name; rows may lack names.
+        xlabel: What the numbers are.
+        log: Whether the axis is logarithmic.
+    """
+    from matplotlib import pyplot as plt
+
+    names = list(dict.fromkeys(name for row in values.values() for name in row))
+    color = model_colors(names)
+    figure, axis = plt.subplots(
+        figsize=(8, 0.27 * len(values) + 1.3), layout=panel_layout(), squeeze=True
+    )
+    for name, marker in zip(names, cycle("osD^vP")):
+        dots = [(row[name], place) for place, row in enumerate(values.values()) if name in row]
+        x, y = zip(*dots, strict=True)
+        axis.scatter(x, y, color=color[name], marker=marker, s=26, alpha=0.85, label=name)
+    axis.set(xlabel=xlabel, xscale="log" if log else "linear")
+    if log:
+        axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_yticks(range(len(values)), list(values), fontsize=8)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=min(len(names), 6), frameon=False)
     return figure
 
 

@@ -135,6 +135,7 @@ class InstabilityStudy(Study[InstabilityOptions]):
                 f"with standard deviation {std:g}."
             )
             files[f"std{std:g}.md"] = page(caption, _table(mine))
+            files[f"std{std:g}.png"] = _picture(mine)
         return files
 
 
@@ -157,6 +158,16 @@ def ratios(found: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _picture(rows: Sequence[Row]) -> bytes:
+    from primal_attention.analysis import plot_dots, to_png
+
+    values: dict[str, dict[str, float]] = {}
+    for row in rows:
+        values.setdefault(row["name"], {})[row["task"]] = row["ratio"]
+    is_wide = max(row["ratio"] for row in rows) > 10
+    return to_png(plot_dots(values, xlabel="instability, softmax = 1", log=is_wide))
 
 
 def _table(rows: Sequence[Row]) -> str:

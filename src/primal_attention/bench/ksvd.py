@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.bench.tables import page, rows_table
+from primal_attention.bench.tables import page, plot_lines, rows_table
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -80,7 +80,7 @@ class SolverStudy(Study[SolverOptions]):
         return rows
 
     def tables(self, rows: Sequence[Row], options: SolverOptions) -> Mapping[str, str | bytes]:
-        """Return one table."""
+        """Return one table and its picture."""
         shown = [
             {
                 **row,
@@ -93,7 +93,12 @@ class SolverStudy(Study[SolverOptions]):
         ]
         columns = ["n", "solver", "seconds", "peak, MB", "relative error"]
         caption = f"{rows[0]['rank']} singular triplets, double precision. {rows[0]['machine']}."
-        return {"table.md": page(caption, rows_table(shown, columns))}
+        panels: dict[str, dict[str, list[tuple[float, float]]]] = {"seconds": {}, "peak, MB": {}}
+        for row in shown:
+            for title, lines in panels.items():
+                lines.setdefault(row["solver"], []).append((row["n"], row[title]))
+        picture = plot_lines(panels, xlabel="rows", ylabels=[""])
+        return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
 
 
 class Solved(NamedTuple):

@@ -80,7 +80,22 @@ class LossStudy(Study[LossOptions]):
             mine = [_shown(row) for row in rows if row["table"] == name]
             if mine:
                 files[f"{name}.md"] = page(caption, rows_table(mine, columns))
+        spectra = [row for row in rows if row["table"] == "spectrum"]
+        if spectra:
+            files["spectrum.png"] = _picture(spectra)
         return files
+
+
+def _picture(spectra: Sequence[Row]) -> bytes:
+    from primal_attention.analysis import plot_dots, to_png
+
+    values = {
+        f"correlation {r['correlation']:g}, {'' if r['centred'] else 'not '}centred": {
+            kind: r[kind] for kind in ("primal", "softmax", "cosine")
+        }
+        for r in spectra
+    }
+    return to_png(plot_dots(values, xlabel="share of the first singular value, untrained layers"))
 
 
 _TABLES = {

@@ -127,7 +127,7 @@ class CostStudy(Study[CostOptions]):
             "tensors, parameters and optimiser state included. "
             f"{rows[0]['machine']}, seed {rows[0]['seed']}."
         )
-        return {"table.md": page(caption, *_tables(rows))}
+        return {"table.md": page(caption, *_tables(rows)), "picture.png": _picture(rows)}
 
 
 def rivals() -> tuple[str, ...]:
@@ -261,6 +261,15 @@ def gains(rows: Sequence[Row], field: str, over: str) -> dict[tuple[str, str], f
         for (task, name), value in at.items()
         if (task, over) in at
     }
+
+
+def _picture(rows: Sequence[Row]) -> bytes:
+    from primal_attention.analysis import plot_dots, to_png
+
+    values: dict[str, dict[str, float]] = {}
+    for (task, name), gain in gains(rows, "cpu_seconds", "softmax").items():
+        values.setdefault(name, {})[task] = gain
+    return to_png(plot_dots(values, xlabel="times as fast as fused softmax", log=True))
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:

@@ -90,7 +90,9 @@ class KernelStudy(Study[KernelOptions]):
         }
 
     def tables(self, rows: Sequence[Row], options: KernelOptions) -> Mapping[str, str | bytes]:
-        """Return one table."""
+        """Return one table and its picture."""
+        from primal_attention.analysis import plot_dots, to_png
+
         first = rows[0]
         caption = (
             f"{first['steps']:,} steps of 8 sequences, {first['num_test']:,} test sequences, "
@@ -98,7 +100,13 @@ class KernelStudy(Study[KernelOptions]):
         )
         shown = [{**r, "test accuracy": f"{r['test_accuracy']:.4f}"} for r in rows]
         columns = ["task", "kernel", "temperature", "sees", "test accuracy", "temperatures"]
-        return {"table.md": page(caption, rows_table(shown, columns))}
+        values: dict[str, dict[str, float]] = {}
+        for row in rows:
+            order = {"all": "bidirectional", "before": "causal"}[row["sees"]]
+            line = values.setdefault(f"{row['kernel']}, {row['temperature']}", {})
+            line[f"{row['task']}, {order}"] = 100 * row["test_accuracy"]
+        picture = to_png(plot_dots(values, xlabel="test accuracy, %"))
+        return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
 
 
 def build(cell: Cell, **changes: Any) -> "EncoderClassifier":

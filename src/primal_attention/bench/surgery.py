@@ -222,7 +222,22 @@ class SurgeryStudy(Study[SurgeryOptions]):
                 f"thread, 64 landmarks. {speed[0]['machine']}."
             )
             parts.append(markdown_table(header, [[_text(r[h]) for h in header] for r in speed]))
-        return {"table.md": page(*parts)}
+        files: dict[str, str | bytes] = {"table.md": page(*parts)}
+        if quality:
+            files["picture.png"] = self._picture(quality)
+        return files
+
+    def _picture(self, quality: Sequence[Row]) -> bytes:
+        """Return the first score of every mechanism, by converted layers, without training."""
+        from primal_attention.analysis import plot_dots, to_png
+
+        score = self.scores[0]
+        values: dict[str, dict[str, float]] = {}
+        for row in quality:
+            if "layer_steps" not in row and row["layers"] != "none":
+                values.setdefault(row["attention"], {})[row["layers"]] = row[score]
+        label = f"{score}, by converted layers, without training"
+        return to_png(plot_dots(values, xlabel=label, log=score == "perplexity"))
 
 
 def _text(value: Any) -> str:

@@ -35,6 +35,7 @@ from primal_attention.tasks.timeseries.table1 import (
 from primal_attention.tasks.timeseries.tables import (
     ablation_table,
     table_one,
+    table_one_picture,
     trainings_table,
 )
 
@@ -165,13 +166,17 @@ class TableOne(Study[TableOptions]):
             "seconds": round(time.thread_time() - started, 1),
         }
 
-    def tables(self, rows: Sequence[Row], options: TableOptions) -> Mapping[str, str]:
+    def tables(self, rows: Sequence[Row], options: TableOptions) -> Mapping[str, str | bytes]:
         """Return the tables of all protocols."""
         ours, theirs = (
             {name: options.shorten(found[name]) for name in SETS}
             for found in (SETTINGS, PUBLISHED_SETTINGS)
         )
-        return {"table.md": table_one(_current(rows, self._choice, options), ours, theirs)}
+        kept = _current(rows, self._choice, options)
+        files: dict[str, str | bytes] = {"table.md": table_one(kept, ours, theirs)}
+        if any(row["protocol"] == "selected" for row in kept):
+            files["picture.png"] = table_one_picture(kept)
+        return files
 
 
 def _current(rows: Sequence[Row], choice: Any, options: Any) -> list[Row]:
