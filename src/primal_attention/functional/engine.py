@@ -1,4 +1,4 @@
-"""Both stages of a primal layer on tiles, each with a backward pass of its own.
+"""Both stages of a primal layer on tiles, each with a backward pass of its own::
 
     tie       W = Fᵀ codes  or  W = Φᵀ H / n          [b 2h d s], all that tokens share
     attend    z = Wᵀ q / ‖q‖      y = O (C z)          "scores"
