@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "ksvd.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "ksvd.md"
 
 
 def test_examples_of_the_page_run(capsys) -> None:
