@@ -71,3 +71,4 @@ def test_dots_have_one_row_each_and_the_names_in_the_legend():
         [[10.0, 0.0], [100.0, 1.0]],
     ]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["x", "y"]
+    plt.close(figure)
