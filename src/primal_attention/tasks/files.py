@@ -1,13 +1,22 @@
 """Files of a user: which errors they may cause, and tables as CSV or Parquet."""
 
+import gzip
 import lzma
 import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-__all__ = ["FILE_ERRORS", "TABLE_SUFFIXES", "list_some", "read_table", "take_column"]
+__all__ = [
+    "FILE_ERRORS",
+    "TABLE_SUFFIXES",
+    "ending",
+    "list_some",
+    "open_text",
+    "read_table",
+    "take_column",
+]
 
 FILE_ERRORS: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, OSError, EOFError, KeyError, IndexError),
@@ -18,8 +27,32 @@ FILE_ERRORS: tuple[type[Exception], ...] = (
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
 
-def read_table(path: Path) -> Any:
+def ending(path: Path) -> str:
+    """Return the ending of a file's name in lower case, without that of a compression.
+
+    Example:
+        >>> ending(Path("reviews.JSONL.xz"))
+        '.jsonl'
+    """
+    parts = [suffix.lower() for suffix in path.suffixes]
+    if len(parts) > 1 and parts[-1] in (".gz", ".xz"):
+        del parts[-1]
+    return parts[-1] if parts else ""
+
+
+def open_text(path: Path) -> TextIO:
+    """Return a text file for reading, plain or compressed; only line feeds end a line."""
+    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)
+    file: TextIO = opened(path, "rt", encoding="utf-8-sig", newline="\n")
+    return file
+
+
+def read_table(path: Path, *, rows: int | None = None) -> Any:
     """Return a CSV, TSV or Parquet file as a pandas frame.
+
+    Args:
+        path: The file; CSV and TSV may be compressed.
+        rows: Read so many rows only.
 
     Raises:
         ImportError: If pandas, or pyarrow for Parquet, is not installed.
@@ -28,10 +61,10 @@ def read_table(path: Path) -> Any:
     try:
         import pandas as pd
 
-        if path.suffix == ".parquet":
-            frame = pd.read_parquet(path)
+        if ending(path) == ".parquet":
+            frame = _read_parquet(path, rows)
         else:
-            frame = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
+            frame = pd.read_csv(path, sep="\t" if ending(path) == ".tsv" else ",", nrows=rows)
     except ImportError as error:
         raise ImportError(
             "Tables need pandas, and pyarrow for Parquet: pip install 'primal-attention[tables]'."
@@ -45,6 +78,18 @@ def read_table(path: Path) -> Any:
     if not len(frame):
         raise ValueError(f"{path} has no rows.")
     return frame
+
+
+def _read_parquet(path: Path, rows: int | None) -> Any:
+    import pandas as pd
+
+    if rows is None:
+        return pd.read_parquet(path)
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        batch = next(file.iter_batches(batch_size=rows), None)
+        return file.schema_arrow.empty_table().to_pandas() if batch is None else batch.to_pandas()
 
 
 def take_column(frame: Any, name: str, path: Path, option: str) -> Any:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from primal_attention.command import UserError, did_you_mean, user_errors
 from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import build
+from primal_attention.tasks.sources import Recognition, Source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -122,6 +123,36 @@ class Task(ABC):
     """Dataclass of the recipe's ``data:``."""
     Model: ClassVar[type[Any]]
     """Dataclass of the recipe's ``model:``, a :class:`StackConfig`."""
+    endings: ClassVar[tuple[str, ...]] = ()
+    """Endings of the files that the task reads, for messages."""
+    starter: ClassVar[Mapping[str, Any]] = {}
+    """Parts of a recipe that trains without a file of the user, for ``primal init``."""
+
+    @classmethod
+    def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
+        """Return how to read a user's file or folder; ``None`` if it is of another kind.
+
+        ``primal train FILE`` and ``primal init`` ask every task. If two recognise a file, the user
+        must choose one with ``--task``. This must not import torch.
+
+        Args:
+            source: What can be seen of the file: columns, shapes of arrays, files of a folder.
+            given: Settings of ``data:`` that the command line gives, as words, such as
+                ``{"target": "price"}``.
+
+        Raises:
+            UserError: If the file is of this kind, but cannot be learned from. The user sees the
+                message unless another task recognises the file.
+
+        Example of a task for tables with a column of prices::
+
+            @classmethod
+            def recognize(cls, source, given):
+                if given.get("target", "price") not in source.columns:
+                    return None
+                return Recognition("a table of prices", {"training": {"epochs": 50}})
+        """
+        return None
 
     @classmethod
     @abstractmethod

@@ -1,0 +1,181 @@
+"""What can be seen of a user's file or folder before it is read, for tasks to recognise.
+
+    source = look_at(Path("table.csv"))
+    source.columns["price"].kind        # "number"
+
+Looking reads the beginning of a file only, and does not import torch.
+"""
+
+import json
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.tasks.files import (
+    FILE_ERRORS,
+    TABLE_SUFFIXES,
+    ending,
+    open_text,
+    read_table,
+)
+
+__all__ = ["Column", "Recognition", "Source", "existing", "look_at"]
+
+_ROWS = 2_000
+"""Rows of a table that are looked at."""
+_FILES = 100_000
+"""Most files of a folder."""
+_MANY = {True: 100, False: 20}
+"""A column of whole or other numbers with more different values is a quantity, not a class."""
+
+
+class Column(NamedTuple):
+    """A column of a table, as far as its first rows tell."""
+
+    kind: Literal["number", "text"]
+    """Whether all values are numbers, or missing."""
+    distinct: int
+    """Different values."""
+    words: float
+    """Mean number of words of a text."""
+    is_whole: bool
+    """Whether all values are whole numbers."""
+
+    @property
+    def is_quantity(self) -> bool:
+        """Whether the values are numbers with too many different values for classes."""
+        return self.kind == "number" and self.distinct > _MANY[self.is_whole]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A user's file or folder, as far as it is seen without reading all of it."""
+
+    path: Path
+    """The file or folder."""
+    suffix: str
+    """Ending of the file in lower case, without that of a compression; empty for a folder."""
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    """Tables and JSON lines: the columns by name."""
+    rows: int = 0
+    """Tables and JSON lines: rows that were looked at."""
+    arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Files ``.npz``: the shape of every array."""
+    endings: Mapping[str, int] = field(default_factory=dict)
+    """Folders: how many files have each ending, in all folders inside."""
+    folders: tuple[str, ...] = ()
+    """Folders: the folders directly inside, sorted."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return not self.suffix and self.path.is_dir()
+
+
+class Recognition(NamedTuple):
+    """How a task reads a source."""
+
+    words: str
+    """What the task takes the source for, such as ``"one row a series"``."""
+    settings: Mapping[str, Any] = {}
+    """Parts of a recipe, ``data``, ``model`` and ``training``, that suit the source; ``data.train``
+    is the source itself unless it is given here. What is not given keeps its default."""
+
+
+def existing(path: Path) -> Path:
+    """Return a path that exists.
+
+    Raises:
+        UserError: If it does not; the message offers a name like it.
+    """
+    if path.exists():
+        return path
+    parent = path.parent
+    if not parent.is_dir():
+        raise UserError(f"there is no folder {parent}, so no file {path}.")
+    hint = did_you_mean(path.name, sorted(p.name for p in parent.iterdir()))
+    raise UserError(f"there is no file {path}.{hint}")
+
+
+def look_at(path: Path) -> Source:
+    """Return what can be seen of a file or folder.
+
+    Raises:
+        UserError: If it does not exist, or is a table or archive that cannot be read.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "table.csv"
+        >>> _ = file.write_text("size,price\\n1.5,cheap\\n2.5,dear\\n")
+        >>> {name: column.kind for name, column in look_at(file).columns.items()}
+        {'size': 'number', 'price': 'text'}
+    """
+    if existing(path).is_dir():
+        return _look_into(path)
+    suffix = ending(path)
+    with user_errors(str(path), *FILE_ERRORS):
+        if suffix in TABLE_SUFFIXES:
+            frame = read_table(path, rows=_ROWS)
+            columns = {str(name): _column(frame[name].tolist()) for name in frame.columns}
+            return Source(path, suffix, columns, len(frame))
+        if suffix == ".jsonl":
+            return _look_at_lines(path)
+        if suffix == ".npz":
+            return Source(path, suffix, arrays=_shapes(path))
+    return Source(path, suffix)
+
+
+def _look_at_lines(path: Path) -> Source:
+    values: dict[str, list[Any]] = {}
+    rows = 0
+    with open_text(path) as file:
+        for line in file:
+            item = json.loads(line)
+            if not isinstance(item, dict):
+                raise ValueError(f"line {rows + 1} is no JSON object.")
+            rows += 1
+            for key, value in item.items():
+                values.setdefault(str(key), []).append(value)
+            if rows == _ROWS:
+                break
+    return Source(path, ".jsonl", {k: _column(v) for k, v in values.items()}, rows)
+
+
+def _column(values: list[Any]) -> Column:
+    numbers = [v for v in values if isinstance(v, int | float)]
+    seen = {str(v) for v in values if v == v and v is not None}
+    if len(numbers) == len(values):
+        whole = all(v == v and float(v).is_integer() for v in numbers)
+        return Column("number", len(seen), 0.0, whole)
+    words = sum(len(str(v).split()) for v in values) / len(values)
+    return Column("text", len(seen), words, False)
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays, from their headers alone."""
+    from numpy.lib import format as numpy_format
+
+    npy: Any = numpy_format  # has no annotations
+    shapes = {}
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as file:
+                version = npy.read_magic(file)
+                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+                shapes[name.removesuffix(".npy")] = read(file)[0]
+    return shapes
+
+
+def _look_into(path: Path) -> Source:
+    endings: Counter[str] = Counter()
+    for file in path.rglob("*"):
+        if file.is_file() and not file.name.startswith("."):
+            endings[file.suffix.lower()] += 1
+            if endings.total() > _FILES:
+                raise UserError(f"{path} has more than {_FILES:,} files, too many for a data set.")
+    folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    return Source(path, "", endings=dict(endings), folders=tuple(folders))
