@@ -1,0 +1,21 @@
+from .generators import (
+    EventProcess,
+    GapMarks,
+    HawkesProcess,
+    IrregularSinusoids,
+    PeriodicMarks,
+    PoissonProcess,
+    SampledEvents,
+    SampledSeries,
+)
+
+__all__ = [
+    "EventProcess",
+    "GapMarks",
+    "HawkesProcess",
+    "IrregularSinusoids",
+    "PeriodicMarks",
+    "PoissonProcess",
+    "SampledEvents",
+    "SampledSeries",
+]
