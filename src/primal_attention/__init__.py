@@ -1,6 +1,6 @@
 """Linear attention as an asymmetric kernel machine.
 
-    attn = PrimalAttention(dim=256, num_heads=8)     # drop-in, linear in length
+    attn = PrimalAttention(dim=256, num_heads=8)     # linear in length
     loss = task_loss + eta * ksvd_loss(model)        # one line in any training loop
 
 Names are imported when they are first used, so that a command can answer ``--help`` without

@@ -6,7 +6,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["UserError", "did_you_mean", "exit_code", "progress", "user_errors"]
+__all__ = [
+    "MissingPackageError",
+    "UserError",
+    "did_you_mean",
+    "exit_code",
+    "install_hint",
+    "needs",
+    "progress",
+    "user_errors",
+]
 
 _EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "timeseries"}
 """The extra that installs a package which only some commands need."""
@@ -14,6 +23,43 @@ _EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "time
 
 class UserError(ValueError):
     """A wrong argument, setting or file: the command prints the message and exits with code 2."""
+
+
+class MissingPackageError(ModuleNotFoundError):
+    """A package of an optional extra is not installed; the message says how to install it."""
+
+
+def install_hint(extra: str) -> str:
+    """Return the sentence that says how to install an extra; the package is on no index.
+
+    Example:
+        >>> install_hint("cli")
+        "Run pip install -e '.[cli]' in the checkout of primal-attention."
+    """
+    return f"Run pip install -e '.[{extra}]' in the checkout of primal-attention."
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Name the extra to install if an import inside the context finds no package.
+
+    A package that is installed but broken keeps its own error.
+
+    Args:
+        extra: Name of the extra that has the package.
+        what: What the package is for; begins the message.
+
+    Raises:
+        MissingPackageError: Instead of ``ModuleNotFoundError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        raise MissingPackageError(
+            f"{what} needs the package {package!r}, which is not installed. {install_hint(extra)}",
+            name=package,
+        ) from error
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -104,13 +150,12 @@ def _run(command: Callable[[], int]) -> int:
 
 def _check_missing_package(error: ImportError) -> None:
     """Raise a :class:`UserError` if an optional package is not installed; other errors are bugs."""
-    if "primal-attention[" in str(error):
-        raise UserError(" ".join(str(error).split())) from error
+    if isinstance(error, MissingPackageError):
+        raise UserError(str(error)) from error
     package = (error.name or "primal_attention").split(".")[0]
     if not isinstance(error, ModuleNotFoundError) or package == "primal_attention":
         return
     extra = _EXTRAS.get(package, "cli,train,analysis")
     raise UserError(
-        f"this needs the package {package!r}, which is not installed: "
-        f"pip install 'primal-attention[{extra}]'."
+        f"this needs the package {package!r}, which is not installed. {install_hint(extra)}"
     ) from error

@@ -10,7 +10,7 @@ import pytest
 
 from primal_attention.cli import main as cli
 from primal_attention.cli.main import main
-from primal_attention.command import UserError, user_errors
+from primal_attention.command import MissingPackageError, UserError, needs, user_errors
 from primal_attention.output import write_atomically
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,9 +121,14 @@ def test_interruption_has_its_own_code(monkeypatch, capsys):
 
 def test_a_missing_package_names_the_extra(monkeypatch, fails):
     command(monkeypatch, ModuleNotFoundError("No module named 'tyro'", name="tyro"))
-    assert "pip install 'primal-attention[cli]'" in fails("list")
-    command(monkeypatch, ImportError("Needs X: pip install 'primal-attention[train]'."))
-    assert "primal-attention[train]" in fails("list")
+    assert "Run pip install -e '.[cli]' in the checkout" in fails("list")
+    with pytest.raises(MissingPackageError) as caught, needs("train", "Training"):
+        import no_such_package.part  # noqa: F401
+    command(monkeypatch, caught.value)
+    assert fails("list") == (
+        "primal: Training needs the package 'no_such_package', which is not installed. "
+        "Run pip install -e '.[train]' in the checkout of primal-attention.\n"
+    )
     command(monkeypatch, ModuleNotFoundError("x", name="primal_attention.nothing"))
     with pytest.raises(ModuleNotFoundError):
         main(["list"])

@@ -1,4 +1,4 @@
-"""Primal-Attention (Chen et al., NeurIPS 2023, arXiv 2305.19798) as a drop-in layer.
+"""Primal-Attention (Chen et al., NeurIPS 2023, arXiv 2305.19798) as a layer.
 
     e_i = W_{e|X}ᵀ φ(q_i)      r_i = W_{r|X}ᵀ φ(k_i)      y_i = O [C (e_i ; r_i) + c]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primal_attention.bench.tables import page
+from primal_attention.command import needs
 from primal_attention.output import markdown_table
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
@@ -118,18 +119,12 @@ class PeerStudy(Study[PeerOptions]):
 
 def _pair(cell: Cell) -> "tuple[nn.Module, nn.Module]":
     """Return our layer and theirs."""
-    try:
-        with warnings.catch_warnings():
-            # the packages import what torch and Python have deprecated
-            warnings.simplefilter("ignore")
-            from linformer import LinformerSelfAttention
-            from nystrom_attention import NystromAttention
-            from performer_pytorch import SelfAttention
-    except ImportError as error:
-        raise ImportError(
-            "The comparison needs the public packages; install them with: "
-            "pip install 'primal-attention[peers]'"
-        ) from error
+    with needs("peers", "The comparison"), warnings.catch_warnings():
+        # the packages import what torch and Python have deprecated
+        warnings.simplefilter("ignore")
+        from linformer import LinformerSelfAttention
+        from nystrom_attention import NystromAttention
+        from performer_pytorch import SelfAttention
     from primal_attention.attention import create_attention
     from primal_attention.bench.rivals import CausalLayer
 

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from primal_attention.command import needs
 from primal_attention.output import markdown_table
 
 __all__ = ["page", "plot_lines", "rows_table"]
@@ -59,12 +60,8 @@ def plot_lines(
         dashed: Names, or parts of them, of lines to dash.
         is_log: Whether the vertical axes are logarithmic.
     """
-    try:
+    with needs("analysis", "A picture"):
         import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            "Plots need matplotlib; install it with: pip install 'primal-attention[analysis]'"
-        ) from error
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

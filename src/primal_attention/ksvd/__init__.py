@@ -1,11 +1,12 @@
 """The asymmetric kernel SVD: solvers on tensors and a scikit-learn estimator.
 
-:class:`KernelSVD` needs scikit-learn (``pip install primal-attention[sklearn]``) and is imported on
+:class:`KernelSVD` needs scikit-learn (the extra ``sklearn``) and is imported on
 first use. Everything else needs only torch.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from primal_attention.command import needs
 from primal_attention.ksvd.kernels import (
     FEATURE_MAPS,
     KERNELS,
@@ -64,13 +65,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "KernelSVD":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with needs("sklearn", "KernelSVD"):
         from primal_attention.ksvd.estimator import KernelSVD
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "sklearn":
-            raise
-        raise ModuleNotFoundError(
-            "KernelSVD needs scikit-learn; run `pip install primal-attention[sklearn]`.",
-            name="sklearn",
-        ) from error
     return KernelSVD

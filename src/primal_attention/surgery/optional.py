@@ -5,6 +5,8 @@ import importlib.util
 from importlib.metadata import version
 from typing import Any
 
+from primal_attention.command import MissingPackageError, install_hint
+
 __all__ = ["require_transformers"]
 
 
@@ -14,9 +16,8 @@ def require_transformers() -> Any:
     Transformers imports its parts on first use, so the module of models is imported here, too.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise ImportError(
-            "transformers is not installed; run pip install 'primal-attention[hf]'.",
-            name="transformers",
+        raise MissingPackageError(
+            f"transformers is not installed. {install_hint('hf')}", name="transformers"
         )
     try:
         importlib.import_module("transformers.modeling_utils")

@@ -16,6 +16,7 @@ from primal_attention.attention import (
     attention_entry,
     create_attention,
 )
+from primal_attention.command import needs
 from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.hosts import HostLibrary, plain_projection
 from primal_attention.surgery.layers import (
@@ -146,10 +147,8 @@ def register_timm_models() -> list[str]:
     ``primal_deit_{tiny,small,base}_patch16_224`` are DeiT with the published layer (``s = 96`` over
     all 197 tokens) in the last one. Both take ``rank=``.
     """
-    try:
+    with needs("vision", "This model"):
         from timm.models import is_model, register_model
-    except ImportError as error:
-        raise ImportError("These models need timm; install primal-attention[vision].") from error
     names = []
     for size, (dim, heads) in _SIZES.items():
         for make in (_primalformer, _primal_deit):

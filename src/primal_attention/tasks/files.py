@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from primal_attention.command import MissingPackageError, install_hint
+
 __all__ = [
     "FILE_ERRORS",
     "TABLE_SUFFIXES",
@@ -66,8 +68,9 @@ def read_table(path: Path, *, rows: int | None = None) -> Any:
         else:
             frame = pd.read_csv(path, sep="\t" if ending(path) == ".tsv" else ",", nrows=rows)
     except ImportError as error:
-        raise ImportError(
-            "Tables need pandas, and pyarrow for Parquet: pip install 'primal-attention[tables]'."
+        # pandas raises a plain ImportError if pyarrow is missing
+        raise MissingPackageError(
+            f"Tables need pandas, and pyarrow for Parquet. {install_hint('tables')}"
         ) from error
     except OSError:
         raise

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from primal_attention.command import needs
 from primal_attention.output import to_csv, to_json, write_atomically
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.history import History
@@ -88,10 +89,6 @@ def _bar() -> Any:
 
 def _events(folder: Path, step: int) -> Any:
     """Return a writer of events that hides what a broken run wrote after ``step``."""
-    try:
+    with needs("train", "tensorboard=True"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError(
-            "tensorboard=True needs TensorBoard: pip install 'primal-attention[train]'."
-        ) from error
     return SummaryWriter(str(folder), purge_step=step + 1)

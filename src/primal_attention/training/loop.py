@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.attention import ksvd_loss
+from primal_attention.command import needs
 from primal_attention.models import PretrainedModel
 from primal_attention.output import write_atomically
 from primal_attention.training import evaluation
@@ -480,13 +481,9 @@ def join_processes() -> Any:
 
     ``fit`` calls this itself. Its ``is_main_process`` tells which process writes files.
     """
-    try:
+    with needs("train", "Training"):
         from accelerate import Accelerator
         from accelerate.utils import DistributedType
-    except ImportError as error:
-        raise ImportError(
-            "Training needs accelerate: pip install 'primal-attention[train]'."
-        ) from error
     # without cpu=True accelerate ignores torchrun on a CPU, and every process trains alone
     accelerator = Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
     if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from primal_attention.command import needs
 from primal_attention.tasks.files import TABLE_SUFFIXES, read_table, take_column
 from primal_attention.tasks.longrange.listops import (
     ListOpsConfig,
@@ -87,12 +88,8 @@ def read_cifar10(path: Path, *, limit: int | None = None, seed: int = 0) -> Toke
         limit: Decode only so many, drawn without replacement; the files are sorted by class.
         seed: Seed of that draw.
     """
-    try:
+    with needs("vision", "Reading pictures"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError(
-            "Pictures need Pillow; install it with: pip install 'primal-attention[vision]'"
-        ) from error
 
     with np.load(path, allow_pickle=False) as file:
         missing = {"data", "offsets", "labels"} - set(file.files)

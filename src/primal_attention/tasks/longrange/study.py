@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from primal_attention.command import needs
 from primal_attention.output import markdown_table, percent
 from primal_attention.settings import fingerprint
 from primal_attention.tasks.study import Cell, Row, Study
@@ -230,12 +231,8 @@ def plot_accuracy(runs: Sequence[Row]) -> bytes:
 
     Of several seeds, the mean is drawn over the faint curve of each.
     """
-    try:
+    with needs("analysis", "A picture"):
         import matplotlib
-    except ImportError as error:
-        raise ImportError(
-            "Plots need matplotlib; install it with: pip install 'primal-attention[analysis]'"
-        ) from error
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
     import numpy as np

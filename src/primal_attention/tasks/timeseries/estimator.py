@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError
+from primal_attention.command import UserError, needs
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.experiment import load_trained, save_trained
 from primal_attention.tasks.timeseries.data import (
@@ -25,12 +25,8 @@ from primal_attention.tasks.timeseries.model import SeriesClassifier
 from primal_attention.tasks.timeseries.settings import SeriesOptions
 from primal_attention.tasks.timeseries.task import SeriesTask
 
-try:
+with needs("timeseries", "PrimalTimeSeriesClassifier"):
     from aeon.classification.base import BaseClassifier
-except ImportError as error:
-    raise ImportError(
-        "PrimalTimeSeriesClassifier needs aeon; install primal-attention[timeseries]."
-    ) from error
 
 if TYPE_CHECKING:
     from typing import Self
