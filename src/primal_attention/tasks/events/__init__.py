@@ -1,4 +1,4 @@
-"""Event logs: who, when, what; generators with known answers."""
+"""Event logs: the next event and its time, classes of sequences, irregular series."""
 
 import lazy_loader
 

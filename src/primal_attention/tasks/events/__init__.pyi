@@ -1,3 +1,4 @@
+from .data import EventSequences, LogColumn
 from .generators import (
     EventProcess,
     GapMarks,
@@ -11,9 +12,11 @@ from .generators import (
 
 __all__ = [
     "EventProcess",
+    "EventSequences",
     "GapMarks",
     "HawkesProcess",
     "IrregularSinusoids",
+    "LogColumn",
     "PeriodicMarks",
     "PoissonProcess",
     "SampledEvents",
