@@ -1,10 +1,8 @@
 """``primal convert``: replace the softmax attention of a saved model."""
 
-import copy
 import json
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.cli.folders import check_folder, new_folder
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from primal_attention.surgery import Advice, SurgeryConfig
-    from primal_attention.surgery.cost import ForwardCost
+    from primal_attention.surgery.outcome import Outcome
 
 __all__ = ["main"]
 
@@ -53,47 +51,6 @@ class Convert(ModelInputs):
             raise ValueError("--option needs a mechanism; name it with --to.")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a conversion did to the model, measured on inputs that nothing was fitted on."""
-
-    model: str
-    """Class of the model."""
-    attention: str
-    layers: dict[str, float]
-    """R² of the converted layers."""
-    all_layers: int
-    output_r2: float
-    """R² of the output of the whole model."""
-    length: int
-    costs: "dict[str, ForwardCost]"
-    """Of the whole model at ``length`` tokens; of one layer if the model takes fewer."""
-    whole: bool
-    """Whether ``costs`` are of the whole model."""
-    data_length: int
-
-    def verdict(self) -> str:
-        """Return what was converted, how true it is, and what it saves."""
-        before, after = self.costs["original"], self.costs["converted"]
-        low, high = min(self.layers.values()), max(self.layers.values())
-        r2 = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-        caution = (
-            f" R² was measured on inputs of at most {self.data_length:,} tokens: it can be lower "
-            "on longer ones."
-            if self.data_length < self.length
-            else ""
-        )
-        return (
-            f"Converted {len(self.layers)} of {self.all_layers} layers of {self.model} to "
-            f"{self.attention}. On held-out inputs R² is {r2} for the output of the layers and "
-            f"{self.output_r2:.2f} for the output of the model. At {self.length:,} tokens "
-            f"{'the model' if self.whole else 'a layer'} takes {after.milliseconds:.1f} ms instead "
-            f"of {before.milliseconds:.1f} ({_change(before.milliseconds, after.milliseconds)}) "
-            f"and {after.megabytes:.1f} MB instead of {before.megabytes:.1f} "
-            f"({_change(before.megabytes, after.megabytes)}).{caution}"
-        )
-
-
 def main(argv: list[str]) -> int:
     """Inspect, advise, convert, distil and save; print the verdict and a table."""
     options = parse(Convert, argv, prog="primal convert")
@@ -102,6 +59,7 @@ def main(argv: list[str]) -> int:
 
     from primal_attention.output import markdown_table, to_json, write_atomically
     from primal_attention.surgery import converted_layers, save_converted
+    from primal_attention.surgery.outcome import convert_and_compare
 
     loaded = load(options)
     if converted_layers(loaded.model):
@@ -110,9 +68,9 @@ def main(argv: list[str]) -> int:
     with one_sentence():
         advice = _advice(options, loaded.model, batches, values)
         config = _config(options, advice, values)
-        teacher = copy.deepcopy(loaded.model)
-        _convert(options, loaded.model, teacher, batches, config)
-        outcome = _measure(loaded.model, teacher, batches, advice, config)
+        outcome = convert_and_compare(
+            loaded.model, batches, advice, config, distill_steps=options.distill, report=progress
+        )
     rows = [[name, f"{r2:.3f}"] for name, r2 in outcome.layers.items()]
     with new_folder(options.out) as folder:
         save_converted(loaded.model, folder)
@@ -172,80 +130,7 @@ def _config(options: Convert, advice: "Advice", values: dict[str, Any]) -> "Surg
     return SurgeryConfig(attention, values, layers=chosen)
 
 
-def _convert(
-    options: Convert,
-    model: "nn.Module",
-    teacher: "nn.Module",
-    batches: list[Any],
-    config: "SurgeryConfig",
-) -> None:
-    """Convert the model in place, then fit or train the new layers on the first half."""
-    from primal_attention.surgery import DistillConfig, convert, distill, fit_outputs
-
-    progress(f"converting to {config.attention}")
-    convert(model, config)
-    half = batches[: len(batches) // 2]
-    if not options.distill:
-        fit_outputs(model, teacher, half)
-        return
-    steps = DistillConfig(layer_steps=options.distill, end_steps=options.distill // 2)
-    distill(model, teacher, half, steps)
-
-
-def _measure(
-    model: "nn.Module",
-    teacher: "nn.Module",
-    batches: list[Any],
-    advice: "Advice",
-    config: "SurgeryConfig",
-) -> Outcome:
-    """Return fidelity on the second half of the inputs, and cost at the length of the advice."""
-    from primal_attention.surgery import layer_r2, output_r2
-    from primal_attention.surgery.cost import ForwardCost, compare_costs
-    from primal_attention.surgery.recording import run_batch
-
-    progress("comparing with the original")
-    tests = batches[len(batches) // 2 :]
-    one = _one_input(model, tests[0], advice.length)
-    if one is not None:
-        runs = {"original": partial(run_batch, teacher, one)}
-        costs = compare_costs({**runs, "converted": partial(run_batch, model, one)})
-    else:
-        layer = {c.attention: ForwardCost(c.milliseconds, c.megabytes) for c in advice.costs}
-        costs = {"original": layer["softmax"], "converted": layer[config.attention]}
-    return Outcome(
-        model=type(model).__name__,
-        attention=config.attention,
-        layers=layer_r2(model, teacher, tests),
-        all_layers=len(dict.fromkeys(fit.layer for fit in advice.fits)),
-        output_r2=output_r2(model, teacher, tests),
-        length=advice.length,
-        costs=costs,
-        whole=one is not None,
-        data_length=advice.data_length,
-    )
-
-
-def _one_input(model: Any, batch: dict[str, Any], length: int) -> dict[str, Any] | None:
-    """Return one sequence of ``length`` tokens made from a batch; ``None`` if that is impossible.
-
-    It is impossible if the model takes no tokens, or not so many.
-    """
-    ids = batch.get("input_ids")
-    limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if ids is None or ids.dim() != 2 or (isinstance(limit, int) and limit < length):
-        return None
-    return {"input_ids": ids[:1].repeat(1, -(-length // ids.shape[1]))[:, :length]}
-
-
-def _change(before: float, after: float) -> str:
-    share = round(after / max(before, 1e-9) - 1, 2)
-    if not share:
-        return "the same"
-    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"
-
-
-def _record(options: Convert, outcome: Outcome) -> dict[str, Any]:
+def _record(options: Convert, outcome: "Outcome") -> dict[str, Any]:
     """Return the numbers of the command as plain values."""
     return {
         "verdict": outcome.verdict(),
@@ -262,7 +147,7 @@ def _record(options: Convert, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _page(options: Convert, outcome: Outcome, rows: list[list[str]], advice: "Advice") -> Any:
+def _page(options: Convert, outcome: "Outcome", rows: list[list[str]], advice: "Advice") -> Any:
     """Return the report: verdict, numbers, converted layers, and the advice behind the choice."""
     from primal_attention.analysis import Report
 
