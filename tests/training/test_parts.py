@@ -1,5 +1,6 @@
 """The pieces of training on their own: batches, groups, schedules, averages, evaluation."""
 
+import dataclasses
 import itertools
 import random
 
@@ -12,6 +13,7 @@ from torch import nn
 from training_cases import data, model
 
 from primal_attention.attention import create_attention
+from primal_attention.kernels import BochnerTime
 from primal_attention.models import CausalDecoder, DecoderConfig
 from primal_attention.training import (
     Columns,
@@ -123,6 +125,18 @@ def test_weights_of_positions_scales_and_landmarks_never_decay(name, options, sp
     names = {id(p): n for n, p in layer.named_parameters()}
     _, left_alone = parameter_groups(layer, 0.1)
     assert {names[id(p)] for p in left_alone["params"]} == spared
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "radam"])
+def test_frequencies_learn_at_a_tenth_of_the_rate_and_do_not_decay(optimizer):
+    net = nn.Sequential(BochnerTime(8), nn.Linear(8, 2))
+    config = TrainingConfig(lr=0.5, optimizer=optimizer, schedule="constant", warmup=0.0)
+    created = create_optimizer(net, config)
+    assert [g["lr"] for g in created.param_groups] == [0.5, 0.5, 0.05]
+    assert created.param_groups[2]["params"] == [net[0].quantile.omega]
+    assert created.param_groups[2]["weight_decay"] == 0
+    set_progress(created, dataclasses.replace(config, schedule="linear"), 0.5)
+    assert [g["lr"] for g in created.param_groups] == pytest.approx([0.25, 0.25, 0.025])
 
 
 def test_frozen_and_shared_parameters_are_counted_rightly():

@@ -18,14 +18,17 @@ _NORMS = (
 )
 # one-cycle starts at 1/25 of the peak; momentum falls while the rate rises (Smith 2018)
 _START, _END, _MOMENTUM = 1 / 25, 1 / 250_000, (0.95, 0.85)
+# learning rate of slow parameters, relative to that of the others
+_SLOW = 0.1
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups: parameters that decay, and those that must not.
+    """Return two groups: parameters that decay, and those that must not; then slow ones, if any.
 
     Not decayed are parameters of norms, biases, parameters with one axis, and those that a module
     names in ``undecayed``: position weights, landmarks and ``lam``, for which zero is not neutral.
-    Frozen parameters are in no group.
+    Parameters that a module names in ``slow``, such as frequencies, do not decay and learn at a
+    tenth of the rate. Frozen parameters are in no group.
 
     Example:
         >>> groups = parameter_groups(torch.nn.Linear(3, 2), 0.1)
@@ -34,6 +37,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """
     decayed: dict[nn.Parameter, None] = {}
     spared: dict[nn.Parameter, None] = {}
+    slow: dict[nn.Parameter, None] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
@@ -43,11 +47,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
                     or name.endswith("bias")
                     or isinstance(module, _NORMS)
                 )
-                (spared if spare else decayed)[parameter] = None
-    return [
+                is_slow = name in getattr(module, "slow", ())
+                (slow if is_slow else spared if spare else decayed)[parameter] = None
+    decayed = {p: None for p in decayed if p not in slow}
+    groups = [
         {"params": list(decayed), "weight_decay": weight_decay},
-        {"params": [p for p in spared if p not in decayed], "weight_decay": 0.0},
+        {"params": [p for p in spared if p not in decayed and p not in slow], "weight_decay": 0.0},
     ]
+    if slow:
+        groups.append({"params": list(slow), "weight_decay": 0.0, "lr_scale": _SLOW})
+    return groups
 
 
 def create_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
@@ -60,6 +69,8 @@ def create_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Op
     groups = [g for g in parameter_groups(model, config.weight_decay) if g["params"]]
     if not groups:
         raise ValueError("The model has no parameter that requires a gradient: nothing to train.")
+    for group in groups:
+        group["lr"] = config.lr * group.get("lr_scale", 1.0)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr)
     if config.optimizer == "radam":
@@ -97,7 +108,7 @@ def set_progress(
     """Set the learning rate, and the momentum of one-cycle; return the learning rate."""
     lr = learning_rate(config, progress)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
         if config.schedule == "one-cycle":
             high, low = _MOMENTUM
             rising = progress < config.warmup
