@@ -1,0 +1,447 @@
+"""Models of event sequences, with any attention of the registry.
+
+    next event:  [type ; features of the gap before ; marks] → causal blocks → h_i
+                 p(gap, type | history) = p(gap | h_i) · p(type | gap, h_i)
+    classifier:  [type ; features of t_ref − t ; marks], a summary token at t_ref → blocks → classes
+
+Only differences of times enter, so a shift of all times changes nothing. Times are float64 in
+scaled units: the median gap is one.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from primal_attention.kernels import create_time
+from primal_attention.models import (
+    BlockStack,
+    ModelOutput,
+    PretrainedModel,
+    sinusoidal_positions,
+)
+from primal_attention.tasks.events.heads import (
+    GapFeatures,
+    LogNormalMixture,
+    TypeHead,
+    WaitingHead,
+)
+from primal_attention.tasks.events.settings import EventOptions
+
+__all__ = [
+    "EventClassifier",
+    "EventClassifierConfig",
+    "EventConfig",
+    "NextEventConfig",
+    "NextEventModel",
+    "NextEventOutput",
+]
+
+_MARK_DROPOUT = 0.1
+"""Share of events whose marks are hidden in training: sampled future events have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventConfig(EventOptions):
+    """What the data decide of every model of events."""
+
+    num_types: int
+    """Types of events."""
+    mark_numbers: int = 0
+    """Numeric marks."""
+    mark_levels: tuple[int, ...] = ()
+    """Levels of every categorical mark."""
+    covariate_numbers: int = 0
+    """Numeric covariates."""
+    covariate_levels: tuple[int, ...] = ()
+    """Levels of every categorical covariate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mark_levels", "covariate_levels"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_count("num_types")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextEventConfig(EventConfig):
+    """Configuration of a :class:`NextEventModel`.
+
+    Example:
+        >>> NextEventConfig(num_types=22).layer_attentions
+        ('linear', 'linear')
+    """
+
+    smallest_gap: float = 1e-6
+    """Shorter gaps count as this, in scaled units; a density of zero gaps would be infinite."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_causal()
+        if not self.smallest_gap > 0:
+            raise ValueError(f"smallest_gap must be positive, got {self.smallest_gap}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventClassifierConfig(EventConfig):
+    """Configuration of an :class:`EventClassifier`.
+
+    Example:
+        >>> EventClassifierConfig(num_types=5, num_classes=2, time="mercer").time
+        'mercer'
+    """
+
+    num_classes: int
+    """Classes of sequences."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("num_classes")
+
+
+@dataclass(frozen=True)
+class NextEventOutput:
+    """Distributions of the next event after every event."""
+
+    logits: Float[Tensor, "b n types"]
+    """Type of the next event, given the true gap; without meaning where there is no next event."""
+    log_density: Float[Tensor, "b n"]
+    """Log-density of the true gap, per scaled unit; zero where there is no next event."""
+    waiting: LogNormalMixture
+    """Distributions of the next gap, in scaled units."""
+    gap: Float[Tensor, "b n"]
+    """True gap until the next event in scaled units, float64; one where there is none."""
+    hidden: Float[Tensor, "b n c"]
+    """The history at every event."""
+    keep: Bool[Tensor, "b n"]
+    """Where an event is real."""
+    aux_loss: Float[Tensor, ""] | None = None
+    """Mean regulariser of the layers, unweighted."""
+
+
+class EventEmbedding(nn.Module):
+    """One vector for every event: its type, its time, its marks, the covariates.
+
+    The parts are concatenated, then projected, so that no part is added onto another.
+
+    Args:
+        config: Sizes.
+        features: Width of the features of time.
+        extra_types: Types beyond those of the data.
+    """
+
+    def __init__(self, config: EventConfig, features: int, extra_types: int = 0) -> None:
+        super().__init__()
+        self.num_types = config.num_types + extra_types
+        self.types = nn.Embedding(self.num_types, config.dim)
+        self.mark_levels = _embeddings(config.mark_levels)
+        self.covariate_levels = _embeddings(config.covariate_levels)
+        width = config.dim + features
+        width += 2 * (config.mark_numbers + config.covariate_numbers)
+        width += _LEVEL_DIM * (len(config.mark_levels) + len(config.covariate_levels))
+        self.sizes = (
+            config.mark_numbers,
+            len(config.mark_levels),
+            config.covariate_numbers,
+            len(config.covariate_levels),
+        )
+        self.project = nn.Linear(width, config.dim)
+
+    def forward(
+        self,
+        types: Int[Tensor, "b n"],
+        features: Float[Tensor, "b n p"],
+        marks_numbers: Float[Tensor, "b n k"] | None = None,
+        marks_levels: Int[Tensor, "b n k"] | None = None,
+        covariates_numbers: Float[Tensor, "b k"] | None = None,
+        covariates_levels: Int[Tensor, "b k"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Return the stream before the first block.
+
+        Args:
+            types: Types of events; zero at padded positions.
+            features: Features of time.
+            marks_numbers: Standardised numeric marks; NaN where missing.
+            marks_levels: Categorical marks; −1 where missing.
+            covariates_numbers: Standardised numeric covariates; NaN where missing.
+            covariates_levels: Categorical covariates; −1 where missing.
+        """
+        parts = [self.types(types), features]
+        given = (marks_numbers, marks_levels, covariates_numbers, covariates_levels)
+        names = ("numeric marks", "categorical marks", "numeric covariates")
+        for value, size, name in zip(
+            given, self.sizes, (*names, "categorical covariates"), strict=True
+        ):
+            found = 0 if value is None else value.shape[-1]
+            if found != size:
+                raise ValueError(f"The model has {size} {name}, got {found}.")
+        hidden = None
+        if self.training and any(self.sizes[:2]):
+            hidden = torch.rand(types.shape, device=types.device) < _MARK_DROPOUT
+        if marks_numbers is not None:
+            parts.append(_numbers(marks_numbers, hidden))
+        if marks_levels is not None:
+            parts.append(_levels(self.mark_levels, marks_levels, hidden))
+        for wide in (
+            None if covariates_numbers is None else _numbers(covariates_numbers),
+            None
+            if covariates_levels is None
+            else _levels(self.covariate_levels, covariates_levels),
+        ):
+            if wide is not None:
+                parts.append(wide[:, None].expand(-1, types.shape[1], -1))
+        return self.project(torch.cat([p.to(features.dtype) for p in parts], -1))
+
+
+_LEVEL_DIM = 8
+"""Width of the embedding of a categorical mark or covariate."""
+
+
+def _embeddings(levels: tuple[int, ...]) -> nn.ModuleList:
+    # the last row stands for a missing level
+    return nn.ModuleList(nn.Embedding(count + 1, _LEVEL_DIM) for count in levels)
+
+
+def _numbers(values: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Return numbers with zero for missing ones, and which of them are there."""
+    there = ~values.isnan()
+    if hidden is not None:
+        there = there & ~hidden[..., None]
+    return torch.cat([torch.where(there, values, 0.0), there.to(values.dtype)], -1)
+
+
+def _levels(tables: nn.ModuleList, values: Tensor, hidden: Tensor | None = None) -> Tensor:
+    columns = []
+    for table, column in zip(tables, values.unbind(-1), strict=True):
+        missing = column < 0 if hidden is None else (column < 0) | hidden
+        last = cast(nn.Embedding, table).num_embeddings - 1
+        columns.append(table(torch.where(missing, last, column)))
+    return torch.cat(columns, -1)
+
+
+class _EventModel(PretrainedModel):
+    """Blocks over embedded events."""
+
+    config: EventConfig
+
+    def __init__(self, config: EventConfig, extra_types: int, flags: int) -> None:
+        super().__init__()
+        self.config = config
+        is_time = config.time not in ("none", "position")
+        time = create_time(config.time, config.time_features) if is_time else None
+        self.features = GapFeatures(time, log=config.log_time and config.time != "none")
+        width = config.dim if config.time == "position" else 0
+        self.embed = EventEmbedding(config, self.features.num_features + width + flags, extra_types)
+        self.blocks = BlockStack(config)
+        self.norm = nn.LayerNorm(config.dim)
+
+    def start_from(self, gaps: Float[Tensor, " k"], span: float) -> None:
+        """Set frequencies and scales from the data.
+
+        Args:
+            gaps: Gaps of the training log in scaled units, or quantiles of them.
+            span: Longest sequence in scaled units.
+        """
+        gaps = gaps.double()
+        self.features.start_from(gaps)
+        if self.features.time is not None:
+            self.features.time.start_from(gaps[gaps > 0], span)
+
+    def _position(self, keep: Bool[Tensor, "b n"]) -> list[Tensor]:
+        """Return codes of the positions, counted from the end, if the model uses them."""
+        if self.config.time != "position":
+            return []
+        left = (keep.flip(1).cumsum(1).flip(1) - 1).clamp_min(0)
+        return [sinusoidal_positions(left, self.config.dim)]
+
+    def _check(self, types: Tensor, times: Tensor, keep: Tensor | None) -> Bool[Tensor, "b n"]:
+        if types.dim() != 2 or types.is_floating_point():
+            raise ValueError(
+                f"types must hold ids of shape [batch, events], got {types.dtype} "
+                f"{tuple(types.shape)}."
+            )
+        if times.shape != types.shape or not times.is_floating_point():
+            raise ValueError(
+                f"times must be floating point of shape {tuple(types.shape)}, got {times.dtype} "
+                f"{tuple(times.shape)}."
+            )
+        if keep is None:
+            return torch.ones(types.shape, dtype=torch.bool, device=types.device)
+        if keep.dtype != torch.bool or keep.shape != types.shape:
+            raise ValueError(
+                f"key_mask must be boolean of shape {tuple(types.shape)}, got {keep.dtype} "
+                f"{tuple(keep.shape)}."
+            )
+        return keep
+
+
+class NextEventModel(_EventModel):
+    """Distribution of the next gap and the next type after every event, in one causal pass.
+
+    Args:
+        config: Configuration of the model.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> model = NextEventModel(NextEventConfig(num_types=3, dim=16))
+        >>> types, times = torch.tensor([[0, 2, 1]]), torch.tensor([[0.0, 1.5, 2.0]])
+        >>> output = model(types, times.double())
+        >>> output.logits.shape, output.log_density.shape
+        (torch.Size([1, 3, 3]), torch.Size([1, 3]))
+    """
+
+    config_class: ClassVar[type[NextEventConfig]] = NextEventConfig
+    config: NextEventConfig
+
+    def __init__(self, config: NextEventConfig, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(config, extra_types=0, flags=1)
+        self.waiting = WaitingHead(config.dim, config.components)
+        # the same features of time before the blocks and in the head: one kernel to look at
+        self.type_head = TypeHead(config.dim, config.num_types, self.features)
+        self.to(device=device, dtype=dtype)
+
+    def start_from(self, gaps: Float[Tensor, " k"], span: float) -> None:
+        """Set frequencies, scales and the first distribution of gaps from the data."""
+        super().start_from(gaps, span)
+        self.waiting.start_from(gaps.clamp_min(self.config.smallest_gap))
+
+    def forward(
+        self,
+        types: Int[Tensor, "b n"],
+        times: Float[Tensor, "b n"],
+        *,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        **columns: Tensor,
+    ) -> NextEventOutput:
+        """Return the distributions of the next event after every event.
+
+        Args:
+            types: Types of events.
+            times: Their times in scaled units, sorted, in float64.
+            key_mask: ``True`` where an event is real; times and types elsewhere are ignored.
+            columns: Marks and covariates, see :class:`EventEmbedding`.
+        """
+        keep = self._check(types, times, key_mask)
+        gap, is_next = _gaps(times, keep)
+        hidden, aux_loss = self.encode(types, times, key_mask=keep, **columns)
+        ahead = torch.cat([gap[:, 1:], gap[:, :1]], 1)
+        known = torch.cat([is_next[:, 1:], torch.zeros_like(is_next[:, :1])], 1) & keep
+        ahead = torch.where(known, ahead.clamp_min(self.config.smallest_gap), 1.0)
+        waiting = self.waiting(hidden)
+        density = waiting.log_prob(ahead.to(waiting.location.dtype))
+        return NextEventOutput(
+            self.type_head(hidden, ahead),
+            torch.where(known, density, 0.0),
+            waiting,
+            ahead,
+            hidden,
+            keep,
+            aux_loss,
+        )
+
+    def encode(
+        self,
+        types: Int[Tensor, "b n"],
+        times: Float[Tensor, "b n"],
+        *,
+        key_mask: Bool[Tensor, "b n"],
+        **columns: Tensor,
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, ""] | None]:
+        """Return the history at every event, and the regulariser of the layers."""
+        gap, is_next = _gaps(times, key_mask)
+        x = self._embed(types, gap, is_next, key_mask, columns)
+        hidden, terms = self.blocks(x, key_mask=key_mask, is_causal=True)
+        return self.norm(hidden), self.collect("blocks", terms)
+
+    def _embed(
+        self, types: Tensor, gap: Tensor, is_next: Tensor, keep: Tensor, columns: dict[str, Tensor]
+    ) -> Float[Tensor, "b n c"]:
+        features = self.features(gap)
+        if self.features.num_features:
+            # the first event has no gap: no features of one either
+            features = torch.where(is_next[..., None], features, 0.0)
+        parts = [features, *self._position(keep), is_next[..., None].to(features.dtype)]
+        return self.embed(torch.where(keep, types, 0), torch.cat(parts, -1), **columns)
+
+
+class EventClassifier(_EventModel):
+    """Classes of whole sequences, read by a token at the reference time.
+
+    Without positions, events at the same time can be exchanged.
+
+    Args:
+        config: Configuration of the model.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+
+    Example:
+        >>> model = EventClassifier(EventClassifierConfig(num_types=3, num_classes=2, dim=16))
+        >>> types, times = torch.tensor([[0, 2, 1]]), torch.tensor([[0.0, 1.5, 2.0]])
+        >>> model(types, times.double()).logits.shape
+        torch.Size([1, 2])
+    """
+
+    config_class: ClassVar[type[EventClassifierConfig]] = EventClassifierConfig
+    config: EventClassifierConfig
+
+    def __init__(
+        self, config: EventClassifierConfig, *, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__(config, extra_types=1, flags=0)
+        self.dropout = nn.Dropout(config.dropout)
+        self.head = nn.Linear(2 * config.dim, config.num_classes)
+        self.to(device=device, dtype=dtype)
+
+    def forward(
+        self,
+        types: Int[Tensor, "b n"],
+        times: Float[Tensor, "b n"],
+        *,
+        t_ref: Float[Tensor, "b 1"] | None = None,
+        key_mask: Bool[Tensor, "b n"] | None = None,
+        **columns: Tensor,
+    ) -> ModelOutput:
+        """Return the logits of every sequence, and the stream of its events.
+
+        Args:
+            types: Types of events.
+            times: Their times in scaled units, in float64.
+            t_ref: Reference time of every sequence; by default its last event.
+            key_mask: ``True`` where an event is real; times and types elsewhere are ignored.
+            columns: Marks and covariates, see :class:`EventEmbedding`.
+        """
+        keep = self._check(types, times, key_mask)
+        if t_ref is None:
+            t_ref = torch.where(keep, times, -torch.inf).amax(1, keepdim=True)
+        elapsed = torch.where(keep, t_ref - times, 0.0)
+        # the summary token: a type of its own, at the reference time, never padded
+        types = torch.where(keep, types, 0)
+        token = torch.full_like(types[:, :1], self.config.num_types)
+        types = torch.cat([types, token], 1)
+        elapsed = torch.cat([elapsed, torch.zeros_like(elapsed[:, :1])], 1)
+        keep = torch.cat([keep, torch.ones_like(keep[:, :1])], 1)
+        for name, missing in (("marks_numbers", torch.nan), ("marks_levels", -1)):
+            if name in columns:
+                row = torch.full_like(columns[name][:, :1], missing)
+                columns[name] = torch.cat([columns[name], row], 1)
+        features = torch.cat([self.features(elapsed), *self._position(keep)], -1)
+        x = self.embed(types, features, **columns)
+        hidden, terms = self.blocks(x, key_mask=keep)
+        hidden = self.norm(hidden)
+        events = torch.where(keep[:, :-1, None], hidden[:, :-1], 0.0)
+        mean = events.sum(1) / keep[:, :-1].sum(1, keepdim=True).clamp_min(1)
+        logits = self.head(self.dropout(torch.cat([hidden[:, -1], mean], -1)))
+        return ModelOutput(logits, self.collect("blocks", terms), hidden[:, :-1])
+
+
+def _gaps(
+    times: Float[Tensor, "b n"], keep: Bool[Tensor, "b n"]
+) -> tuple[Float[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """Return the gap before every event, zero if there is none, and where there is one."""
+    times = torch.where(keep, times.double(), 0.0)
+    is_next = torch.cat([torch.zeros_like(keep[:, :1]), keep[:, 1:] & keep[:, :-1]], 1)
+    gap = torch.cat([torch.zeros_like(times[:, :1]), times.diff(dim=1)], 1)
+    return torch.where(is_next, gap.clamp_min(0), 0.0), is_next

@@ -1,0 +1,87 @@
+"""Settings of experiments with logs of events: the data and the models."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from primal_attention.models.config import StackConfig
+from primal_attention.tasks.task import DataSettings
+
+__all__ = ["EventOptions", "EventSettings", "TimeCode"]
+
+TimeCode = Literal[
+    "bochner",
+    "bochner-normal",
+    "bochner-inverse-cdf",
+    "mercer",
+    "log-gap",
+    "time2vec",
+    "tgat",
+    "position",
+    "none",
+]
+"""Features of time: those of ``create_time``, the position in the sequence, or none."""
+
+WINDOW = 128
+"""Events of a training window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventSettings(DataSettings):
+    """A log of events: the StackOverflow badges by name, or a .csv, .tsv or .parquet file.
+
+    A file has one row for every event. Columns with usual names are recognised.
+    """
+
+    time: str | None = None
+    """Column of the times: numbers, or dates as ISO 8601; by default recognised by its name."""
+    event: str | None = None
+    """Column of the types of events; by default recognised by its name."""
+    sequence: str | None = None
+    """Column that tells sequences apart; by default recognised by its name."""
+    marks: tuple[str, ...] = ()
+    """Columns with more about every event: numbers or categories."""
+    covariates: tuple[str, ...] = ()
+    """Columns with one value for each sequence: numbers or categories."""
+    unit: str | None = None
+    """Unit of times: milliseconds to weeks for dates (days), any name for numbers."""
+    length: int | None = WINDOW
+    """Events of a window; longer sequences are trained in windows, the most recent one predicts."""
+    fold: int = 0
+    """StackOverflow: which of the five test parts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.length is not None and self.length < 2:
+            raise ValueError(f"length must be at least 2 events, got {self.length}.")
+        if not 0 <= self.fold < 5:
+            raise ValueError(f"fold must be from 0 to 4, got {self.fold}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventOptions(StackConfig):
+    """A model of events without what the data decide: types, marks, covariates."""
+
+    hidden_ratio: ClassVar[int] = 2
+
+    dim: int = 64
+    """Model width."""
+    num_heads: int = 4
+    """Heads; must divide ``dim``."""
+    attention: str = "linear"
+    """Name of an attention in the registry; the default is linear in the length."""
+    dropout: float = 0.1
+    """Probability of dropping an element of each branch in training."""
+    time: TimeCode = "bochner"
+    """Features of time."""
+    time_features: int = 32
+    """Width of the features of time."""
+    log_time: bool = True
+    """Also give the logarithm of gaps and elapsed times."""
+    components: int = 16
+    """Log-normal components of a waiting time."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_choice("time", TimeCode)
+        for name in ("time_features", "components"):
+            self._check_count(name)

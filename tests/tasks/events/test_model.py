@@ -1,0 +1,278 @@
+"""Models of events: invariances of the specification (T12 to T15, T18), heads, windows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from primal_attention.tasks.events import EventSequences
+from primal_attention.tasks.events.heads import LogNormalMixture
+from primal_attention.tasks.events.model import (
+    EventClassifier,
+    EventClassifierConfig,
+    NextEventConfig,
+    NextEventModel,
+)
+from primal_attention.tasks.events.scheme import LogScheme
+from primal_attention.tasks.events.windows import (
+    EventWindows,
+    collate_events,
+    last_windows,
+    tile_windows,
+)
+
+SMALL = {"dim": 16, "num_heads": 2, "time_features": 14, "components": 4, "dropout": 0.0}
+ATTENTIONS = ["linear", "softmax", "primal-dual"]
+TIMES = ["bochner", "mercer", "log-gap", "none"]
+
+
+def next_model(**options):
+    return NextEventModel(NextEventConfig(num_types=4, **SMALL | options)).eval()
+
+
+def classifier(**options):
+    config = EventClassifierConfig(num_types=4, num_classes=3, **SMALL | options)
+    return EventClassifier(config).eval()
+
+
+def events(b=2, n=9):
+    times = torch.rand(b, n, dtype=torch.float64).cumsum(1)
+    return torch.randint(4, (b, n)), times
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("junk", [math.nan, 1e30])
+def test_t12_padding_with_any_time_changes_nothing(attention, junk):
+    types, times = events()
+    keep = torch.arange(13) < 9
+    more = torch.full((2, 4), junk, dtype=torch.float64)
+    padded = torch.cat([types, torch.randint(4, (2, 4))], 1), torch.cat([times, more], 1)
+    mask = keep.expand(2, -1)
+    model = next_model(attention=attention)
+    alone, together = model(types, times), model(*padded, key_mask=mask)
+    for name in ("log_density", "hidden"):
+        torch.testing.assert_close(
+            getattr(together, name)[:, :9], getattr(alone, name), atol=1e-6, rtol=1e-5
+        )
+    torch.testing.assert_close(together.logits[:, :8], alone.logits[:, :8], atol=1e-6, rtol=1e-5)
+    assert (together.log_density[:, 8:] == 0).all()
+    model = classifier(attention=attention)
+    torch.testing.assert_close(
+        model(*padded, key_mask=mask).logits, model(types, times).logits, atol=1e-6, rtol=1e-5
+    )
+
+
+def test_t12_padding_on_the_left_changes_nothing():
+    types, times = events()
+    left = torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 3), math.nan, dtype=torch.float64)
+    keep = (torch.arange(12) >= 3).expand(2, -1)
+    model = next_model()
+    got = model(torch.cat([left[0], types], 1), torch.cat([left[1], times], 1), key_mask=keep)
+    torch.testing.assert_close(got.hidden[:, 3:], model(types, times).hidden, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_t13_an_event_changes_nothing_before_it(attention):
+    types, times = events()
+    model = next_model(attention=attention)
+    before = model(types, times)
+    changed, later = types.clone(), times.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 4
+    later[:, 5:] += 0.7
+    after = model(changed, later)
+    # the distribution at event 4 does not know event 5
+    assert torch.equal(after.hidden[:, :5], before.hidden[:, :5])
+    assert torch.equal(after.waiting.location[:, :5], before.waiting.location[:, :5])
+    assert not torch.equal(after.hidden[:, 5:], before.hidden[:, 5:])
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_t14_a_shift_of_all_times_changes_nothing(time):
+    types, times = events()
+    for shift in (12_345.0, -1e6):
+        model = next_model(time=time)
+        torch.testing.assert_close(
+            model(types, times + shift).hidden, model(types, times).hidden, atol=1e-5, rtol=1e-5
+        )
+        model = classifier(time=time)
+        at = times[:, -1:] + 1.5
+        torch.testing.assert_close(
+            model(types, times + shift, t_ref=at + shift).logits,
+            model(types, times, t_ref=at).logits,
+            atol=1e-5,
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.parametrize("attention", ["softmax", "linear"])
+def test_t15_events_at_the_same_time_can_be_exchanged(attention):
+    types, times = events()
+    times[:, 4] = times[:, 3]
+    swapped = types.clone()
+    swapped[:, 3], swapped[:, 4] = types[:, 4], types[:, 3]
+    model = classifier(attention=attention)
+    first, second = model(types, times), model(swapped, times)
+    torch.testing.assert_close(second.logits, first.logits, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(second.hidden[:, 4], first.hidden[:, 3], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(model(types.flip(1), times).logits, first.logits)
+
+
+def test_t18_times_and_unit_in_other_units_change_nothing():
+    log = EventSequences.from_arrays(
+        [np.cumsum(np.random.rand(12)) for _ in range(4)], np.random.randint(3, size=(4, 12))
+    )
+    hidden = []
+    for factor in (1.0, 86_400.0):
+        scaled = EventSequences.from_arrays(
+            [factor * log.times[part] for part in log],
+            [[log.names[t] for t in log.types[part]] for part in log],
+        )
+        scheme = LogScheme.fit(scaled)
+        torch.manual_seed(0)
+        model = NextEventModel(NextEventConfig(**scheme.sizes, **SMALL)).eval()
+        scheme.start(model)
+        data = EventWindows(scheme.prepare(scaled), last_windows(scaled, None), scheme.scale)
+        batch = collate_events([data[i] for i in range(4)])
+        batch.pop("labels")
+        hidden.append(model(**batch).hidden)
+    torch.testing.assert_close(*hidden, atol=1e-5, rtol=1e-5)
+
+
+def test_times_matter_and_not_only_their_order():
+    types, times = events()
+    model = next_model()
+    stretched = model(types, times**2)
+    assert not torch.allclose(stretched.hidden, model(types, times).hidden, atol=1e-3)
+
+
+def test_marks_and_covariates_matter_and_missing_ones_are_allowed():
+    sizes = {
+        "mark_numbers": 1,
+        "mark_levels": (3,),
+        "covariate_numbers": 1,
+        "covariate_levels": (2,),
+    }
+    model = next_model(**sizes)
+    types, times = events()
+    columns = {
+        "marks_numbers": torch.randn(2, 9, 1),
+        "marks_levels": torch.randint(3, (2, 9, 1)),
+        "covariates_numbers": torch.randn(2, 1),
+        "covariates_levels": torch.tensor([[0], [1]]),
+    }
+    base = model(types, times, **columns).hidden
+    for name, column in columns.items():
+        missing = torch.full_like(column, -1 if "levels" in name else math.nan)
+        other = model(types, times, **columns | {name: missing}).hidden
+        assert other.isfinite().all()
+        assert not torch.allclose(other, base), name
+    with pytest.raises(ValueError, match="has 1 numeric marks, got 0"):
+        model(types, times)
+
+
+def test_a_mixture_agrees_with_numerical_integration():
+    mixture = LogNormalMixture(
+        torch.tensor([0.2, 0.5, 0.3]).log(),
+        torch.tensor([-1.0, 0.3, 1.0]),
+        torch.tensor([-1.0, -0.3, 0.1]),
+    ).double()
+    edges = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
+    gaps = edges.exp()
+    density = mixture.log_prob(gaps).exp()
+    step = torch.cat([gaps[1:] - gaps[:-1], gaps[:1]])
+    assert float((density * step).sum()) == pytest.approx(1, abs=1e-4)
+    after = torch.tensor(0.8, dtype=torch.float64)
+    tail = gaps > after
+    share = float((density * step)[tail].sum())
+    assert float(mixture.log_survival(after).exp()) == pytest.approx(share, abs=1e-4)
+    assert float(mixture.cdf(after)) == pytest.approx(1 - share, abs=1e-4)
+    mean = float((gaps * density * step)[tail].sum()) / share
+    assert float(mixture.mean(1e9, after)) == pytest.approx(mean, rel=1e-3)
+    capped = float((gaps.clamp_max(2.0) * density * step).sum())
+    assert float(mixture.mean(2.0)) == pytest.approx(capped, rel=1e-3)
+    for p in (0.1, 0.5, 0.9):
+        at = mixture.quantile(torch.tensor(p, dtype=torch.float64), after)
+        lost = float((mixture.log_survival(at) - mixture.log_survival(after)).exp())
+        assert lost == pytest.approx(1 - p, abs=1e-6)
+    nodes = mixture.nodes(9)
+    whole = float((nodes.log_weight.exp() * nodes.gap.sqrt()).sum())
+    assert whole == pytest.approx(float((gaps.sqrt() * density * step).sum()), rel=1e-3)
+
+
+def test_samples_of_a_mixture_follow_it_also_after_a_wait():
+    mixture = LogNormalMixture(
+        torch.tensor([0.4, 0.6]).log(), torch.tensor([-1.0, 0.8]), torch.tensor([-0.7, -0.2])
+    )
+    many = LogNormalMixture(*(t.expand(20_000, -1) for t in mixture))
+    generator = torch.Generator().manual_seed(0)
+    for after in (0.0, 1.5):
+        gone = torch.full((20_000,), after, dtype=torch.float64)
+        draws = many.sample(generator, gone)
+        assert (draws >= after).all()
+        middle = float(mixture.double().quantile(torch.tensor(0.5).double(), gone[0]))
+        assert float((draws < middle).double().mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_waiting_head_starts_at_the_distribution_of_the_gaps():
+    gaps = torch.distributions.Exponential(2.0).sample((5_000,)).double()
+    model = next_model(components=16)
+    model.start_from(gaps, 50.0)
+    types, times = events(1, 50)
+    found = model(types, times).waiting.double()
+    start = LogNormalMixture(*(t[0, 20] for t in found))
+    # the entropy of an exponential of rate 2 is 1 - log 2
+    assert float(start.log_prob(gaps).mean().detach()) == pytest.approx(-(1 - math.log(2)), abs=0.1)
+
+
+def test_zero_gaps_have_a_finite_likelihood():
+    types, times = events()
+    times[:, 3:6] = times[:, 3:4]
+    output = next_model(smallest_gap=1e-3)(types, times)
+    assert output.log_density.isfinite().all()
+    assert output.gap[0, 3] == 1e-3
+
+
+@pytest.mark.parametrize("context", [True, False])
+@pytest.mark.parametrize("length", [2, 3, 7, 50, None])
+def test_windows_predict_every_event_once(context, length):
+    log = EventSequences.from_arrays(
+        [np.arange(n) for n in (1, 2, 20, 33)], [[0] * n for n in (1, 2, 20, 33)]
+    )
+    seen = []
+    for window in tile_windows(log, length, context=context):
+        seen += range(window.target, window.stop)
+        if length is not None:
+            assert window.stop - window.start <= length + 1
+        assert window.start < window.target
+        if context and length is not None and window.start > log.offsets[window.sequence]:
+            assert window.target - window.start >= length // 2
+    firsts = set(log.offsets[:-1].tolist())
+    assert sorted(seen) == [i for i in range(len(log.times)) if i not in firsts]
+
+
+def test_labels_are_the_next_types_where_they_are_to_be_predicted():
+    log = EventSequences.from_arrays([np.arange(6) * 2.0], ["abcdef"])
+    data = EventWindows(log, tile_windows(log, 2, context=True), 2.0)
+    for window, item in zip(data.windows, data, strict=False):
+        for place, label in enumerate(item["labels"].tolist()):
+            event = window.start + place + 1
+            expected = event if window.target <= event < window.stop else -100
+            assert label == expected
+    assert data[0]["times"].tolist() == [0, 1, 2]
+
+
+def test_wrong_inputs_are_errors():
+    model = next_model()
+    types, times = events()
+    for bad, words in (
+        ((types[0], times[0]), "types must hold ids"),
+        ((types, times[:, :3]), "times must be"),
+        ((types.double(), times), "types must hold ids"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model(*bad)
+    with pytest.raises(ValueError, match="key_mask must be boolean"):
+        model(types, times, key_mask=torch.ones(2, 9))
+    with pytest.raises(ValueError, match="cannot run causally"):
+        NextEventConfig(num_types=3, attention="skyformer")
