@@ -72,6 +72,26 @@ def test_every_pass_has_another_order():
     assert order.batch(0) != Order(50, 50, 1).batch(0)
 
 
+@pytest.mark.parametrize("items", [1, 63, 64, 1_000])
+def test_items_of_similar_size_share_a_batch(items):
+    sizes = torch.randint(1, 500, (items,))
+    grouped, plain = Order(items, 8, 0, sizes=sizes), Order(items, 8, 0)
+    assert grouped.pass_steps == plain.pass_steps
+    batches = [grouped.batch(step) for step in range(grouped.pass_steps)]
+    assert sorted(i for batch in batches for i in batch) == list(range(items))
+
+    def padded(order):
+        rows = [sizes[order.batch(step)] for step in range(order.pass_steps)]
+        return sum(int(row.max()) * len(row) for row in rows) / int(sizes.sum())
+
+    if items == 1_000:
+        assert padded(grouped) < 1.05 < 1.5 < padded(plain)
+        assert batches[0] != grouped.batch(grouped.pass_steps)  # the next pass has another order
+        # long batches do not all come last
+        tops = [int(sizes[batch].max()) for batch in batches]
+        assert tops != sorted(tops)
+
+
 def test_unequal_lengths_are_padded_and_told():
     items = [
         {"x": torch.ones(n, 2), "other": torch.ones(m).long(), "labels": torch.ones(n).long()}

@@ -95,6 +95,8 @@ class Order(NamedTuple):
     accumulate: int = 1
     rank: int = 0
     world_size: int = 1
+    sizes: Int[Tensor, " items"] | None = None
+    """Size of every item; if given, items of similar size share a batch."""
 
     @property
     def pass_steps(self) -> int:
@@ -104,8 +106,10 @@ class Order(NamedTuple):
     def batch(self, step: int) -> list[int]:
         """Return the items of a step."""
         number, position = divmod(step, self.pass_steps)
-        order = _permutation(self.num_items, self.seed, number)
-        return order[position * self.batch_size :][: self.batch_size].tolist()
+        if self.sizes is None:
+            order = _permutation(self.num_items, self.seed, number)
+            return order[position * self.batch_size :][: self.batch_size].tolist()
+        return _grouped(self.sizes, self.batch_size, self.seed, number)[position]
 
     def parts(self, step: int) -> list[Part]:
         """Return the parts of a step for this process: ``accumulate`` of nearly equal size."""
@@ -125,6 +129,28 @@ def _permutation(num_items: int, seed: int, number: int) -> Int[Tensor, " items"
     """Return the order of the items in one pass over them."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
     return torch.randperm(num_items, generator=generator)
+
+
+_POOL = 32
+"""Batches among which items are sorted by size; enough to pad little, few enough to mix items."""
+
+
+@lru_cache(maxsize=4)
+def _grouped(
+    sizes: Int[Tensor, " items"], batch_size: int, seed: int, number: int
+) -> list[list[int]]:
+    """Return the batches of one pass over the items, those of similar size together.
+
+    The random order is cut into pools. The items of a pool are sorted by size and cut into batches,
+    and the batches of all pools come in a random order.
+    """
+    order = _permutation(len(sizes), seed, number)
+    batches: list[list[int]] = []
+    for pool in order.split(_POOL * batch_size):
+        ranked = pool[sizes[pool].argsort(stable=True)]
+        batches += [batch.tolist() for batch in ranked.split(batch_size)]
+    mixed = _permutation(len(batches), seed, number)
+    return [batches[i] for i in mixed.tolist()]
 
 
 class PartSampler(torch.utils.data.Sampler[list[int]]):

@@ -103,7 +103,8 @@ def fit(
         model: Called with the keyword inputs of a batch; its output has ``logits``, or suits the
             objective.
         train: Map-style data set whose items are dictionaries of tensors: keyword inputs of the
-            model, and ``labels``.
+            model, and ``labels``. If it has an attribute ``group_by``, a number for each item such
+            as its length, items with similar numbers share a batch, and less is padded.
         config: How to train.
         valid: Data that choose the epoch.
         objective: From output and labels to the mean loss of a batch; the KSVD term is added.
@@ -170,6 +171,7 @@ class _Run:
         size = evaluation.num_items(train)
         if size == 0:
             raise ValueError("There is nothing to train on: the data set is empty.")
+        group_by = getattr(train, "group_by", None)
         self.order = Order(
             size,
             config.batch_size,
@@ -177,6 +179,7 @@ class _Run:
             config.accumulate,
             self.accelerator.process_index,
             self.accelerator.num_processes,
+            None if group_by is None else torch.as_tensor(group_by),
         )
         self.epoch_steps = config.epoch_steps or self.order.pass_steps
         self.has_term = any(

@@ -98,6 +98,11 @@ class EventWindows(Dataset[dict[str, Tensor]]):
         """Events of every window."""
         return np.array([w.stop - w.start for w in self.windows], dtype=np.int64)
 
+    @property
+    def group_by(self) -> NDArray[np.int64]:
+        """Lengths, by which :func:`~primal_attention.training.fit` groups windows in batches."""
+        return self.lengths
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         window, log = self.windows[index], self.log
         span = slice(window.start, window.stop)
