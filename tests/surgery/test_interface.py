@@ -146,8 +146,10 @@ def test_greedy_decoding_with_the_default_cache_is_the_full_forward(name):
 def test_what_cannot_be_honoured_is_refused():
     model, ids = llama(), torch.randint(2, 30, (2, 7))
     model.set_attn_implementation("primal:skyformer")
-    with pytest.raises(ValueError, match="has no causal form; use one of: primal:cosformer"):
+    with pytest.raises(ValueError, match="has no causal form; use one of: ") as caught:
         model(ids)
+    offered = str(caught.value).partition("use one of: ")[2].rstrip(".").split(", ")
+    assert offered == [f"primal:{name}" for name in CAUSAL]
     model.set_attn_implementation("primal:flow")
     with pytest.raises(ValueError, match="use_cache=False"):
         model.generate(ids, max_new_tokens=3, do_sample=False)

@@ -34,12 +34,17 @@ def register_implementations() -> list[str]:
         >>> "primal:skyformer" in register_implementations()
         True
     """
-    names = []
-    for name in list_attentions():
+    return [register_implementation(name) for name in _names_without_weights()]
+
+
+def _names_without_weights(**capabilities: bool) -> list[str]:
+    """Return the mechanisms with these capabilities that can be registered."""
+
+    def has_no_weights(name: str) -> bool:
         core = _core(name, 1, 4, **CONVERSION_DEFAULTS.get(name, {}))
-        if core is not None and not any(True for _ in core.parameters()):
-            names.append(register_implementation(name))
-    return names
+        return core is not None and next(core.parameters(), None) is None
+
+    return [name for name in list_attentions(**capabilities) if has_no_weights(name)]
 
 
 def register_implementation(name: str, *, alias: str | None = None, **options: Any) -> str:
@@ -187,10 +192,8 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
         causal = bool(getattr(module, "is_causal", False)) if is_causal is None else is_causal
         core = build(query.shape[1], query.shape[3], query.device, query.dtype)
         if causal and not core.capabilities.causal:
-            raise ValueError(
-                f"{alias} has no causal form; use one of: "
-                + ", ".join(PREFIX + n for n in list_attentions(causal=True))
-            )
+            others = ", ".join(PREFIX + n for n in _names_without_weights(causal=True))
+            raise ValueError(f"{alias} has no causal form; use one of: {others}.")
         ratio = 1.0 if scaling is None else scaling * math.sqrt(query.shape[3])
         if not math.isclose(ratio, 1.0, rel_tol=1e-6):
             # the model has another scale than 1/√d: queries and keys take half of the ratio each
