@@ -17,49 +17,32 @@ directions *are* singular directions is answered by :meth:`PrimalAttention.diagn
 
 import functools
 import warnings
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
-from torch.nn.functional import linear, softplus
+from jaxtyping import Bool, Float
+from torch import Tensor
 
-from primal_attention.attention.base import Attention, Aux, Capabilities, State, is_plain
-from primal_attention.attention.published import (
-    SAMPLES_PER_DIRECTION,
-    SOUND,
-    Conventions,
-    PublishedVariants,
-    start_linear,
+from primal_attention.attention.base import Aux, State, is_plain
+from primal_attention.attention.kernel_problem import Diagnostics, pose_on_tokens, pose_problem
+from primal_attention.attention.primal_parameters import (
+    Codes,
+    PrimalParameters,
+    Weights,
+    count_tokens,
+    primal_capabilities,
+    zero_padding,
 )
 from primal_attention.attention.registry import register_attention
-from primal_attention.attention.regularizers import (
-    Diagnostics,
-    Features,
-    KernelProblem,
-    Regularizer,
-    TokenCount,
-    energy_term,
-)
+from primal_attention.attention.regularizers import Regularizer, TokenCount, energy_term
 from primal_attention.attention.rotary import Rotary
-from primal_attention.attention.sources import (
-    SOURCES,
-    Source,
-    linear_map,
-    prefix_means,
-)
 from primal_attention.attention.terms import PublishesTerms
-from primal_attention.functional import attend, split_heads
 from primal_attention.functional.precision import accumulator
-from primal_attention.functional.primal import fold_output, join
 
 __all__ = ["Diagnostics", "PrimalAttention"]
 
-Weights = Literal["data", "static", "dual"]
-Codes = Literal["basis", "table"]
 
-
-class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
+class PrimalAttention(PrimalParameters, PublishesTerms):
     """Attention through projections in the primal: linear in length, no values, no ``n × n``.
 
     Time ``O(n d s)`` per head beside the projections, or ``O(n d²)`` with ``data`` weights where
@@ -91,14 +74,6 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         torch.Size([2, 50, 64])
     """
 
-    basis: Float[Tensor, "k m"]
-    w_e: nn.Parameter
-    w_r: nn.Parameter
-    dual_e: nn.Linear
-    dual_r: nn.Linear
-
-    undecayed = ("lam",)  # it weighs the KSVD term and never meets the data
-
     def __init__(
         self,
         dim: int,
@@ -114,118 +89,25 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__(dim, num_heads, dropout=dropout)
-        if rank is None:
-            rank = min(32, self.head_dim)
-        elif rank > self.head_dim:
+        super().__init__(
+            dim,
+            num_heads,
+            rank=rank,
+            weights=weights,
+            codes=codes,
+            decay=decay,
+            regularizer=regularizer,
+            bias=bias,
+            dropout=dropout,
+            device=device,
+            dtype=dtype,
+        )
+        if self.rank > self.head_dim:
             warnings.warn(
                 f"rank={rank} exceeds the head width {self.head_dim}: at most {self.head_dim} "
                 "directions can be singular directions, the others only cost time.",
                 stacklevel=2,
             )
-        self._build(
-            rank,
-            weights,
-            codes,
-            decay,
-            regularizer,
-            bias,
-            {"device": device, "dtype": dtype},
-            num_samples=SAMPLES_PER_DIRECTION * rank,
-            conventions=SOUND,
-        )
-
-    def _build(
-        self,
-        rank: int,
-        weights: Weights,
-        codes: Codes,
-        decay: float | None,
-        regularizer: Regularizer | None,
-        bias: bool,
-        factory: dict[str, Any],
-        *,
-        num_samples: int,
-        conventions: Conventions,
-    ) -> None:
-        for name, value, choices in (
-            ("weights", weights, get_args(Weights)),
-            ("codes", codes, get_args(Codes)),
-            ("regularizer", regularizer, (*get_args(Regularizer), None)),
-        ):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
-        for name, count in (("rank", rank), ("num_samples", num_samples)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}.")
-        if decay is not None and not (weights == "static" and 0 < decay < 1):
-            raise ValueError(
-                f"decay needs weights='static' and a value between 0 and 1, got "
-                f"weights={weights!r} and decay={decay}; leave it out for a plain prefix mean."
-            )
-        self.rank, self.weights, self.codes, self.decay = rank, weights, codes, decay
-        self.regularizer, self.num_samples = regularizer, num_samples
-        self.conventions = conventions
-        is_sound = conventions == SOUND
-        self.capabilities = _capabilities(
-            weights,
-            padding=conventions.mask != "refuse",
-            causal=is_sound or conventions.causal_only,
-            stateful=is_sound or conventions.causal_only,
-            cross=self.source.cross and is_sound,
-            aux_loss=regularizer is not None,
-        )
-        dim, h, d = self.dim, self.num_heads, self.head_dim
-        self.q_proj = nn.Linear(dim, dim, bias, **factory)
-        self.k_proj = nn.Linear(dim, dim, bias, **factory)
-        self.out_proj = nn.Linear(dim, dim, bias, **factory)
-        self.concat = nn.Linear(2 * rank, d, bias, **factory)
-        self.lam = nn.Parameter(torch.empty(h, rank, **factory), regularizer in ("ksvd", "kkt"))
-        self.source.create(self, factory)
-        self.reset_parameters()
-
-    @property
-    def source(self) -> Source:
-        """Where the projection weights come from."""
-        return SOURCES[self.weights]
-
-    @property
-    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """The four linear maps that every primal layer has."""
-        # the plain attributes take four times as long, which short sequences notice
-        own: Any = self._modules
-        return own["q_proj"], own["k_proj"], own["concat"], own["out_proj"]
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Draw new parameters."""
-        for name, module in self.named_children():
-            if isinstance(module, nn.Linear):
-                module.reset_parameters()
-                start_linear(self.conventions, name, module)
-        nn.init.uniform_(self.lam)
-        if self.conventions.positive_lam:
-            # softplus of this is uniform between 0.1 and 1
-            self.lam.mul_(0.9).add_(0.1).expm1_().log_()
-        self.source.reset(self)
-
-    @property
-    def ell(self) -> Float[Tensor, "h s"]:
-        """The regulariser's ``ℓ`` in float32 or better; positive, except in published layers."""
-        lam = self.lam.to(accumulator(self.lam))
-        return softplus(lam) if self.conventions.positive_lam else lam
-
-    def extra_repr(self) -> str:
-        """Return what the layer's line shows when a model is printed."""
-        parts = [f"{self.dim}", f"num_heads={self.num_heads}", f"rank={self.rank}"]
-        parts.append(f"weights={self.weights!r}")
-        if self.weights == "data":
-            parts.append(f"codes={self.codes!r}")
-        if self.decay is not None:
-            parts.append(f"decay={self.decay}")
-        return ", ".join([*parts, f"regularizer={self.regularizer!r}"])
-
-    # forward
 
     def forward(
         self,
@@ -247,26 +129,31 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
         self._check_mixing(is_causal)
         regularizer = self.regularizer if return_aux or self.training else None
-        output_mask = key_mask if self.conventions.mask == "output" else None
-        if output_mask is not None:
-            key_mask = None
-        x, context = _zero_padding(x, context, key_mask)
+        output_mask = None
+        if self.conventions.mask == "output":
+            output_mask, key_mask = key_mask, None
+        x, context = zero_padding(x, context, key_mask)
         if is_causal:
             y, term, _ = self._causal(x, key_mask, self.init_state(len(x)), regularizer, rotary)
-        elif self._is_simple(context, regularizer, output_mask, rotary):
-            memory, query_mask = (x, key_mask) if context is None else (context, None)
-            weights = self.source.tie(self, memory, None, key_mask)
-            tokens = weights.tokens if context is None else x
-            wanted = regularizer is not None
+        elif self._needs_heads(context, regularizer, rotary):
+            y, term = self._attend_by_heads(x, context, key_mask, regularizer, rotary)
+        else:
+            weights = self.source.tie(self, x if context is None else context, None, key_mask)
             y, energy = self.source.attend(
-                self, tokens, weights.joint, query_mask, has_energy=wanted
+                self,
+                weights.tokens if context is None else x,
+                weights.joint,
+                key_mask if context is None else None,
+                has_energy=regularizer is not None,
             )
             term = self._energy_term(regularizer, energy, weights.joint, x.shape[1], key_mask)
-        else:
-            y, term = self._open(x, context, key_mask, output_mask, regularizer, rotary)
         y = self.dropout(y)
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
+        if output_mask is not None:
+            # published: heads of padding pass zeros to the output map
+            empty = self.out_proj(torch.zeros_like(y[:1, :1]))
+            y = torch.where(output_mask[:, :, None], y, empty)
         if return_aux:
             self.witness()
             return y, Aux(term)  # type: ignore[arg-type]  # checked: there is a regulariser
@@ -286,93 +173,40 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
                 stacklevel=3,
             )
 
-    def _is_simple(
-        self,
-        context: Tensor | None,
-        regularizer: Regularizer | None,
-        output_mask: Tensor | None,
-        rotary: Rotary | None,
+    def _needs_heads(
+        self, context: Tensor | None, regularizer: Regularizer | None, rotary: Rotary | None
     ) -> bool:
-        """Return whether the two stages suffice: nothing needs the heads of the tokens."""
+        """Return whether ``tie`` and ``attend`` alone are not enough."""
         if regularizer is not None and (regularizer == "kkt" or context is not None):
-            return False
-        return rotary is None and output_mask is None and all(map(is_plain, self.projections))
+            return True
+        return rotary is not None or not all(map(is_plain, self.projections))
 
-    def _open(
+    def _attend_by_heads(
         self,
         x: Tensor,
         context: Tensor | None,
         key_mask: Tensor | None,
-        output_mask: Tensor | None,
         regularizer: Regularizer | None,
         rotary: Rotary | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return output and regulariser by way of the heads, every projection called by itself."""
+        """Return output and regulariser; every projection is called by itself."""
         heads = self.project_heads(x, rotary)
-        memory, query_mask = x, key_mask
+        memory = x if context is None else context
         memory_heads: Tensor | None = heads
         if context is not None:
-            memory, query_mask = context, None
             memory_heads = None if regularizer is None else self.project_heads(context)
         weights = self.source.tie(self, memory, memory_heads, key_mask)
-        scores, energy = self._scores(heads, weights.joint, query_mask)
-        y = self._emit(scores, output_mask)
-        if regularizer is None:
+        is_self = context is None
+        scores, energy = self.project_scores(heads, weights.joint, key_mask if is_self else None)
+        y = self.project_out(scores)
+        if memory_heads is None or regularizer is None:
             return y, None
         if context is None and regularizer != "kkt":
-            given = energy, weights.joint, x.shape[1], query_mask
-            return y, self._energy_term(regularizer, *given)
-        q, k = heads.chunk(2, dim=1)
-        if context is not None and memory_heads is not None:
-            mq, k = memory_heads.chunk(2, dim=1)
-            if self.weights == "dual":  # poses the whole problem on the context
-                q, query_mask = mq, key_mask
-        sides = Features(q, query_mask), Features(k, key_mask)
-        problem = self._problem(memory, *sides, weights.joint, weights.duals)
+            term = self._energy_term(regularizer, energy, weights.joint, x.shape[1], key_mask)
+            return y, term
+        given = weights.joint, weights.duals
+        problem = pose_problem(self, heads, memory, memory_heads, *given, key_mask)
         return y, problem.term(regularizer, self.conventions.reduction)
-
-    def project_heads(
-        self, x: Float[Tensor, "b n c"], rotary: Rotary | None = None
-    ) -> Float[Tensor, "b both n d"]:
-        """Return the heads of the queries and, after them, of the keys."""
-        heads = self._project_both(x, self.q_proj, self.k_proj)
-        return heads if rotary is None else rotary.turn(heads)
-
-    def project_duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b both n s"]:
-        """Return the dual variables of the query side and, after them, of the key side."""
-        return self._project_both(x, self.dual_e, self.dual_r)
-
-    def _project_both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
-        """Return the heads of two maps; of plain ones as one map, which is faster."""
-        if is_plain(first) and is_plain(second) and not self._is_brief(x):
-            both = linear(x, *join(linear_map(first), linear_map(second)))
-        else:
-            both = torch.cat([first(x), second(x)], dim=-1)
-        return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
-
-    def _is_brief(self, x: Float[Tensor, "b n c"]) -> bool:
-        """Return whether so few tokens pass that joining maps costs more than applying them."""
-        return not torch.compiler.is_compiling() and x.shape[0] * x.shape[1] < 2 * self.rank
-
-    def _scores(
-        self, heads: Tensor, w: Float[Tensor, "#b both d s"], key_mask: Tensor | None
-    ) -> tuple[Float[Tensor, "b n both_s"], Float[Tensor, "b both s"] | None]:
-        """Return the scores of given heads, and their energy."""
-        (parts,) = split_heads(self._merge(heads), 2 * self.num_heads, None)
-        return attend(parts, w, None, key_mask=key_mask, eps=self.conventions.eps)
-
-    def _emit(
-        self, scores: Float[Tensor, "b n both_s"], output_mask: Tensor | None = None
-    ) -> Float[Tensor, "b n c"]:
-        """Return the layer's output from the scores of all query and all key heads."""
-        plain = is_plain(self.out_proj) and is_plain(self.concat)
-        if plain and output_mask is None and not self._is_brief(scores):
-            return linear(scores, *fold_output(linear_map(self.concat), linear_map(self.out_proj)))
-        by_head = scores.unflatten(-1, (2, self.num_heads, -1)).permute(0, 3, 1, 2, 4).flatten(3)
-        heads = self.concat(by_head)  # [b h n d]
-        if output_mask is not None:
-            heads = torch.where(output_mask[:, None, :, None], heads, 0.0)
-        return self.out_proj(self._merge(heads))
 
     def _causal(
         self,
@@ -387,16 +221,17 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
                 "regularizer='kkt' is undefined for causal data-dependent weights: they change "
                 "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
             )
-        position = start.seen[:, None] + _counts(x, key_mask)
+        position = start.seen[:, None] + count_tokens(x, key_mask)
         found = self.source.causal(self, x, position, key_mask, start, rotary)
-        y = self._emit(self._merge(found.scores.to(x.dtype)))
+        y = self.project_out(self._merge(found.scores.to(x.dtype)))
         count = start.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
         state = State(found.state, count)
         if regularizer != "kkt":
-            given = found.energy, found.weights, x.shape[1], key_mask
-            return y, self._energy_term(regularizer, *given), state
-        queries, keys = (Features(side, key_mask) for side in found.heads.chunk(2, dim=1))
-        problem = self._problem(x, queries, keys, found.weights, found.duals)
+            n = x.shape[1]
+            term = self._energy_term(regularizer, found.energy, found.weights, n, key_mask)
+            return y, term, state
+        heads = found.heads
+        problem = pose_problem(self, heads, x, heads, found.weights, found.duals, key_mask)
         return y, problem.term("kkt", self.conventions.reduction, found.scores), state
 
     # regulariser and diagnostics
@@ -415,18 +250,6 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         w_e, w_r = self.source.codes(self) or w.chunk(2, dim=1)
         count, reduction = TokenCount(tokens, key_mask), self.conventions.reduction
         return energy_term(regularizer, reduction, energy, (count, count), self.ell, (w_e, w_r))
-
-    def _problem(
-        self,
-        memory: Tensor,
-        queries: Features,
-        keys: Features,
-        w: Float[Tensor, "#b both d s"],
-        duals: Tensor | None,
-    ) -> KernelProblem:
-        rows = self.source.features(self, memory, keys.key_mask)
-        codes, eps = self.source.codes(self), self.conventions.eps
-        return KernelProblem(queries, keys, w, rows, codes, duals, self.ell, eps)
 
     @torch.no_grad()
     def diagnose(
@@ -460,22 +283,8 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
                 "diagnose. Call diagnose without is_causal."
             )
         key_mask = key_mask if self.conventions.mask == "aware" else None
-        x, context = _zero_padding(x, context, key_mask)
-        memory = x if context is None else context
-        is_dual = self.weights == "dual"
-        heads = self.project_heads(memory)
-        if is_causal and self.weights == "static":
-            zero = x.new_zeros(len(x), 2 * self.dim, dtype=accumulator(x))
-            position = _counts(x, key_mask)
-            means, _ = prefix_means(self._merge(heads), position, key_mask, zero, self.decay)
-            heads = means.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
-        q, k = heads.chunk(2, dim=1)
-        weights = self.source.tie(self, memory, heads, key_mask)
-        queries = Features(q, key_mask)
-        if context is not None and not is_dual:
-            queries = Features(self._split(self.q_proj(x)), None)
-        keys = Features(k, key_mask)
-        return self._problem(memory, queries, keys, weights.joint, weights.duals).diagnose()
+        x, context = zero_padding(x, context, key_mask)
+        return pose_on_tokens(self, x, context, key_mask, is_causal=is_causal).diagnose()
 
     # decoding
 
@@ -499,7 +308,7 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         self._check(x, key_mask=key_mask, is_causal=True, state=state, rotary=rotary)
         if len(state.tensors) != 2:
             raise ValueError("This state is of a context, which recall reads; use init_state.")
-        x, _ = _zero_padding(x, None, key_mask)
+        x, _ = zero_padding(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
         after = after.compact()
@@ -522,8 +331,8 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
             True
         """
         self._check(context, context, key_mask)
-        context, _ = _zero_padding(context, None, key_mask)
-        counts = _counts(context, key_mask)[:, -1:].sum(1)  # also without tokens
+        context, _ = zero_padding(context, None, key_mask)
+        counts = count_tokens(context, key_mask)[:, -1:].sum(1)  # also without tokens
         joint = self.source.tie(self, context, None, key_mask).joint
         return State((joint,), counts).compact()
 
@@ -540,33 +349,8 @@ class PrimalAttention(Attention, PublishesTerms, PublishedVariants):
         self._check(x, state=memory)
         if len(memory.tensors) != 1:
             raise ValueError("This state is of decoded tokens, not of a context; use step.")
-        scores, _ = self._scores(self.project_heads(x), memory.tensors[0], None)
-        return self.dropout(self._emit(scores))
-
-
-def _zero_padding(
-    x: Tensor, context: Tensor | None, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Zero padded tokens: a NaN in a padded slot must reach neither result nor gradient."""
-    if key_mask is None:
-        return x, context
-    if context is None:
-        return torch.where(key_mask[:, :, None], x, 0.0), None
-    return x, torch.where(key_mask[:, :, None], context, 0.0)
-
-
-def _counts(x: Tensor, key_mask: Tensor | None) -> Int[Tensor, "b n"]:
-    """Return how many real tokens there are up to each."""
-    if key_mask is None:
-        return torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
-    return key_mask.cumsum(1)
-
-
-def _capabilities(weights: Weights, **also: bool) -> Capabilities:
-    """Return the capabilities of a layer with these weights."""
-    source = SOURCES[weights]
-    own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
-    return Capabilities(**{"cross": source.cross, "aux_loss": True, **own, **also})
+        scores, _ = self.project_scores(self.project_heads(x), memory.tensors[0], None)
+        return self.dropout(self.project_out(scores))
 
 
 _VARIANTS: tuple[tuple[str, Weights, str], ...] = (
@@ -578,7 +362,7 @@ for _name, _weights, _summary in _VARIANTS:
     register_attention(
         _name,
         functools.partial(PrimalAttention, weights=_weights),
-        capabilities=_capabilities(_weights),
+        capabilities=primal_capabilities(_weights),
         cost="n",
         summary=_summary,
     )

@@ -7,20 +7,17 @@ mask does. :class:`Conventions` holds these choices; :data:`SOUND` are ours.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Attention
 from primal_attention.functional import Reduction
 
 __all__ = [
     "PUBLISHED",
-    "SAMPLES_PER_DIRECTION",
     "SOUND",
     "Conventions",
-    "PublishedVariants",
     "published_state_dict",
     "start_linear",
     "translate_state_dict",
@@ -54,9 +51,6 @@ class Conventions:
 
 
 SOUND = Conventions()
-
-SAMPLES_PER_DIRECTION = 10
-"""Sampled rows per direction, the paper's rule."""
 
 _UEA_NAMES = (
     ("query_projection", "q_proj"),
@@ -191,86 +185,3 @@ def _match(name: str, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str, str
         if name == theirs or name.startswith(f"{theirs}."):
             return theirs, ours, name[len(theirs) :]
     return "", "", ""
-
-
-class PublishedVariants(nn.Module):
-    """The part of a layer that builds, loads and saves the published variants."""
-
-    conventions: Conventions
-
-    @classmethod
-    def reference(
-        cls,
-        variant: str,
-        dim: int,
-        num_heads: int = 8,
-        *,
-        rank: int,
-        num_samples: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> Self:
-        """Build the layer of one published experiment exactly, with its quirks.
-
-        Sampling ignores masks (``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse one,
-        ``"lra"`` zeroes outputs), sampled rows are not normalised, ``lam`` is unconstrained,
-        weights start as the released code starts them, the loss is reduced as there.
-
-        Args:
-            variant: ``"uea"``, ``"lra"``, ``"d4rl"``, ``"vit"`` or ``"wikitext"``.
-            dim: Model width.
-            num_heads: Heads.
-            rank: Directions per head.
-            num_samples: Sampled rows; by default ten per direction, as for LRA. The released UEA
-                layer has ``min(longest training series, 5 or 10 × rank)``, the ViT one 197.
-            device: Where to create the parameters.
-            dtype: Type of the parameters.
-
-        Example:
-            >>> from primal_attention import PrimalAttention
-            >>> PrimalAttention.reference("uea", 512, rank=30, num_samples=300).num_samples
-            300
-        """
-        if variant not in PUBLISHED:
-            raise ValueError(f"variant must be one of {tuple(PUBLISHED)}, got {variant!r}.")
-        layer = cls.__new__(cls)
-        Attention.__init__(layer, dim, num_heads)  # type: ignore[arg-type]
-        layer._build(  # type: ignore[operator]
-            rank,
-            PUBLISHED[variant].weights,
-            "table",
-            None,
-            "ksvd",
-            True,
-            {"device": device, "dtype": dtype},
-            num_samples=SAMPLES_PER_DIRECTION * rank if num_samples is None else num_samples,
-            conventions=PUBLISHED[variant],
-        )
-        return layer
-
-    def load_reference_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load the parameters of a released layer under their original names.
-
-        Args:
-            state_dict: The entries of one attention layer, its prefix removed.
-        """
-        self._check_published()
-        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
-
-    def reference_state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters under the names of the released layer, for its own code to load.
-
-        Example:
-            >>> from primal_attention import PrimalAttention
-            >>> sorted(PrimalAttention.reference("lra", 8, 2, rank=3).reference_state_dict())[:3]
-            ['W_k.bias', 'W_k.weight', 'W_q.bias']
-        """
-        self._check_published()
-        return published_state_dict(self.conventions, self.state_dict())
-
-    def _check_published(self) -> None:
-        if self.conventions == SOUND:
-            raise RuntimeError(
-                "This layer follows our conventions, not a published variant's; build it with "
-                "PrimalAttention.reference(variant, ...) and use that."
-            )

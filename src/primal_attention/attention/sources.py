@@ -34,7 +34,7 @@ from primal_attention.functional.precision import accumulator, full_precision, r
 from primal_attention.functional.primal import join
 
 if TYPE_CHECKING:
-    from primal_attention.attention.primal import PrimalAttention
+    from primal_attention.attention.primal_parameters import PrimalParameters
 
 __all__ = ["SOURCES", "CausalScores", "DualSource", "ProjectionWeights", "Source"]
 
@@ -74,11 +74,11 @@ class Source:
     mixes_without_order = True
     cross = True
 
-    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+    def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the parameters of the weights to the layer."""
         raise NotImplementedError  # abstract
 
-    def reset(self, layer: "PrimalAttention") -> None:
+    def reset(self, layer: "PrimalParameters") -> None:
         """Draw new parameters."""
         for w in (layer.w_e, layer.w_r):
             # QR does not exist in half precision
@@ -91,19 +91,19 @@ class Source:
                 wide.div_(layer.rank**0.5)
             w.copy_(wide)
 
-    def codes(self, layer: "PrimalAttention") -> tuple[Tensor, Tensor] | None:
+    def codes(self, layer: "PrimalParameters") -> tuple[Tensor, Tensor] | None:
         """Return the free weights ``W_e`` and ``W_r``; ``None`` where duals take their place."""
         return layer.w_e, layer.w_r
 
     def features(
-        self, layer: "PrimalAttention", memory: Tensor, key_mask: Tensor | None
+        self, layer: "PrimalParameters", memory: Tensor, key_mask: Tensor | None
     ) -> Float[Tensor, "b h m d"] | None:
         """Return the rows ``F`` of the kernel ``Φ_q FᵀF Φ_kᵀ``; ``None`` for the identity."""
         return None
 
     def tie(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         memory: Float[Tensor, "b m c"],
         heads: Float[Tensor, "b both m d"] | None,
         key_mask: Bool[Tensor, "b m"] | None,
@@ -120,7 +120,7 @@ class Source:
 
     def attend(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         tokens: Tensor | Heads,
         w: Float[Tensor, "#b both d s"],
         key_mask: Bool[Tensor, "b n"] | None,
@@ -132,13 +132,13 @@ class Source:
         eps = layer.conventions.eps
         return attend(tokens, w, maps, key_mask=key_mask, eps=eps, has_energy=has_energy)
 
-    def state_shape(self, layer: "PrimalAttention") -> tuple[int, ...]:
+    def state_shape(self, layer: "PrimalParameters") -> tuple[int, ...]:
         """Return the shape of one side of the decoding state of one sequence."""
         return layer.num_heads, layer.head_dim, layer.rank
 
     def causal(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         x: Float[Tensor, "b n c"],
         position: Int[Tensor, "b n"],
         key_mask: Bool[Tensor, "b n"] | None,
@@ -161,7 +161,7 @@ class Source:
 class SampledSource(Source):
     """``W_{e|X} = Fᵀ W_e``: evenly spaced tokens times learned codes of their relative position."""
 
-    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+    def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the codes of both sides and, for smooth codes, the basis."""
         rows, num = _num_codes(layer), layer.num_samples
         shape = layer.num_heads, rows, layer.rank
@@ -171,7 +171,7 @@ class SampledSource(Source):
             # saved, so that a layer built on the meta device is whole once it is loaded
             layer.register_buffer("basis", torch.empty(rows, num, **factory))
 
-    def reset(self, layer: "PrimalAttention") -> None:
+    def reset(self, layer: "PrimalParameters") -> None:
         """Draw the codes and fill the basis."""
         if layer.codes == "basis":
             steps = torch.arange(layer.num_samples, device=layer.basis.device)
@@ -179,12 +179,12 @@ class SampledSource(Source):
             layer.basis.copy_(_cosines(layer, at).T)
         super().reset(layer)
 
-    def _options(self, layer: "PrimalAttention") -> dict[str, Any]:
+    def _options(self, layer: "PrimalParameters") -> dict[str, Any]:
         basis = layer.basis if layer.codes == "basis" else None
         return {"basis": basis, "standardize": layer.conventions.standardize}
 
     def features(
-        self, layer: "PrimalAttention", memory: Tensor, key_mask: Tensor | None
+        self, layer: "PrimalParameters", memory: Tensor, key_mask: Tensor | None
     ) -> Float[Tensor, "b h m d"]:
         """Return the sampled rows, combined by the basis."""
         sizes = layer.num_samples, layer.num_heads
@@ -192,7 +192,7 @@ class SampledSource(Source):
 
     def tie(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         memory: Float[Tensor, "b m c"],
         heads: Float[Tensor, "b both m d"] | None,
         key_mask: Bool[Tensor, "b m"] | None,
@@ -205,7 +205,7 @@ class SampledSource(Source):
 
     def causal(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         x: Float[Tensor, "b n c"],
         position: Int[Tensor, "b n"],
         key_mask: Bool[Tensor, "b n"] | None,
@@ -234,7 +234,7 @@ class SampledSource(Source):
         return CausalScores(scores, scores.square().sum(2), joint, heads, after)
 
     def _codes_at(
-        self, layer: "PrimalAttention", position: Int[Tensor, "b n"]
+        self, layer: "PrimalParameters", position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b both n s"]:
         """Return the codes of absolute positions."""
         joint = torch.cat([layer.w_e, layer.w_r])
@@ -250,7 +250,7 @@ class StaticSource(Source):
     mixes_without_order = False
     cross = False
 
-    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+    def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the weights of both sides."""
         shape = layer.num_heads, layer.head_dim, layer.rank
         layer.w_e = nn.Parameter(torch.empty(shape, **factory))
@@ -258,7 +258,7 @@ class StaticSource(Source):
 
     def tie(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         memory: Float[Tensor, "b m c"],
         heads: Float[Tensor, "b both m d"] | None,
         key_mask: Bool[Tensor, "b m"] | None,
@@ -266,13 +266,13 @@ class StaticSource(Source):
         """Return the parameters; see :meth:`Source.tie`."""
         return ProjectionWeights(torch.cat([layer.w_e, layer.w_r])[None], memory)
 
-    def state_shape(self, layer: "PrimalAttention") -> tuple[int, ...]:
+    def state_shape(self, layer: "PrimalParameters") -> tuple[int, ...]:
         """Return the width: the state is a sum of queries and one of keys."""
         return (layer.dim,)
 
     def causal(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         x: Float[Tensor, "b n c"],
         position: Int[Tensor, "b n"],
         key_mask: Bool[Tensor, "b n"] | None,
@@ -313,21 +313,21 @@ class DualSource(Source):
 
     rotary = True
 
-    def create(self, layer: "PrimalAttention", factory: dict[str, Any]) -> None:
+    def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the maps from tokens to dual variables."""
         width = layer.num_heads * layer.rank
         layer.dual_e = nn.Linear(layer.dim, width, False, **factory)
         layer.dual_r = nn.Linear(layer.dim, width, False, **factory)
 
-    def reset(self, layer: "PrimalAttention") -> None:
+    def reset(self, layer: "PrimalParameters") -> None:
         """Do nothing: the layer resets its linear maps."""
 
-    def codes(self, layer: "PrimalAttention") -> None:
+    def codes(self, layer: "PrimalParameters") -> None:
         """Return ``None``: dual variables take the place of free weights."""
 
     def tie(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         memory: Float[Tensor, "b m c"],
         heads: Float[Tensor, "b both m d"] | None,
         key_mask: Bool[Tensor, "b m"] | None,
@@ -348,7 +348,7 @@ class DualSource(Source):
 
     def causal(
         self,
-        layer: "PrimalAttention",
+        layer: "PrimalParameters",
         x: Float[Tensor, "b n c"],
         position: Int[Tensor, "b n"],
         key_mask: Bool[Tensor, "b n"] | None,
@@ -383,13 +383,13 @@ def linear_map(module: nn.Linear) -> LinearMap:
     return LinearMap(module.weight, module.bias)
 
 
-def _num_codes(layer: "PrimalAttention") -> int:
+def _num_codes(layer: "PrimalParameters") -> int:
     smooth = layer.codes == "basis"
     return min(2 * layer.rank, layer.num_samples) if smooth else layer.num_samples
 
 
 def _cosines(
-    layer: "PrimalAttention", at: Float[Tensor, "*batch n"]
+    layer: "PrimalParameters", at: Float[Tensor, "*batch n"]
 ) -> Float[Tensor, "*batch n k"]:
     """Return the basis functions at relative positions, orthonormal over the sampled rows."""
     order = torch.arange(_num_codes(layer), dtype=at.dtype, device=at.device)

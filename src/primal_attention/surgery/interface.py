@@ -44,7 +44,7 @@ def _names_without_weights(**capabilities: bool) -> list[str]:
         core = _core(name, 1, 4, **CONVERSION_DEFAULTS.get(name, {}))
         return core is not None and next(core.parameters(), None) is None
 
-    return [name for name in list_attentions(**capabilities) if has_no_weights(name)]
+    return [name for name in list_attentions("*", **capabilities) if has_no_weights(name)]
 
 
 def register_implementation(name: str, *, alias: str | None = None, **options: Any) -> str:

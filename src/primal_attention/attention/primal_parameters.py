@@ -1,0 +1,314 @@
+"""What a primal layer stores: its parameters, how they start, and their published forms.
+
+:class:`PrimalParameters` builds and checks a layer, projects tokens to heads and heads to outputs,
+and converts to and from the released code. :class:`~primal_attention.attention.PrimalAttention`
+adds what the layer computes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear, softplus
+
+from primal_attention.attention.base import Attention, Capabilities, is_plain
+from primal_attention.attention.published import (
+    PUBLISHED,
+    SOUND,
+    Conventions,
+    published_state_dict,
+    start_linear,
+    translate_state_dict,
+)
+from primal_attention.attention.regularizers import Regularizer
+from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.sources import SOURCES, Source, linear_map
+from primal_attention.functional import attend, split_heads
+from primal_attention.functional.precision import accumulator
+from primal_attention.functional.primal import fold_output, join
+
+__all__ = [
+    "Codes",
+    "PrimalParameters",
+    "Weights",
+    "count_tokens",
+    "primal_capabilities",
+    "zero_padding",
+]
+
+Weights = Literal["data", "static", "dual"]
+Codes = Literal["basis", "table"]
+
+_SAMPLES_PER_DIRECTION = 10
+"""Sampled rows per direction, the paper's rule."""
+
+
+def primal_capabilities(weights: Weights, **changes: bool) -> Capabilities:
+    """Return the capabilities of a layer with these weights."""
+    source = SOURCES[weights]
+    own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
+    return Capabilities(**{"cross": source.cross, "aux_loss": True, **own, **changes})
+
+
+class PrimalParameters(Attention):
+    """The parameters of a primal layer, and the maps made of them.
+
+    Args:
+        dim: Model width ``c``.
+        num_heads: Heads; must divide ``dim``.
+        rank: Directions ``s`` per head; by default 32, or the head width if that is smaller.
+        weights: Where the projection weights come from.
+        codes: How ``data`` weights store the code of a relative position.
+        decay: Decay of the prefix mean of ``static`` weights.
+        regularizer: The regulariser, or none.
+        bias: Whether projections and output map have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        num_samples: Sampled rows of ``data`` weights; by default ten per direction.
+        conventions: Ours, or those of a published variant.
+        device: Where to create the parameters.
+        dtype: Type of the parameters.
+    """
+
+    basis: Float[Tensor, "k m"]
+    w_e: nn.Parameter
+    w_r: nn.Parameter
+    dual_e: nn.Linear
+    dual_r: nn.Linear
+
+    undecayed = ("lam",)  # it weighs the KSVD term and never meets the data
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        rank: int | None,
+        weights: Weights,
+        codes: Codes,
+        decay: float | None = None,
+        regularizer: Regularizer | None = "ksvd",
+        bias: bool = True,
+        dropout: float = 0.0,
+        num_samples: int | None = None,
+        conventions: Conventions = SOUND,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(dim, num_heads, dropout=dropout)
+        rank = min(32, self.head_dim) if rank is None else rank
+        num_samples = _SAMPLES_PER_DIRECTION * rank if num_samples is None else num_samples
+        for name, value, choices in (
+            ("weights", weights, get_args(Weights)),
+            ("codes", codes, get_args(Codes)),
+            ("regularizer", regularizer, (*get_args(Regularizer), None)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+        for name, count in (("rank", rank), ("num_samples", num_samples)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}.")
+        if decay is not None and not (weights == "static" and 0 < decay < 1):
+            raise ValueError(
+                f"decay needs weights='static' and a value between 0 and 1, got "
+                f"weights={weights!r} and decay={decay}; leave it out for a plain prefix mean."
+            )
+        self.rank, self.weights, self.codes, self.decay = rank, weights, codes, decay
+        self.regularizer, self.num_samples = regularizer, num_samples
+        self.conventions = conventions
+        is_sound = conventions == SOUND
+        self.capabilities = primal_capabilities(
+            weights,
+            padding=conventions.mask != "refuse",
+            causal=is_sound or conventions.causal_only,
+            stateful=is_sound or conventions.causal_only,
+            cross=self.source.cross and is_sound,
+            aux_loss=regularizer is not None,
+        )
+        factory = {"device": device, "dtype": dtype}
+        self.q_proj = nn.Linear(dim, dim, bias, **factory)
+        self.k_proj = nn.Linear(dim, dim, bias, **factory)
+        self.out_proj = nn.Linear(dim, dim, bias, **factory)
+        self.concat = nn.Linear(2 * rank, self.head_dim, bias, **factory)
+        has_lam = regularizer in ("ksvd", "kkt")
+        self.lam = nn.Parameter(torch.empty(num_heads, rank, **factory), has_lam)
+        self.source.create(self, factory)
+        self.reset_parameters()
+
+    @property
+    def source(self) -> Source:
+        """Where the projection weights come from."""
+        return SOURCES[self.weights]
+
+    @property
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+        """The four linear maps that every primal layer has."""
+        # the plain attributes take four times as long, which short sequences notice
+        own: Any = self._modules
+        return own["q_proj"], own["k_proj"], own["concat"], own["out_proj"]
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw new parameters."""
+        for name, module in self.named_children():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+                start_linear(self.conventions, name, module)
+        nn.init.uniform_(self.lam)
+        if self.conventions.positive_lam:
+            # softplus of this is uniform between 0.1 and 1
+            self.lam.mul_(0.9).add_(0.1).expm1_().log_()
+        self.source.reset(self)
+
+    @property
+    def ell(self) -> Float[Tensor, "h s"]:
+        """The regulariser's ``ℓ`` in float32 or better; positive, except in published layers."""
+        lam = self.lam.to(accumulator(self.lam))
+        return softplus(lam) if self.conventions.positive_lam else lam
+
+    def extra_repr(self) -> str:
+        """Return what the layer's line shows when a model is printed."""
+        parts = [f"{self.dim}", f"num_heads={self.num_heads}", f"rank={self.rank}"]
+        parts.append(f"weights={self.weights!r}")
+        if self.weights == "data":
+            parts.append(f"codes={self.codes!r}")
+        if self.decay is not None:
+            parts.append(f"decay={self.decay}")
+        return ", ".join([*parts, f"regularizer={self.regularizer!r}"])
+
+    # maps
+
+    def project_heads(
+        self, x: Float[Tensor, "b n c"], rotary: Rotary | None = None
+    ) -> Float[Tensor, "b both n d"]:
+        """Return the heads of the queries and, after them, of the keys."""
+        heads = self._project_both(x, self.q_proj, self.k_proj)
+        return heads if rotary is None else rotary.turn(heads)
+
+    def project_duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b both n s"]:
+        """Return the dual variables of the query side and, after them, of the key side."""
+        return self._project_both(x, self.dual_e, self.dual_r)
+
+    def _project_both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
+        """Return the heads of two maps; of plain ones as one map, which is faster."""
+        if is_plain(first) and is_plain(second) and not self._is_brief(x):
+            both = linear(x, *join(linear_map(first), linear_map(second)))
+        else:
+            both = torch.cat([first(x), second(x)], dim=-1)
+        return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
+
+    def _is_brief(self, x: Float[Tensor, "b n c"]) -> bool:
+        """Return whether so few tokens pass that joining maps costs more than applying them."""
+        return not torch.compiler.is_compiling() and x.shape[0] * x.shape[1] < 2 * self.rank
+
+    def project_scores(
+        self, heads: Tensor, w: Float[Tensor, "#b both d s"], key_mask: Tensor | None
+    ) -> tuple[Float[Tensor, "b n both_s"], Float[Tensor, "b both s"] | None]:
+        """Return the scores of heads, and their energy."""
+        (parts,) = split_heads(self._merge(heads), 2 * self.num_heads, None)
+        return attend(parts, w, None, key_mask=key_mask, eps=self.conventions.eps)
+
+    def project_out(self, scores: Float[Tensor, "b n both_s"]) -> Float[Tensor, "b n c"]:
+        """Return the layer's output from the scores of all query and all key heads."""
+        if is_plain(self.out_proj) and is_plain(self.concat) and not self._is_brief(scores):
+            return linear(scores, *fold_output(linear_map(self.concat), linear_map(self.out_proj)))
+        by_head = scores.unflatten(-1, (2, self.num_heads, -1)).permute(0, 3, 1, 2, 4).flatten(3)
+        return self.out_proj(self._merge(self.concat(by_head)))
+
+    # published variants
+
+    @classmethod
+    def reference(
+        cls,
+        variant: str,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        rank: int,
+        num_samples: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> Self:
+        """Build the layer of one published experiment exactly, with its quirks.
+
+        Sampling ignores masks (``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse one,
+        ``"lra"`` zeroes outputs), sampled rows are not normalised, ``lam`` is unconstrained,
+        weights start as the released code starts them, the loss is reduced as there.
+
+        Args:
+            variant: ``"uea"``, ``"lra"``, ``"d4rl"``, ``"vit"`` or ``"wikitext"``.
+            dim: Model width.
+            num_heads: Heads.
+            rank: Directions per head.
+            num_samples: Sampled rows; by default ten per direction, as for LRA. The released UEA
+                layer has ``min(longest training series, 5 or 10 × rank)``, the ViT one 197.
+            device: Where to create the parameters.
+            dtype: Type of the parameters.
+
+        Example:
+            >>> from primal_attention import PrimalAttention
+            >>> PrimalAttention.reference("uea", 512, rank=30, num_samples=300).num_samples
+            300
+        """
+        if variant not in PUBLISHED:
+            raise ValueError(f"variant must be one of {tuple(PUBLISHED)}, got {variant!r}.")
+        layer = cls.__new__(cls)
+        PrimalParameters.__init__(
+            layer,
+            dim,
+            num_heads,
+            rank=rank,
+            weights=PUBLISHED[variant].weights,
+            codes="table",
+            num_samples=num_samples,
+            conventions=PUBLISHED[variant],
+            device=device,
+            dtype=dtype,
+        )
+        return layer
+
+    def load_reference_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Load the parameters of a released layer under their original names.
+
+        Args:
+            state_dict: The entries of one attention layer, its prefix removed.
+        """
+        self._check_published()
+        self.load_state_dict(translate_state_dict(self.conventions, state_dict))
+
+    def reference_state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters under the names of the released layer, for its own code to load.
+
+        Example:
+            >>> from primal_attention import PrimalAttention
+            >>> sorted(PrimalAttention.reference("lra", 8, 2, rank=3).reference_state_dict())[:3]
+            ['W_k.bias', 'W_k.weight', 'W_q.bias']
+        """
+        self._check_published()
+        return published_state_dict(self.conventions, self.state_dict())
+
+    def _check_published(self) -> None:
+        if self.conventions == SOUND:
+            raise RuntimeError(
+                "This layer follows our conventions, not a published variant's; build it with "
+                "PrimalAttention.reference(variant, ...) and use that."
+            )
+
+
+def zero_padding(
+    x: Tensor, context: Tensor | None, key_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Zero padded tokens: a NaN in a padded slot must reach neither result nor gradient."""
+    if key_mask is None:
+        return x, context
+    if context is None:
+        return torch.where(key_mask[:, :, None], x, 0.0), None
+    return x, torch.where(key_mask[:, :, None], context, 0.0)
+
+
+def count_tokens(x: Tensor, key_mask: Tensor | None) -> Int[Tensor, "b n"]:
+    """Return how many real tokens there are up to each."""
+    if key_mask is None:
+        return torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
+    return key_mask.cumsum(1)
