@@ -1,3 +1,15 @@
+from . import (
+    analysis,
+    attention,
+    bench,
+    functional,
+    kernels,
+    ksvd,
+    models,
+    surgery,
+    tasks,
+    training,
+)
 from .attention import (
     Attention,
     LinearAttention,
@@ -9,6 +21,7 @@ from .attention import (
     list_attentions,
     register_attention,
 )
+from .tasks.trained import load
 
 __version__: str
 
@@ -18,9 +31,20 @@ __all__ = [
     "PrimalAttention",
     "SoftmaxAttention",
     "__version__",
+    "analysis",
+    "attention",
+    "bench",
     "create_attention",
+    "functional",
+    "kernels",
+    "ksvd",
     "ksvd_loss",
     "ksvd_terms",
     "list_attentions",
+    "load",
+    "models",
     "register_attention",
+    "surgery",
+    "tasks",
+    "training",
 ]

@@ -3,8 +3,10 @@
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = [
     "MissingPackageError",
@@ -117,7 +119,9 @@ def exit_code(command: Callable[[], int]) -> int:
     file that cannot be read or written, in one sentence. 130: interrupted.
     """
     try:
-        code = _run(command)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code = _run(command)
         sys.stdout.flush()
         return code
     except UserError as mistake:
@@ -132,9 +136,14 @@ def exit_code(command: Callable[[], int]) -> int:
             raise
         print(f"primal: {error.filename}: {error.strerror}.", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("primal: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(": ".join(["primal: interrupted", *map(str, stopped.args)]), file=sys.stderr)
         return 130
+
+
+def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
+    """Print a warning without the line of code that raised it."""
+    print(f"primal: warning: {message}", file=sys.stderr)
 
 
 def _run(command: Callable[[], int]) -> int:

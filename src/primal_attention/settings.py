@@ -4,16 +4,20 @@ A key that no dataclass has is an error, and so is a value of another type. A da
 generic: ``build(Recipe[DataSettings, ModelSettings], tree)``.
 """
 
+import ast
 import difflib
 import hashlib
+import inspect
 import io
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +29,7 @@ __all__ = [
     "at_least_one",
     "build",
     "check_value",
+    "commented_yaml",
     "fingerprint",
     "flatten",
     "one_of",
@@ -241,6 +246,50 @@ def to_yaml(settings: Any) -> str:
         True
     """
     return yaml.dump(_plain(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def commented_yaml(settings: Any) -> str:
+    """Return a dataclass as YAML with the meaning of every setting; defaults are commented out.
+
+    Example:
+        >>> from primal_attention.training.config import TrainingConfig
+        >>> text = commented_yaml(TrainingConfig(epochs=3))
+        >>> print(text[: text.index("#") + 26])
+        epochs: 3                    # Epochs to train; the model
+    """
+    notes, lines, live = _field_notes(type(settings)), [], 0
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            block = textwrap.indent(commented_yaml(value), "  ")
+            lines.append(f"\n{field.name}:  # {notes.get(field.name, '')}\n{block.rstrip()}")
+            continue
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        plain = str(value) if isinstance(value, Path) else _plain(value)
+        style: Any = {"default_flow_style": True, "width": 1000, "allow_unicode": True}
+        dumped = yaml.dump(plain, Dumper=_Dumper, **style).partition("\n")[0]
+        text = f"{field.name}: {dumped}"
+        live += value != default
+        mark = "" if value != default else "# "
+        lines.append(f"{mark + text:<28} # {notes.get(field.name, '')}".rstrip(" #"))
+    if not live and lines[0].startswith("# "):
+        lines[0] = lines[0][2:]  # a section needs one setting
+    # settings after a section stand apart from it
+    gaps = ["\n" * (a.startswith("\n") and not b.startswith("\n")) for a, b in pairwise(lines)]
+    return "".join(f"{gap}{line}\n" for gap, line in zip(["", *gaps], lines, strict=True))
+
+
+def _field_notes(kind: type) -> dict[str, str]:
+    """Return the docstring below every field of a dataclass, on one line."""
+    notes = {}
+    for base in reversed(kind.__mro__):
+        if is_dataclass(base):
+            tree: Any = ast.parse(textwrap.dedent(inspect.getsource(base)))
+            for field, note in pairwise(tree.body[0].body):
+                if isinstance(field, ast.AnnAssign) and isinstance(note, ast.Expr):
+                    text = ast.literal_eval(note.value).replace("`", "")
+                    notes[ast.unparse(field.target)] = " ".join(text.split())
+    return notes
 
 
 def flatten(settings: Any) -> dict[str, Any]:

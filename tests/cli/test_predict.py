@@ -43,22 +43,45 @@ def test_batches_labels_and_formats_change_no_prediction(series_run, tmp_path):
     write_ts(tmp_path / "bare.ts", 7, 3, labels=False)
     series = read_ts(tmp_path / "labelled.ts")
     np.savez(tmp_path / "plain.npz", X=series.x, length=series.length)
+    first = np.where(series.keep[:, :, None], series.x, np.nan).transpose(0, 2, 1)
+    np.savez(tmp_path / "channels.npz", X=first, axes="cases,channels,time")
+    strange = (tmp_path / "labelled.ts").read_text().replace(":up", ":unknown")
+    (tmp_path / "strange.ts").write_text(strange)
+    long = [
+        f"{i},{','.join(map(str, step))}" for i in range(7) for step in series.x[i][series.keep[i]]
+    ]
+    (tmp_path / "table.csv").write_text("case,a,b\n" + "\n".join(long) + "\n")
     np.savez(
         tmp_path / "parts.npz",
         X_test=series.x, len_test=series.length, y_test=series.y, classes=np.array(["a", "b"]),
     )  # fmt: skip
     found = []
-    for file in ("labelled.ts", "bare.ts", "plain.npz", "parts.npz"):
+    files = ["labelled.ts", "bare.ts", "strange.ts", "plain.npz", "channels.npz", "parts.npz"]
+    for file in (*files, "table.csv"):
         assert main(["predict", model, file, "--out", "p.jsonl", "--batch-size", "3"]) == 0
         found.append([json.loads(line) for line in Path("p.jsonl").read_text("utf-8").splitlines()])
     assert len(found[0]) == 7
-    assert found[1:] == found[:1] * 3
+    assert found[1:] == found[:1] * 6
 
 
 def test_texts_are_read_line_by_line(text_run, tmp_path):
     (tmp_path / "new.txt").write_text("good good\n\nbad bad é\n", encoding="utf-8")
     assert main(["predict", str(text_run / "primal"), "new.txt", "--out", "p.csv"]) == 0
     assert len(Path("p.csv").read_text("utf-8").splitlines()) == 3
+
+
+def test_texts_to_predict_need_no_labels(text_run, tmp_path):
+    (tmp_path / "new.txt").write_text("good good\nbad\n")
+    (tmp_path / "new.jsonl").write_text('{"text": "good good"}\n{"text": "bad"}\n')
+    (tmp_path / "new.csv").write_text("text\ngood good\nbad\n")
+    (tmp_path / "new").mkdir()
+    for number, text in enumerate(["good good", "bad"]):
+        (tmp_path / "new" / f"{number}.txt").write_text(text)
+    found = []
+    for file in ("new.txt", "new.jsonl", "new.csv", "new"):
+        assert main(["predict", str(text_run / "primal"), file, "--out", "p.csv"]) == 0
+        found.append(Path("p.csv").read_text())
+    assert found[1:] == found[:1] * 3
 
 
 def test_pairs_are_learned_scored_and_predicted_by_two_towers(pairs_run, fails, tmp_path):
@@ -117,12 +140,11 @@ def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_
     assert "--part chooses" in fails("eval", model, "--part", "train")
 
 
-def test_settings_are_printed_and_saved_beside_what_is_written(series_run, series_recipe, capsys):
+def test_settings_are_saved_beside_what_is_written(series_run, series_recipe, capsys):
     model, test = series_run / "primal", series_recipe.parent / "test.ts"
     assert main(["predict", str(model), str(test), "--out", "p.csv", "--batch-size", "3"]) == 0
-    assert "batch_size: 3\n" in capsys.readouterr().out
+    assert capsys.readouterr().out == "Wrote 10 predictions to p.csv\n"
     assert main(["eval", str(model), "--out", "e.json"]) == 0
-    assert "batch_size: 64\n" in capsys.readouterr().out
     saved = {f: yaml.safe_load(Path(f"{f}.config.yaml").read_text()) for f in ("p.csv", "e.json")}
     assert saved["p.csv"]["batch_size"] == 3
     assert saved["p.csv"]["file"] == str(test)
@@ -132,7 +154,7 @@ def test_settings_are_printed_and_saved_beside_what_is_written(series_run, serie
 def test_files_that_cannot_be_read_are_told(series_run, text_run, fails, tmp_path):
     model = series_run / "primal"
     write_ts(tmp_path / "three.ts", 3, 0, channels=3)
-    np.savez(tmp_path / "whole.npz", X=np.zeros((2, 5, 2)))
+    np.savez(tmp_path / "whole.npz", X=np.zeros((2, 2, 5)))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:60])
     np.savez(tmp_path / "other.npz", weights=np.zeros(3))
     np.savez(tmp_path / "objects.npz", X=np.array([{}], dtype=object))
@@ -144,13 +166,13 @@ def test_files_that_cannot_be_read_are_told(series_run, text_run, fails, tmp_pat
         "none.ts": "there is no file",
         "three.ts": "3 channels",
         "cut.npz": "cut.npz",
-        "other.npz": "lacks the arrays",
+        "other.npz": "lacks the array X_test; it has weights",
         "objects.npz": "objects.npz",
-        "flat.npz": "[cases, time, channels]",
-        "empty.npz": "no series",
+        "flat.npz": "1 channels, but the statistics were fitted on 2",
+        "empty.npz": "no test part",
         "noise.ts": "noise.ts",
         "empty.ts": "holds no series",
-        ".": "there is no file",
+        ".": "ends in .ts, .npz, .csv",
     }
     for name, message in cases.items():
         told = fails("predict", model, tmp_path / name, "--out", tmp_path / "p.csv")
@@ -172,10 +194,10 @@ def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_pat
     assert "left" in fails("eval", model, "--data", text)
     (tmp_path / "new.txt").write_text("good\n")
     told = fails("eval", text_run / "primal", "--data", tmp_path / "new.txt")
-    assert "read from a .jsonl or .csv" in told
+    assert "read from a .jsonl, a table or a folder of texts, got 'new.txt'" in told
     (tmp_path / "bad.jsonl").write_text('{"text": "x", "label": 7}\n')
     told = fails("eval", text_run / "primal", "--data", tmp_path / "bad.jsonl")
-    assert "labels must be from 0 to 1" in told
+    assert "Labels 7 are not among the classes 0, 1" in told
 
 
 @pytest.mark.parametrize(

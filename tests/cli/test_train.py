@@ -54,7 +54,7 @@ def test_the_demo_learns_which_speaker_it_is(tmp_path, capsys):
     assert main(["train", "japanese-vowels", *arguments]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "epochs: 4",
+        "4 epochs, batches of 16",
         "primal",
         "softmax",
         "test accuracy",
@@ -69,7 +69,7 @@ def test_the_demo_learns_which_speaker_it_is(tmp_path, capsys):
 
 
 def test_a_stopped_run_continues_to_the_same_weights(
-    series_recipe, series_run, tmp_path, monkeypatch
+    series_recipe, series_run, tmp_path, monkeypatch, capsys
 ):
     from primal_attention import analysis
 
@@ -83,7 +83,10 @@ def test_a_stopped_run_continues_to_the_same_weights(
         return real(spectra)
 
     monkeypatch.setattr(analysis, "spectrum_summary", interrupt)
+    capsys.readouterr()
     assert main(["train", str(series_recipe), "--out", str(two)]) == 130
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"primal: interrupted: primal train {two} --resume continues it"
     monkeypatch.undo()
     assert not (two / "report.html").exists()
     # the folder of a run is a recipe: nothing needs to be said twice
@@ -243,6 +246,7 @@ def test_wrong_data_files_are_told(series_recipe, fails, tmp_path):
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.ts")
     assert "'x' is not a number" in told
     assert "none.ts" in fails("train", series_recipe, "--data.test", tmp_path / "none.ts")
+    (tmp_path / "broken.mp3").write_text("")
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.mp3")
     assert "ends in .ts, .npz, .csv" in told
 

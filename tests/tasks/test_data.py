@@ -14,7 +14,7 @@ from primal_attention.tasks.timeseries import SeriesSettings, SeriesTask, read_s
 def test_parts_have_the_sizes_asked_for(tmp_path):
     train, test = (tmp_path / f"{part}.npz" for part in ("train", "test"))
     for path, cases in ((train, 24), (test, 10)):
-        np.savez(path, X=np.zeros((cases, 5, 2)), y=np.arange(cases) % 2)
+        np.savez(path, X=np.zeros((cases, 2, 5)), y=np.arange(cases) % 2)
     for size in (3, 7, 8):
         settings = SeriesSettings(train=train, test=test, train_size=2 * size, test_size=size)
         _, found = SeriesTask.load(settings)
@@ -28,7 +28,7 @@ def test_parts_have_the_sizes_asked_for(tmp_path):
 
 @pytest.mark.parametrize("labels", [["a", "b"], ["a"]])
 def test_a_class_needs_two_cases_to_choose_the_epoch(tmp_path, labels):
-    x = np.random.default_rng(0).normal(size=(len(labels), 5, 2))
+    x = np.random.default_rng(0).normal(size=(len(labels), 2, 5))
     np.savez(tmp_path / "few.npz", X=x, y=np.array(labels))
     with pytest.raises(UserError, match="validation part would be empty"):
         SeriesTask.load(SeriesSettings(train=tmp_path / "few.npz", test=tmp_path / "few.npz"))
@@ -59,7 +59,7 @@ def test_pairs_of_the_benchmark_are_found_in_the_data_folder(tmp_path, monkeypat
 
 
 def test_a_broken_case_keeps_the_number_it_has_in_its_file(tmp_path):
-    x = np.random.default_rng(0).normal(size=(20, 5, 2))
+    x = np.random.default_rng(0).normal(size=(20, 2, 5))
     labels = np.array(["a", "b"] * 10)
     np.savez(tmp_path / "good.npz", X=x, y=labels)
     files = SeriesSettings(train=tmp_path / "bad.npz", test=tmp_path / "good.npz", valid=0.5)
@@ -111,7 +111,7 @@ def test_a_missing_column_says_how_to_name_another(tmp_path):
 
 def test_without_a_test_file_a_part_is_held_out_and_said(tmp_path):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(20, 5, 2)), np.array(["a", "b"] * 10)
+    x, y = rng.normal(size=(20, 2, 5)), np.array(["a", "b"] * 10)
     np.savez(tmp_path / "all.npz", X=x, y=y)
     settings = SeriesSettings(train=tmp_path / "all.npz", test_share=0.3, seed=2)
     task, parts = SeriesTask.load(settings)

@@ -17,7 +17,7 @@ class Eval:
     """Score a trained model on the test part of its recipe, or on a labelled file."""
 
     model: Annotated[Path, tyro.conf.Positional]
-    """Folder of a trained model, such as outputs/japanese-vowels/primal."""
+    """Folder of a trained model, such as outputs/japanese-vowels/primal, or of a run with one."""
     data: Path | None = None
     """Labelled file; by default the test part of the model's recipe."""
     part: Literal["train", "test"] = "test"
@@ -42,18 +42,13 @@ def main(argv: list[str]) -> int:
     import torch
 
     from primal_attention.output import markdown_table, to_json, write_atomically
-    from primal_attention.tasks.experiment import (
-        check_finite,
-        check_lengths,
-        load_trained,
-        recipe_type,
-    )
+    from primal_attention.tasks.experiment import recipe_type
+    from primal_attention.tasks.trained import check_finite, check_lengths, load_trained
 
-    print(to_yaml(options), flush=True)
     torch.set_num_threads(options.threads)
     task, model = load_trained(options.model)
     if options.data is None:
-        tree = read_yaml(options.model / "config.yaml")
+        tree = read_yaml(_recipe_of(options.model))
         data = task.load(build(recipe_type(tree["task"]), tree).data)[1].test
         source = "the test part of its recipe"
     else:
@@ -86,3 +81,11 @@ def main(argv: list[str]) -> int:
             write_atomically(Path(f"{options.out}.config.yaml"), to_yaml(options))
         print(f"Saved {options.out}")
     return 0
+
+
+def _recipe_of(folder: Path) -> Path:
+    """Return the file of the recipe a model was trained with."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{folder} has no recipe, so no test part; give a labelled file: --data.")
+    return path

@@ -9,20 +9,22 @@ from primal_attention.command import UserError, did_you_mean, exit_code
 __all__ = ["main"]
 
 _COMMANDS = {
-    "train": "train the models of a recipe; saves checkpoints, a table and report.html",
+    "train": "train on a file of your own, or the models of a recipe; saves report.html",
+    "init": "write a commented recipe, for a file of your own or as an example",
     "eval": "score a trained model on its test part or on a file",
     "predict": "read a file, write the predictions of a trained model to a file",
     "convert": "replace the softmax attention of a saved model; saves layers and report.html",
     "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
-    "list": "recipes and attentions",
+    "list": "recipes, tasks and attentions",
     "info": "versions and what is installed",
 }
 
 _EXAMPLES = """examples:
   primal train japanese-vowels                       a table, spectra and report.html in a minute
-  primal train japanese-vowels --training.epochs 5   any setting of a recipe, from the command line
+  primal train my_train.ts                           your own data: the kind is recognised
+  primal train table.csv --target label --training.epochs 5     any setting, from the command line
   primal predict outputs/japanese-vowels/primal new.ts --out labels.csv
 """
 

@@ -17,13 +17,13 @@ __all__ = ["main"]
 class Predict:
     """Read a file, write a line for every item, such as its class and all probabilities.
 
-    Labels in the file are ignored.
+    The file needs no labels; labels in it are not read.
     """
 
     model: Annotated[Path, tyro.conf.Positional]
-    """Folder of a trained model, such as outputs/japanese-vowels/primal."""
+    """Folder of a trained model, such as outputs/japanese-vowels/primal, or of a run with one."""
     file: Annotated[Path, tyro.conf.Positional]
-    """File to read, of the kind the model was trained on."""
+    """File or folder to read, of the kind the model was trained on."""
     out: Path = Path("predictions.csv")
     """File to write: .csv, or .jsonl for one JSON object a line."""
     part: Literal["train", "test"] = "test"
@@ -46,16 +46,11 @@ def main(argv: list[str]) -> int:
     import torch
 
     from primal_attention.output import to_csv, write_atomically
-    from primal_attention.tasks.experiment import check_finite, check_lengths, load_trained
+    from primal_attention.tasks.trained import load_trained
 
-    print(to_yaml(options), flush=True)
     torch.set_num_threads(options.threads)
-    task, model = load_trained(options.model)
-    data = task.read(options.file, labelled=False, part=options.part)
-    check_lengths(data, model, str(options.file))
-    answers = task.measure(model, data, batch_size=options.batch_size).answers
-    check_finite(answers)
-    rows = task.records(answers)
+    trained = load_trained(options.model)
+    rows = trained.records(options.file, part=options.part, batch_size=options.batch_size)
     if options.out.suffix == ".csv":
         text = to_csv(rows)
     else:

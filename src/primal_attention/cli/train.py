@@ -1,24 +1,23 @@
-"""``primal train``: the models of a recipe, a table, spectra and a report."""
+"""``primal train``: the models of a recipe or for a file; a table, spectra and a report."""
 
 import functools
 import shutil
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
 from primal_attention.cli.recipes import (
-    find_recipe,
+    Plan,
+    TrainOptions,
     is_run,
-    recipe_comment,
+    make_plan,
+    read_recipe,
     recipe_paths,
     recipe_summary,
 )
 from primal_attention.command import UserError, user_errors
-from primal_attention.settings import build, flatten, parse, read_yaml, to_yaml, unchecked
-from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
-from primal_attention.tasks.task import find_task
+from primal_attention.settings import build, flatten, to_yaml
+from primal_attention.tasks.experiment import Recipe, recipe_type
+from primal_attention.tasks.task import Parts, Task, find_task
 
 if TYPE_CHECKING:
     from primal_attention.tasks.results import Result
@@ -26,59 +25,18 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions(Recipe[DataT, ModelT]):
-    """Train the models of a recipe; any setting can be changed here."""
-
-    task: tyro.conf.Suppress[str]
-    out: Path
-    """Folder for models, checkpoints, table and report."""
-    resume: bool = False
-    """Continue the run in that folder, to the same weights as a run without a break."""
-    overwrite: bool = False
-    """Start anew in a folder that already holds a run."""
-
-    @property
-    def recipe(self) -> Recipe[DataT, ModelT]:
-        """The settings without the folder."""
-        return Recipe(**{f.name: getattr(self, f.name) for f in fields(Recipe)})
-
-
 def main(argv: list[str]) -> int:
-    """Train what a recipe says, with the changes on the command line."""
+    """Train what a recipe or a file of data says, with the changes on the command line."""
     if argv[:1] in (["--help"], ["-h"]):
         print(_help())
         return 0
     if not argv or argv[0].startswith("-"):
-        raise UserError(f"which recipe? One of {', '.join(recipe_paths())}, or a YAML file.")
-    path = find_recipe(argv[0])
-    tree = _read(path)
-    # the settings saved beside a run are a recipe too, and belong to its folder
-    in_run = path.name == "config.yaml" and is_run(path.parent)
-    name = path.resolve().parent.name if in_run else path.stem
-    out = path.parent if in_run else Path("outputs") / name
-    kind = find_task(tree["task"])
-    options_type: Any = TrainOptions[kind.Settings, kind.Model]  # type: ignore[name-defined]
-    if any(word.split("=")[0] == "--data.train" for word in argv):
-        tree["data"] = {k: v for k, v in tree.get("data", {}).items() if k != "name"}
-    if {"-h", "--help"} & set(argv[1:]):
-        default = unchecked(options_type, {**tree, "out": str(out)})
-    else:
-        with user_errors(str(path), ValueError, TypeError, UserError):
-            recipe = build(recipe_type(tree["task"]), tree)
-        values = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-        default = options_type(**values, out=out)
-    with user_errors(""):
-        options = parse(options_type, argv[1:], prog=f"primal train {argv[0]}", default=default)
-    _train(name, options, recipe_comment(path))
+        raise UserError(
+            f"which recipe? One of {', '.join(recipe_paths())}, a YAML file, or a file or folder "
+            "of data."
+        )
+    _train(make_plan(argv, prog="primal train"))
     return 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    tree = read_yaml(path)
-    if not isinstance(tree.get("task"), str):
-        raise UserError(f"{path}: the setting task is missing; primal list tasks shows them.")
-    return tree
 
 
 def _help() -> str:
@@ -86,47 +44,72 @@ def _help() -> str:
     width = max(map(len, recipes)) + 2
     rows = "\n".join(f"  {name:<{width}}{recipe_summary(p)}" for name, p in recipes.items())
     return (
-        "usage: primal train RECIPE [--resume] [--overwrite] [--out FOLDER] [SETTINGS]\n\n"
-        "Train the models of a recipe: a name, a YAML file, or the folder of an earlier run.\n"
-        "Every setting can be changed, as in --training.epochs 5 or --model.dim 32;\n"
-        "primal train RECIPE --help shows them all.\n\n"
+        "usage: primal train DATA [--target COLUMN] [--test FILE] [--task TASK] [SETTINGS]\n"
+        "       primal train RECIPE [--resume] [--overwrite] [--out FOLDER] [SETTINGS]\n\n"
+        "Train on a file or folder of data, whose kind is recognised, or the models of a recipe:\n"
+        "a name, a YAML file, or the folder of an earlier run. primal init writes a recipe.\n"
+        "Every setting can be changed, as in --training.epochs 5 or --model.dim 32; primal train\n"
+        "DATA --help or primal train RECIPE --help shows them all. --target is --data.target.\n\n"
         f"recipes:\n{rows}"
     )
 
 
-def _train(name: str, options: TrainOptions[Any, Any], comment: list[str]) -> None:
+def _train(plan: Plan) -> None:
     import torch
 
     from primal_attention.tasks.experiment import check_experiment, run_experiment
     from primal_attention.training import CheckpointError, NonFiniteLossError, join_processes
 
+    options = plan.options
     recipe, out = options.recipe, options.out
     torch.set_num_threads(recipe.threads)
     processes = join_processes()
     if processes.is_main_process:
         _check_folder(options)
-        print(to_yaml(recipe), flush=True)
+        if options.show_settings:
+            print(to_yaml(recipe), flush=True)
     processes.wait_for_everyone()
     task, data = find_task(recipe.task).load(recipe.data)
     check_experiment(task, data, recipe)  # before anything is removed
-    if processes.is_main_process and options.overwrite:
-        for attention in _trained(options):
+    if processes.is_main_process:
+        print(_summary(plan, task, data), flush=True)
+        for attention in _trained(options) if options.overwrite else ():
             shutil.rmtree(out / attention)
     processes.wait_for_everyone()
-    with user_errors("training", CheckpointError, NonFiniteLossError):
-        results = run_experiment(
-            task,
-            data,
-            recipe,
-            out=out,
-            resume=options.resume,
-            title=name,
-            comment=comment,
-            report=functools.partial(print, flush=True),
-        )
+    try:
+        with user_errors("training", CheckpointError, NonFiniteLossError):
+            results = run_experiment(
+                task,
+                data,
+                recipe,
+                out=out,
+                resume=options.resume,
+                title=plan.name,
+                comment=plan.comment,
+                report=functools.partial(print, flush=True),
+                verbose=True,
+            )
+    except KeyboardInterrupt:
+        hint = (f"primal train {out} --resume continues it",) if is_run(out) else ()
+        raise KeyboardInterrupt(*hint) from None
     if processes.is_main_process:
-        _print_results(name, results)
+        _print_results(plan.name, results)
         print(f"Saved report.html, result.csv and the models in {out}")
+        print(f"Predict with: primal predict {out / results[0].name} FILE")
+
+
+def _summary(plan: Plan, task: Task, data: Parts) -> str:
+    """Return the comment of the recipe, and the main settings on a line."""
+    recipe: Recipe[Any, Any] = plan.options.recipe
+    parts = {"to train": data.train, "to choose the epoch": data.valid, "to score": data.test}
+    counts = ", ".join(f"{len(part)} {use}" for use, part in parts.items())  # type: ignore[arg-type]
+    training, model = recipe.training, recipe.model
+    line = (
+        f"{task.summary}; {counts}; {', '.join(recipe.names)} with {model.num_layers} blocks of "
+        f"width {model.dim}; {training.epochs} epochs, batches of {training.batch_size}, learning "
+        f"rate {training.lr:g} (--show-settings prints all)"
+    )
+    return "\n".join(filter(None, [*plan.comment[:1], line, data.note]))
 
 
 def _trained(options: TrainOptions[Any, Any]) -> list[str]:
@@ -165,7 +148,7 @@ def _check_same(options: TrainOptions[Any, Any], name: str) -> None:
     if not path.is_file():
         return  # the checkpoint knows the settings too, by fewer names
     with user_errors(str(path), ValueError, TypeError, UserError):
-        tree = _read(path)
+        tree = read_recipe(path)
         saved = build(recipe_type(tree["task"]), tree)
     was, now = (
         flatten(replace(recipe, model=recipe.options(name))) for recipe in (saved, options.recipe)

@@ -3,7 +3,7 @@
     task, data = SeriesTask.load(recipe.data)
     results = run_experiment(task, data, recipe, out="outputs/mine")
 
-A run folder holds one folder a model, which :func:`load_trained` reads::
+A run folder holds one folder a model, which :func:`primal_attention.load` reads::
 
     <out>/report.html, result.csv, result.json, spectra.png, config.yaml
     <out>/<attention>/model/           configuration and weights
@@ -15,13 +15,14 @@ A run folder holds one folder a model, which :func:`load_trained` reads::
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.command import user_errors
 from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import to_yaml
 from primal_attention.tasks.results import SPECTRUM_TOKENS, Result, write_report
-from primal_attention.tasks.task import Parts, Task, find_task, load_task, save_task
+from primal_attention.tasks.task import Parts, Task, find_task, save_task
+from primal_attention.tasks.trained import check_lengths
 from primal_attention.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -29,18 +30,12 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from primal_attention.models import PretrainedModel
-    from primal_attention.training.scores import Answers
 
 __all__ = [
     "Recipe",
-    "TrainedModel",
     "check_experiment",
-    "check_finite",
-    "check_lengths",
-    "load_trained",
     "recipe_type",
     "run_experiment",
-    "save_trained",
 ]
 
 DataT = TypeVar("DataT")
@@ -94,44 +89,6 @@ def recipe_type(task: str) -> type[Recipe[Any, Any]]:
     return Recipe[kind.Settings, kind.Model]  # type: ignore[name-defined]
 
 
-class TrainedModel(NamedTuple):
-    """A trained model and the task that reads its data."""
-
-    task: Task
-    model: "PretrainedModel"
-
-
-def save_trained(folder: Path, task: Task, model: "PretrainedModel") -> None:
-    """Write a model and its task to a folder that :func:`load_trained` reads."""
-    model.save_pretrained(folder / "model")
-    save_task(task, folder)
-
-
-def load_trained(folder: Path) -> TrainedModel:
-    """Return the model in a folder that an experiment or an estimator wrote.
-
-    Raises:
-        UserError: If the folder holds no finished model, or model and task do not match.
-    """
-    from primal_attention.models import ModelFileError, PretrainedModel
-
-    task = load_task(folder)
-    if not (folder / "model").is_dir():
-        raise UserError(
-            f"{folder} holds no finished model; finish it with primal train {folder.parent} "
-            "--resume."
-        )
-    with user_errors("", ModelFileError, OSError):
-        model = PretrainedModel.from_pretrained(folder / "model")
-    found = {name: getattr(model.config, name, None) for name in task.sizes}
-    if found != dict(task.sizes):
-        raise UserError(
-            f"{folder}: model and task.json do not belong together; the model has {found}, the "
-            f"task {dict(task.sizes)}."
-        )
-    return TrainedModel(task, model)
-
-
 @dataclass(frozen=True)
 class _Run:
     """An experiment under way."""
@@ -145,6 +102,7 @@ class _Run:
     comment: Sequence[str]
     writes: bool
     """Whether this process is the one of several that writes files."""
+    verbose: bool | None
 
     @property
     def settings(self) -> str:
@@ -176,6 +134,7 @@ def run_experiment(
     title: str = "",
     comment: Sequence[str] = (),
     report: Callable[[str], None] = lambda _: None,
+    verbose: bool | None = None,
 ) -> list[Result]:
     """Train the models of a recipe one after the other, score the test part once, write a report.
 
@@ -188,6 +147,7 @@ def run_experiment(
         title: Name of the experiment; by default that of the folder.
         comment: What the recipe says about itself, line by line.
         report: Called with a line before each model.
+        verbose: Whether to show the progress of every training, as in ``fit``.
 
     Raises:
         UserError: If a model cannot be built or cannot read the data.
@@ -196,9 +156,8 @@ def run_experiment(
 
     out = Path(out)
     processes = join_processes()
-    run = _Run(
-        task, data, recipe, out, resume, title or out.name, comment, processes.is_main_process
-    )
+    is_main = processes.is_main_process
+    run = _Run(task, data, recipe, out, resume, title or out.name, comment, is_main, verbose)
     check_experiment(task, data, recipe)
     results = []
     for name in recipe.names:
@@ -227,35 +186,6 @@ def check_experiment(task: Task, data: Parts, recipe: Recipe[Any, Any]) -> None:
             check_lengths(getattr(data, part), model, f"the {part} part of the data")
 
 
-def check_lengths(data: "Dataset[Any]", model: "PretrainedModel", where: str) -> None:
-    """Raise if a sequence has more tokens than the learned positions of a model.
-
-    Args:
-        data: What the model would read; sets without ``lengths`` pass.
-        model: Its configuration may have ``max_length``.
-        where: The name of the data.
-    """
-    most, lengths = getattr(model.config, "max_length", None), getattr(data, "lengths", None)
-    if most is None or lengths is None or not len(lengths) or max(lengths) <= most:
-        return
-    raise UserError(
-        f"{where}: the longest sequence has {max(lengths)} tokens, but the learned positions of "
-        f"the model end at max_length={most}; cut the sequences, or train with a larger "
-        "model.max_length or other positions."
-    )
-
-
-def check_finite(answers: "Answers") -> None:
-    """Raise if a model has no finite answer to an item."""
-    for tensor in answers.values():
-        broken = (~tensor.reshape(len(tensor), -1).isfinite().all(1)).nonzero().tolist()
-        if broken:
-            raise UserError(
-                f"the model has no finite answer to item {broken[0][0]}, counted from 0; its "
-                "weights are damaged, or the item is far from those of its training."
-            )
-
-
 def _train(run: _Run, name: str) -> Result:
     """Train the recipe's model with one attention; save it, and score the test part once."""
     from primal_attention.analysis import layer_spectra, spectrum_summary
@@ -281,6 +211,7 @@ def _train(run: _Run, name: str) -> Result:
             out=folder,
             resume=run.resume,
             evaluate=lambda m: spectrum_summary(layer_spectra(m, **watched)),
+            verbose=run.verbose,
         )
     except NonFiniteLossError as error:
         rows = [data.rows[i] for i in error.indices] if len(data.rows) else error.indices

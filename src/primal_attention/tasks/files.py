@@ -18,6 +18,7 @@ __all__ = [
     "open_text",
     "read_table",
     "take_column",
+    "take_labels",
 ]
 
 FILE_ERRORS: tuple[type[Exception], ...] = (
@@ -108,6 +109,22 @@ def take_column(frame: Any, name: str, path: Path, option: str) -> Any:
             f"--data.{option}."
         )
     return frame[name]
+
+
+def take_labels(frame: Any, name: str, path: Path) -> list[str]:
+    """Return the column of the classes as words.
+
+    Raises:
+        ValueError: If the column, or one of its values, is missing.
+    """
+    column = take_column(frame, name, path, "target")
+    empty = column.isna().to_numpy().nonzero()[0]
+    if len(empty):
+        raise ValueError(
+            f"{path}: {len(empty)} of {len(column)} rows have no {name!r}, the first is row "
+            f"{empty[0] + 1}; every row needs a class."
+        )
+    return [str(value) for value in column]
 
 
 def list_some(names: Sequence[str], most: int = 12) -> str:

@@ -19,11 +19,12 @@ from primal_attention.tasks.files import (
     FILE_ERRORS,
     TABLE_SUFFIXES,
     ending,
+    list_some,
     open_text,
     read_table,
 )
 
-__all__ = ["Column", "Recognition", "Source", "existing", "look_at"]
+__all__ = ["Column", "Recognition", "Source", "check_target", "existing", "look_at"]
 
 _ROWS = 2_000
 """Rows of a table that are looked at."""
@@ -99,6 +100,27 @@ def existing(path: Path) -> Path:
         raise UserError(f"there is no folder {parent}, so no file {path}.")
     hint = did_you_mean(path.name, sorted(p.name for p in parent.iterdir()))
     raise UserError(f"there is no file {path}.{hint}")
+
+
+def check_target(source: Source, target: str) -> None:
+    """Raise unless a column of a table can be the classes.
+
+    Args:
+        source: A table.
+        target: Name of the column.
+    """
+    if target not in source.columns:
+        raise UserError(
+            f"which column holds the classes? There is no {target!r}; give --target with one of "
+            f"{list_some(list(source.columns))}."
+        )
+    column = source.columns[target]
+    if column.is_quantity:
+        raise UserError(
+            f"the column {target!r} holds {column.distinct} different numbers, which is a quantity "
+            "and not a class; this task predicts classes. Put the numbers into a few ranges, or "
+            "use a task for quantities."
+        )
 
 
 def look_at(path: Path) -> Source:

@@ -1,5 +1,6 @@
-"""Splits of labelled data: the same share of every class, the same for a seed always."""
+"""Classes of labelled data, and splits: the same share of every class, the same for a seed."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from primal_attention.command import UserError
 
-__all__ = ["Split", "choose", "hold_out", "stratified_sample", "stratified_split"]
+__all__ = ["Split", "choose", "class_indices", "hold_out", "stratified_sample", "stratified_split"]
 
 
 class Split(NamedTuple):
@@ -67,3 +68,15 @@ def hold_out(labels: NDArray[Any], share: float, seed: int) -> Split:
             "from and one to choose the epoch."
         )
     return split
+
+
+def class_indices(labels: Sequence[str], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the index of every label among the classes."""
+    index = {name: i for i, name in enumerate(classes)}
+    unknown = sorted(set(labels) - set(classes))
+    if unknown:
+        raise ValueError(
+            f"Labels {', '.join(unknown)} are not among the classes {', '.join(classes)}; "
+            "name every class, or correct the labels."
+        )
+    return np.array([index[label] for label in labels], dtype=np.int64)

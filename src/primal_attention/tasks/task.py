@@ -178,6 +178,10 @@ class Task(ABC):
             part: Which part of a file that holds several.
         """
 
+    def from_arrays(self, data: Any) -> "Dataset[Any]":
+        """Return items that are in memory, without labels, ready for the model."""
+        raise TypeError(f"{type(self).__name__} reads files only; give the path of a file.")
+
     def collate(self, items: Sequence[Any]) -> Mapping[str, Any]:
         """Return a batch: keyword inputs of the model, and ``labels``."""
         from primal_attention.training import pad_collate
@@ -198,7 +202,11 @@ class Task(ABC):
 
     @abstractmethod
     def records(self, answers: "Answers") -> list[dict[str, Any]]:
-        """Return one row an item for a file of predictions."""
+        """Return one row an item for a file of predictions: ``index``, prediction, details."""
+
+    def prediction(self, record: Mapping[str, Any]) -> Any:
+        """Return the prediction in a record; by default what stands after ``index``."""
+        return list(record.values())[1]
 
     @abstractmethod
     def show(self, report: "Report", results: "Sequence[Result]") -> None:

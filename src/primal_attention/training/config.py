@@ -24,6 +24,8 @@ class TrainingConfig:
     """Epochs to train; the model is evaluated after each."""
     epoch_steps: int | None = None
     """Optimiser steps per epoch; by default one pass over the data."""
+    min_steps: int | None = None
+    """Fewest steps of the training: with little data an epoch takes several passes."""
     batch_size: int = 32
     """Sequences per optimiser step, over all processes and accumulated parts together."""
     accumulate: int = 1
@@ -72,7 +74,8 @@ class TrainingConfig:
                     f"{name} must be one of {', '.join(get_args(kind))}, got "
                     f"{getattr(self, name)!r}."
                 )
-        for name in ("epochs", "epoch_steps", "batch_size", "accumulate", "patience", "save_steps"):
+        counts = ("epochs", "epoch_steps", "min_steps", "batch_size", "accumulate", "patience")
+        for name in (*counts, "save_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")

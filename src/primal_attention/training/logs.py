@@ -1,17 +1,21 @@
 """Logs of a run: CSV and JSON lines per epoch, TensorBoard events, a bar on a terminal."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from primal_attention.command import needs
+from primal_attention.command import needs, progress
 from primal_attention.output import to_csv, to_json, write_atomically
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.history import History
 
 __all__ = ["Logs"]
+
+_SECONDS = 5.0
+"""Time between two lines of progress where there is no terminal."""
 
 
 class Logs:
@@ -21,14 +25,17 @@ class Logs:
         out: Folder to write to; ``None`` writes nothing.
         config: The configuration of the run.
         total_steps: Length of the bar.
-        visible: Whether to draw the bar, if there is a terminal.
+        verbose: Whether to show progress: a bar, or lines where there is no terminal; ``None``
+            draws the bar only.
     """
 
     def __init__(
-        self, out: Path | None, config: TrainingConfig, total_steps: int, *, visible: bool
+        self, out: Path | None, config: TrainingConfig, total_steps: int, *, verbose: bool | None
     ) -> None:
         self.out, self.config, self.total_steps = out, config, total_steps
-        self.bar = _bar() if visible else None
+        self.bar = None if verbose is False else _bar()
+        self.prints = bool(verbose) and self.bar is None
+        self.printed = time.monotonic()
         self.task: Any = None
         self.events: Any = None
 
@@ -57,10 +64,14 @@ class Logs:
             lines = "".join(f"{json.dumps(row)}\n" for row in rows)
             write_atomically(self.out / "history.jsonl", lines)
         self._emit("epoch", record.step, record.row())
+        text = f"epoch {record.epoch}  training loss {record.loss:.3f}"
+        text += "".join(f"  {name} {value:.3f}" for name, value in record.valid.items())
         if self.bar is not None:
-            text = f"epoch {record.epoch}  training loss {record.loss:.3f}"
-            text += "".join(f"  {name} {value:.3f}" for name, value in record.valid.items())
             self.bar.update(self.task, description=text)
+        is_last = record.step >= self.total_steps
+        if self.prints and (is_last or time.monotonic() - self.printed > _SECONDS):
+            progress(f"{100 * record.step // self.total_steps:3d} %  {text}")
+            self.printed = time.monotonic()
 
     def _emit(self, group: str, step: int, values: Mapping[str, Any]) -> None:
         if self.events is not None:
@@ -77,14 +88,15 @@ class Logs:
 
 
 def _bar() -> Any:
-    """Return a progress bar; ``None`` without a terminal."""
+    """Return a progress bar; ``None`` without a terminal or notebook."""
     try:
         from rich.console import Console
         from rich.progress import Progress
     except ImportError:
         return None
     console = Console(stderr=True)
-    return Progress(console=console, transient=True) if console.is_terminal else None
+    is_shown = console.is_terminal or console.is_jupyter
+    return Progress(console=console, transient=True) if is_shown else None
 
 
 def _events(folder: Path, step: int) -> Any:

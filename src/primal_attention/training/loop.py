@@ -93,6 +93,7 @@ def fit(
     resume: bool = False,
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
     on_epoch: Callable[[nn.Module, EpochRecord], None] | None = None,
+    verbose: bool | None = None,
 ) -> History:
     """Train a model in place and return its history.
 
@@ -117,6 +118,8 @@ def fit(
         evaluate: Called after every epoch in every process; its numbers go into the record and
             never choose the epoch.
         on_epoch: Called after every epoch in the main process.
+        verbose: Whether to show progress: a bar, or lines where there is no terminal. By default a
+            bar on a terminal, and nothing elsewhere.
 
     Raises:
         NonFiniteLossError: If the loss or the gradient is no longer finite.
@@ -131,7 +134,7 @@ def fit(
     """
     config = config or TrainingConfig()
     with isolated(), deterministic_algorithms(config.deterministic):
-        run = _Run(model, train, config, valid, objective, measure, collate, out)
+        run = _Run(model, train, config, valid, objective, measure, collate, out, verbose)
         run.start(resume)
         try:
             return run.train(evaluate, on_epoch)
@@ -162,6 +165,7 @@ class _Run:
         measure: Measure | None,
         collate: Collate,
         out: str | Path | None,
+        verbose: bool | None,
     ) -> None:
         self.accelerator = join_processes()
         self.config, self.model, self.data, self.valid = config, model, train, valid
@@ -181,7 +185,8 @@ class _Run:
             self.accelerator.num_processes,
             None if group_by is None else torch.as_tensor(group_by),
         )
-        self.epoch_steps = config.epoch_steps or self.order.pass_steps
+        fewest = -(-(config.min_steps or 0) // config.epochs)
+        self.epoch_steps = config.epoch_steps or max(self.order.pass_steps, fewest)
         self.has_term = any(
             getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
         )
@@ -199,7 +204,7 @@ class _Run:
             self.out if self.accelerator.is_main_process else None,
             config,
             config.epochs * self.epoch_steps,
-            visible=self.accelerator.is_main_process,
+            verbose=verbose if self.accelerator.is_main_process else False,
         )
 
     @property

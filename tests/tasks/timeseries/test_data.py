@@ -11,6 +11,7 @@ from primal_attention.tasks.timeseries import (
     list_series,
     load_series,
     read_npz,
+    read_series,
     read_ts,
     series_from_arrays,
 )
@@ -133,14 +134,70 @@ def test_broken_or_incomplete_npz_files_say_so(tmp_path):
     (tmp_path / "bad.npz").write_bytes(b"not an archive")
     with pytest.raises(ValueError, match=r"not a readable \.npz"):
         read_npz(tmp_path / "bad.npz")
-    np.savez(tmp_path / "part.npz", X_train=np.zeros((1, 2, 1)))
-    with pytest.raises(ValueError, match="lacks the arrays classes, y_train"):
-        read_npz(tmp_path / "part.npz")
+    np.savez(tmp_path / "part.npz", X_train=np.zeros((1, 1, 2)))
+    with pytest.raises(ValueError, match="lacks the array X_test; it has X_train"):
+        read_npz(tmp_path / "part.npz", "test")
+    np.savez(tmp_path / "axes.npz", X=np.zeros((1, 1, 2)), axes="time,cases,channels")
+    with pytest.raises(ValueError, match="axes must be cases,channels,time or"):
+        read_npz(tmp_path / "axes.npz")
+    np.savez(tmp_path / "four.npz", X=np.zeros((1, 1, 2, 2)))
+    with pytest.raises(ValueError, match="two or three axes"):
+        read_npz(tmp_path / "four.npz")
+    with pytest.raises(ValueError, match="y must index the 2 classes"):
+        read_npz(save_npz(tmp_path, y_train=np.array([0, -1, 0])))
     with pytest.raises(ValueError, match="Lengths must be from 1 to 4"):
         read_npz(save_npz(tmp_path, len_train=np.array([4, 5, 1])))
     pickled = np.array([{"a": 1}, 2, 3], dtype=object)
     with pytest.raises(ValueError, match=r"not a readable \.npz"):
         read_npz(save_npz(tmp_path, X_train=pickled))
+
+
+def test_every_order_of_axes_gives_the_same_series(tmp_path):
+    x = np.random.default_rng(0).normal(size=(4, 2, 6)).astype(np.float32)
+    y, late = np.array(["b", "a", "b", "a"]), x.transpose(0, 2, 1)
+    old = {"y_train": np.array([1, 0, 1, 0]), "classes": np.array(["a", "b"])}
+    files = [
+        {"X": x, "y": y},
+        {"X": x, "y": y, "axes": "cases,channels,time"},
+        {"X": late, "y": y, "axes": "cases, time, channels"},
+        {"X": late, "y": y, "length": np.full(4, 6)},
+        {"X_train": x, "y_train": y},
+        {"X_train": late, **old},
+        {"X_train": late, **old, "len_train": np.full(4, 6)},
+    ]
+    for arrays in files:
+        np.savez(tmp_path / "f.npz", **arrays)
+        found = read_npz(tmp_path / "f.npz")
+        assert np.array_equal(found.x, late), arrays.keys()
+        assert [found.classes[i] for i in found.y] == y.tolist()
+        assert read_npz(tmp_path / "f.npz", labelled=False).y is None
+    np.savez(tmp_path / "flat.npz", X=x[:, 0])
+    assert np.array_equal(read_npz(tmp_path / "flat.npz").x, late[:, :, :1])
+
+
+def test_more_channels_than_steps_warn_unless_the_file_says_so(tmp_path):
+    x = np.zeros((4, 100, 6))
+    np.savez(tmp_path / "f.npz", X=x)
+    with pytest.warns(UserWarning, match="read as 100 channels of 6 time steps"):
+        assert read_npz(tmp_path / "f.npz").num_channels == 100
+    np.savez(tmp_path / "f.npz", X=x, axes="cases,channels,time")
+    assert read_npz(tmp_path / "f.npz").num_channels == 100
+
+
+def test_series_to_predict_need_no_labels(tmp_path):
+    names = {"header": "a b", "bare": "1,2:3,4\n5,6:7,8\n", "with": "1,2:3,4:a\n5,6:7,8:zzz\n"}
+    for key in ("bare", "with"):
+        text = f"@classLabel true {names['header']}\n@data\n{names[key]}"
+        series = read_ts(write(tmp_path / "Toy.ts", text), channels=2)
+        assert series.y is None
+        assert series.x[:, :, 1].tolist() == [[3, 4], [7, 8]]
+    (tmp_path / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    assert read_series(tmp_path / "t.csv", channels=1).x.shape == (2, 2, 1)
+
+
+def test_a_line_ends_at_a_line_feed_only(tmp_path):
+    text = "# a comment\u2028@oops\n@classLabel true a\n@data\n1,2:a\x0c\r\n"
+    assert len(read_ts(write(tmp_path / "Toy.ts", text))) == 1
 
 
 def test_sets_are_found_by_exact_name_only(tmp_path):

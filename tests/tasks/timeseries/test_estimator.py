@@ -8,9 +8,9 @@ import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
 
 from primal_attention.cli.main import main
-from primal_attention.tasks.experiment import load_trained
 from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
 from primal_attention.tasks.timeseries.table1 import MODELS, Settings
+from primal_attention.tasks.trained import load_trained
 
 SMALL = {"dim": 16, "num_heads": 2, "n_steps": 40, "random_state": 0}
 
@@ -57,8 +57,7 @@ def test_the_command_line_reads_what_the_classifier_saved(tmp_path):
     clf = PrimalTimeSeriesClassifier(**SMALL).fit(*waves(12, 0))
     clf.save(tmp_path / "clf")
     X, _ = waves(5, 1, uneven=False, gaps=False)
-    # time before channels: the order of .npz files
-    np.savez(tmp_path / "new.npz", X=np.stack(X).transpose(0, 2, 1))
+    np.savez(tmp_path / "new.npz", X=np.stack(X))
     out = tmp_path / "answers.csv"
     assert (
         main(["predict", str(tmp_path / "clf"), str(tmp_path / "new.npz"), "--out", str(out)]) == 0
@@ -71,7 +70,7 @@ def test_the_command_line_reads_what_the_classifier_saved(tmp_path):
 
 def test_the_classifier_reads_what_the_command_line_trained(tmp_path):
     X, y = waves(16, 0, uneven=False, gaps=False)
-    x = np.stack(X).transpose(0, 2, 1)
+    x = np.stack(X)
     np.savez(tmp_path / "train.npz", X=x, y=y)
     np.savez(tmp_path / "test.npz", X=x[:6], y=y[:6])
     out = tmp_path / "run"
@@ -182,4 +181,4 @@ def test_the_package_imports_without_aeon():
         "except ImportError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "install primal-attention[timeseries]" in done.stdout
+    assert "install -e '.[timeseries]'" in done.stdout

@@ -7,16 +7,22 @@ Text is a sequence of bytes, each raised by one so that zero stays free for padd
 import ast
 import io
 import json
-import lzma
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from primal_attention.command import needs
-from primal_attention.tasks.files import TABLE_SUFFIXES, read_table, take_column
+from primal_attention.tasks.files import (
+    TABLE_SUFFIXES,
+    ending,
+    open_text,
+    read_table,
+    take_column,
+    take_labels,
+)
 from primal_attention.tasks.longrange.listops import (
     ListOpsConfig,
     encode,
@@ -25,21 +31,28 @@ from primal_attention.tasks.longrange.listops import (
 )
 from primal_attention.tasks.longrange.pathfinder import generate_pathfinder
 from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
-from primal_attention.tasks.longrange.settings import Kind, TokenSettings
+from primal_attention.tasks.longrange.settings import IMAGES, Kind, TokenSettings
+from primal_attention.tasks.splits import class_indices
 
 __all__ = [
     "Tokens",
     "data_root",
     "encode_bytes",
     "load_tokens",
+    "pack_texts",
     "read_aan",
     "read_cifar10",
     "read_imdb",
+    "read_picture",
     "read_tokens",
 ]
 
 Tokens = TokenSequences | PairSequences
 
+_SIDE = 32
+"""Rows and columns of a picture from a folder; others are scaled."""
+_MAX_ITEMS, _MAX_LINE = 50_000_000, 50_000_000
+"""Lines of a file, and characters of a line, beyond which it is refused."""
 _GREY = np.array([0.2989, 0.5870, 0.1140])
 """How much red, green and blue count."""
 
@@ -62,22 +75,34 @@ def read_imdb(path: Path, *, length: int = 4000) -> TokenSequences:
         path: ``train.jsonl.xz`` or ``test.jsonl.xz``.
         length: Bytes to keep of each review.
     """
-    path = Path(path)
     rows, labels = [], []
-    opened = lzma.open if path.suffix == ".xz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+    for number, item in _json_lines(Path(path), ("text", "label")):
+        if not isinstance(item["label"], int):
+            raise ValueError(f"{path}, line {number}: label must be 0 or 1, got {item['label']!r}.")
+        rows.append(encode_bytes(str(item["text"]), length))
+        labels.append(item["label"])
+    return TokenSequences.pack(rows, labels, np.uint16)
+
+
+def _json_lines(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield number and object of every line; a line without one of the keys is an error."""
+    with open_text(path) as file:
+        for number in range(1, _MAX_ITEMS):
+            line = file.readline(_MAX_LINE)
+            if not line:
+                return
             try:
                 item = json.loads(line)
-                text, label = item["text"], item["label"]
-            except (ValueError, KeyError, TypeError):
+                lacks = [key for key in keys if key not in item]
+            except (ValueError, TypeError):
+                lacks = list(keys)
+            if lacks or not isinstance(item, dict):
                 raise ValueError(
-                    f"{path}, line {number}: expected a JSON object with 'text' and 'label', got "
-                    f"{line[:60]!r}."
-                ) from None
-            rows.append(encode_bytes(text, length))
-            labels.append(int(label))
-    return TokenSequences.pack(rows, labels, np.uint16)
+                    f"{path}, line {number}: expected a JSON object with "
+                    f"{' and '.join(map(repr, keys))}, got {line[:60]!r}."
+                )
+            yield number, item
+    raise ValueError(f"{path} has {_MAX_ITEMS:,} lines or more, too many to read at once.")
 
 
 def read_cifar10(path: Path, *, limit: int | None = None, seed: int = 0) -> TokenSequences:
@@ -178,49 +203,111 @@ def load_tokens(settings: TokenSettings, part: str) -> Tokens:
 
 
 def read_tokens(
-    kind: Kind, path: Path, *, labelled: bool, text: str = "text", target: str = "label"
-) -> Tokens:
-    """Return the sequences of a file.
+    kind: Kind,
+    path: Path,
+    *,
+    labelled: bool,
+    classes: Sequence[str],
+    text: str = "text",
+    target: str = "label",
+) -> tuple[Tokens, tuple[str, ...]]:
+    """Return the sequences of a file or folder, and the names of their classes.
 
     Args:
         kind: Kind of sequence.
-        path: Text: ``.jsonl`` (``.xz``), ``.csv``, ``.tsv`` or ``.parquet``, or ``.txt`` with one
-            text a line. ListOps: ``.tsv`` (``.gz``), or one expression a line. Pairs: ``.tsv``, or
-            two texts separated by a tab a line. Pictures, and all kinds as saved by us: ``.npz``.
+        path: Text: ``.jsonl``, ``.csv``, ``.tsv`` or ``.parquet``, a folder with one folder of
+            ``.txt`` files for each class, or ``.txt`` with one text a line. ListOps: ``.tsv``
+            (``.gz``), or one expression a line. Pairs: ``.tsv``, or two texts separated by a tab a
+            line. Pictures: a folder of them for each class. Pictures, and all kinds as saved by us:
+            ``.npz``.
         labelled: Whether labels are needed; otherwise those in the file are ignored.
+        classes: Names of the classes; if empty, the sorted labels of texts and of folders.
         text: Tables: column of the texts.
         target: Tables: column of the classes.
     """
-    suffixes = path.suffixes
+    suffix = ending(path)
+    rows: list[Any]
+    if path.is_dir() or (kind == "image" and suffix in IMAGES):
+        rows, labels = _read_folder(kind, path, labelled)
+    elif kind == "text" and suffix == ".jsonl":
+        keys = (text, target) if labelled else (text,)
+        items = [item for _, item in _json_lines(path, keys)]
+        rows = [encode_bytes(str(item[text])) for item in items]
+        labels = [str(item[target]) for item in items] if labelled else None
+    elif kind == "text" and suffix in TABLE_SUFFIXES:
+        frame = read_table(path)
+        rows = [encode_bytes(str(value)) for value in take_column(frame, text, path, "text")]
+        labels = take_labels(frame, target, path) if labelled else None
+    else:
+        return _read_fixed(kind, path, suffix, labelled), tuple(classes)
+    if labels is None:
+        return TokenSequences.pack(rows, [0] * len(rows), np.uint16), tuple(classes)
+    names = tuple(classes) or tuple(sorted(set(labels)))
+    if set(labels) - set(names) and all(v.isdecimal() and int(v) < len(names) for v in labels):
+        labels = [names[int(v)] for v in labels]  # numbers of classes, as in IMDb
+    return TokenSequences.pack(rows, class_indices(labels, names), np.uint16), names
+
+
+def _read_fixed(kind: Kind, path: Path, suffix: str, labelled: bool) -> Tokens:
+    """Return the sequences of a format whose labels are numbers of known classes."""
     if kind == "retrieval":
-        return read_aan(path) if labelled or ".tsv" in suffixes else _read_pairs(path)
-    if kind == "text" and ".jsonl" in suffixes:
-        return read_imdb(path)
-    if kind == "text" and path.suffix in TABLE_SUFFIXES:
-        return _read_frame(path, labelled, text, target)
-    if kind == "listops" and ".tsv" in suffixes:
+        return read_aan(path) if labelled or suffix == ".tsv" else _read_pairs(path)
+    if kind == "listops" and suffix == ".tsv":
         return read_listops(path)
-    if path.suffix == ".npz":
+    if suffix == ".npz":
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             is_jpeg = "data" in file.files
         return read_cifar10(path) if kind == "image" and is_jpeg else TokenSequences.load(path)
     if kind not in ("text", "listops") or labelled:
-        kinds = {"text": "a .jsonl or .csv with text and label", "listops": "a .tsv"}
+        known = {"text": "a .jsonl, a table or a folder of texts", "listops": "a .tsv"}
+        known["image"] = "a folder of pictures or an .npz"
         raise ValueError(
-            f"labelled data of the kind {kind} are read from {kinds.get(kind, 'an .npz')}."
+            f"labelled data of the kind {kind} are read from {known.get(kind, 'an .npz')}, got "
+            f"{path.name!r}."
         )
     lines = _lines(path)
     if kind == "listops":
         return TokenSequences.pack([encode(line) for line in lines], [0] * len(lines))
-    return _pack_texts(lines)
+    return pack_texts(lines)
 
 
-def _read_frame(path: Path, labelled: bool, text: str, target: str) -> TokenSequences:
-    frame = read_table(path)
-    texts = [str(value) for value in take_column(frame, text, path, "text")]
-    if not labelled:
-        return _pack_texts(texts)
-    return _pack_texts(texts, [int(v) for v in take_column(frame, target, path, "target")])
+def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], list[str] | None]:
+    """Return the sequences of all files in a folder, and the names of their folders as labels."""
+    endings = {"text": (".txt",), "image": IMAGES}.get(kind)
+    if endings is None:
+        raise ValueError(f"data of the kind {kind} are read from a file, got the folder {path}.")
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = [f for f in found if f.suffix.lower() in endings and not f.name.startswith(".")]
+    if not files:
+        raise ValueError(f"{path} holds no files that end in {', '.join(endings)}.")
+    labels = [f.relative_to(path).parts[0] for f in files] if labelled else None
+    if labelled and any(f.parent == path for f in files):
+        raise ValueError(f"{path} has files without a class; put them into one folder a class.")
+    if kind == "text":
+        rows = [_read_start(file) for file in files]
+    else:
+        rows = [read_picture(file) for file in files]
+    empty = [file for file, row in zip(files, rows, strict=True) if not len(row)]
+    if empty:
+        raise ValueError(f"{empty[0]} is empty; remove it, or put a text into it.")
+    return rows, labels
+
+
+def _read_start(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        return encode_bytes(file.read(4000))
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """Return the grey values of a picture scaled to 32 × 32, row by row."""
+    with needs("vision", "Reading pictures"):
+        from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("L").resize((_SIDE, _SIDE))).reshape(-1)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not a readable picture.") from error
 
 
 def _read_pairs(path: Path) -> PairSequences:
@@ -228,7 +315,7 @@ def _read_pairs(path: Path) -> PairSequences:
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
             raise ValueError(f"pair {number}: expected two texts and a tab, got {len(row)} fields.")
-    return PairSequences(*(_pack_texts([row[i] for row in rows]) for i in range(2)))
+    return PairSequences(*(pack_texts([row[i] for row in rows]) for i in range(2)))
 
 
 def _lines(path: Path) -> list[str]:
@@ -237,6 +324,6 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _pack_texts(texts: list[str], labels: list[int] | None = None) -> TokenSequences:
-    rows = [encode_bytes(text) for text in texts]
-    return TokenSequences.pack(rows, labels or [0] * len(rows), np.uint16)
+def pack_texts(texts: Sequence[str]) -> TokenSequences:
+    """Return texts byte by byte, without labels."""
+    return TokenSequences.pack([encode_bytes(t) for t in texts], [0] * len(texts), np.uint16)

@@ -5,21 +5,26 @@ from typing import Literal
 
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["Kind", "TokenSettings"]
+__all__ = ["IMAGES", "Kind", "TokenSettings"]
 
+IMAGES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+"""Endings of pictures in a folder."""
 Kind = Literal["text", "listops", "retrieval", "image", "pathfinder"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSettings(DataSettings):
-    """Long token sequences: a task of Long Range Arena, or files of the same kind."""
+    """Long token sequences: a task of Long Range Arena, or texts and pictures of your own.
+
+    A folder has one folder of .txt files or pictures for each class; a table has a column of texts.
+    """
 
     kind: Kind = "text"
     """Kind of sequence: text (bytes), listops, retrieval (pairs), image or pathfinder."""
     text: str = "text"
     """Tables: column of the texts."""
     target: str = "label"
-    """Tables: column of the classes, 0 or 1."""
+    """Tables: column of the classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,14 +1,15 @@
 """The task of classifying long token sequences."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
 from primal_attention.models.config import EncoderConfig, EncoderOptions
-from primal_attention.tasks.files import FILE_ERRORS
-from primal_attention.tasks.longrange.settings import Kind, TokenSettings
+from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
+from primal_attention.tasks.longrange.settings import IMAGES, Kind, TokenSettings
+from primal_attention.tasks.sources import Recognition, Source, check_target, existing
 from primal_attention.tasks.task import ClassificationTask, Parts
 
 if TYPE_CHECKING:
@@ -29,12 +30,24 @@ _CLASSES: dict[Kind, tuple[str, ...]] = {
 }
 
 
+_REST: Mapping[str, Any] = {
+    "model": {"dim": 64, "num_heads": 4},
+    "training": {"epochs": 10, "min_steps": 400},
+}
+"""Settings for texts and pictures of which nothing is known."""
+
+
 @dataclass(frozen=True)
 class TokenTask(ClassificationTask):
     """Classify token sequences: what a model must know of its training data."""
 
     Settings: ClassVar[type[TokenSettings]] = TokenSettings
     Model: ClassVar[type[EncoderOptions]] = EncoderOptions
+    endings: ClassVar[tuple[str, ...]] = (".jsonl", ".npz", *TABLE_SUFFIXES)
+    starter: ClassVar[Mapping[str, Any]] = {
+        "data": {"kind": "listops", "length": 100, "train_size": 2000, "test_size": 500},
+        **_REST,
+    }
 
     kind: Kind
     """Kind of sequence."""
@@ -48,25 +61,49 @@ class TokenTask(ClassificationTask):
     """Tables: column of the classes."""
 
     @classmethod
+    def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
+        """Return how to read texts or pictures: a folder of them, a table, or JSON lines."""
+        parts: dict[str, Any] = {}
+        if source.is_folder:
+            kind, parts = _recognize_folder(source)
+            words = {"text": "a folder of texts", "image": "a folder of pictures"}[kind]
+        elif {"data", "offsets", "labels"} <= source.arrays.keys():
+            kind, words = "image", "pictures in one file"
+        elif source.suffix in (*TABLE_SUFFIXES, ".jsonl"):
+            column = _text_column(source, given)
+            if column is None:
+                return None
+            check_target(source, given.get("target", "label"))
+            kind, words = "text", f"a table of texts in the column {column!r}"
+            parts = {"text": column}
+        elif {"tokens", "offsets", "labels"} <= source.arrays.keys() or source.suffix == ".txt":
+            raise UserError(
+                "a .txt file has no labels, and saved sequences do not say their kind; give a "
+                "table, a folder for each class, or --task longrange --kind KIND."
+            )
+        else:
+            return None
+        data = {"kind": kind, **parts, **({"length": 1000} if kind == "text" else {})}
+        return Recognition(f"{words}, read as {_TOKENS[kind]}", {"data": data, **_REST})
+
+    @classmethod
     def load(cls, settings: TokenSettings) -> tuple[Self, Parts]:
         """Return the task and the three parts: of files, generated, or of the known set."""
         import numpy as np
 
         from primal_attention.tasks.splits import choose, hold_out
 
-        task = cls(
-            settings.kind,
-            _CLASSES[settings.kind],
-            settings.length,
-            settings.text,
-            settings.target,
-        )
-        official = task._part(settings, "train")
+        kind, names = settings.kind, _CLASSES[settings.kind]
+        task = cls(kind, names, settings.length, settings.text, settings.target)
+        if settings.train is not None and kind in ("text", "image"):
+            task = replace(task, classes=())  # those of the file
+        official, names = task._part(settings, "train")
+        task = replace(task, classes=names or _CLASSES[kind])
         if settings.train is not None and settings.test is None:
             pool, held = hold_out(official.labels, settings.test_share, settings.seed + 1)
             test = official.select(held)
         else:
-            pool, test = np.arange(len(official)), task._part(settings, "test")
+            pool, (test, _) = np.arange(len(official)), task._part(settings, "test")
         chosen = pool[choose(official.labels[pool], settings.train_size)]
         split = hold_out(official.labels[chosen], settings.valid, settings.seed)
         rows = chosen[split.train]
@@ -78,7 +115,7 @@ class TokenTask(ClassificationTask):
             settings.note,
         )
 
-    def _part(self, settings: TokenSettings, part: str) -> "Tokens":
+    def _part(self, settings: TokenSettings, part: str) -> "tuple[Tokens, tuple[str, ...]]":
         from primal_attention.tasks.longrange.readers import load_tokens
 
         path = settings.train if part == "train" else settings.test
@@ -86,7 +123,7 @@ class TokenTask(ClassificationTask):
             with user_errors(str(path), *FILE_ERRORS):
                 return self._read(path, labelled=True)
         with user_errors("", *FILE_ERRORS):
-            return self.cut(load_tokens(settings, part))
+            return self.cut(load_tokens(settings, part)), self.classes
 
     @property
     def sizes(self) -> Mapping[str, Any]:
@@ -103,18 +140,37 @@ class TokenTask(ClassificationTask):
         return kind(EncoderConfig(**asdict(options), **self.sizes))
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "Tokens":
-        """Return the sequences of a file."""
+        """Return the sequences of a file or folder."""
         with user_errors(str(path), *FILE_ERRORS):
-            if not path.is_file():
-                raise UserError(f"there is no file {path}.")
-            return self._read(path, labelled=labelled)
+            return self._read(path, labelled=labelled)[0]
 
-    def _read(self, path: Path, *, labelled: bool) -> "Tokens":
+    def _read(self, path: Path, *, labelled: bool) -> "tuple[Tokens, tuple[str, ...]]":
         from primal_attention.tasks.longrange.readers import read_tokens
 
-        return self.cut(
-            read_tokens(self.kind, path, labelled=labelled, text=self.text, target=self.target)
+        data, names = read_tokens(
+            self.kind,
+            existing(path),
+            labelled=labelled,
+            classes=self.classes,
+            text=self.text,
+            target=self.target,
         )
+        names = names or _CLASSES[self.kind]
+        return replace(self, classes=names).cut(data), names
+
+    def from_arrays(self, data: Any) -> "Tokens":
+        """Return a list of texts, or pictures ``[cases, 32, 32]`` of grey values from 0 to 255."""
+        import numpy as np
+
+        from primal_attention.tasks.longrange.readers import pack_texts
+        from primal_attention.tasks.longrange.sequences import TokenSequences
+
+        if self.kind == "text":
+            return self.cut(pack_texts([str(text) for text in data]))
+        if self.kind not in ("image", "pathfinder"):
+            return super().from_arrays(data)  # type: ignore[return-value]
+        rows = [np.asarray(picture).reshape(-1) for picture in data]
+        return self.cut(TokenSequences.pack(rows, [0] * len(rows)))
 
     def cut(self, data: "Tokens") -> "Tokens":
         """Return sequences cut to length; ids and labels must be those of the kind."""
@@ -135,3 +191,38 @@ class TokenTask(ClassificationTask):
                 f"{data.labels.max()}."
             )
         return data if self.length is None else data.truncate(self.length)
+
+
+_TOKENS = {"text": "bytes", "image": "grey values of 32 × 32 points"}
+
+
+def _recognize_folder(source: Source) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a folder with one folder for each class, and its parts."""
+    ends = list_some([f"{count} {end or 'others'}" for end, count in source.endings.items()])
+    if set(source.endings) == {".txt"}:
+        kind = "text"
+    elif source.endings and set(source.endings) <= set(IMAGES):
+        kind = "image"
+    else:
+        raise UserError(
+            f"the folder holds the files {ends or 'none'}; a folder of data holds one kind: .txt, "
+            f"or pictures ({', '.join(IMAGES)})."
+        )
+    if not source.folders:
+        raise UserError(
+            "the files have no classes; put those of each class into a folder of its own."
+        )
+    if "train" not in source.folders or set(source.folders) - {"train", "test"}:
+        return kind, {}
+    return kind, {part: str(source.path / part) for part in source.folders}
+
+
+def _text_column(source: Source, given: Mapping[str, str]) -> str | None:
+    """Return the column of the texts: the one named so, else the one with the most words."""
+    named = given.get("text", "text")
+    if named in source.columns:
+        return named
+    target = given.get("target", "label")
+    texts = {n: c.words for n, c in source.columns.items() if c.kind == "text" and n != target}
+    longest = max(texts, key=lambda name: texts[name], default=None)
+    return longest if longest is not None and texts[longest] >= 2 else None

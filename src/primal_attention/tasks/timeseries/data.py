@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from primal_attention.tasks.splits import class_indices
 from primal_attention.training.data import pad_collate
 
 __all__ = [
@@ -152,18 +153,6 @@ def _observed_length(case: NDArray[np.float32]) -> int:
     """Return the length up to the last step with a value in any channel, at least one."""
     seen = np.flatnonzero(~np.isnan(case).all(0))
     return int(seen[-1]) + 1 if len(seen) else min(1, case.shape[1])
-
-
-def class_indices(labels: Sequence[str], classes: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return the index of every label among the classes."""
-    index = {name: i for i, name in enumerate(classes)}
-    unknown = sorted(set(labels) - set(classes))
-    if unknown:
-        raise ValueError(
-            f"Labels {', '.join(unknown)} are not among the classes {', '.join(classes)}; "
-            "name every class, or correct the labels."
-        )
-    return np.array([index[label] for label in labels], dtype=np.int64)
 
 
 @dataclass(frozen=True)

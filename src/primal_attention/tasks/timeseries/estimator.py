@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from primal_attention.command import UserError, needs
 from primal_attention.output import to_json, write_atomically
-from primal_attention.tasks.experiment import load_trained, save_trained
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     SeriesDataset,
@@ -24,6 +23,7 @@ from primal_attention.tasks.timeseries.data import (
 from primal_attention.tasks.timeseries.model import SeriesClassifier
 from primal_attention.tasks.timeseries.settings import SeriesOptions
 from primal_attention.tasks.timeseries.task import SeriesTask
+from primal_attention.tasks.trained import load_trained, save_trained
 
 with needs("timeseries", "PrimalTimeSeriesClassifier"):
     from aeon.classification.base import BaseClassifier
@@ -101,6 +101,10 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
     random_state : int, RandomState instance or None, default=None
         Draws the parameters, the order of the batches and the jitter.
 
+    verbose : bool or None, default=None
+        Whether ``fit`` shows its progress: a bar, or lines where there is no terminal. None draws a
+        bar on a terminal and prints nothing elsewhere.
+
     Attributes
     ----------
     model_ : SeriesClassifier
@@ -155,6 +159,7 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         batch_size: int = 32,
         lr: float = 2e-3,
         random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
     ) -> None:
         self.attention = attention
         self.attention_options = attention_options
@@ -171,6 +176,7 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         self.batch_size = batch_size
         self.lr = lr
         self.random_state = random_state
+        self.verbose = verbose
         super().__init__()
 
     def save(self, path: str | Path) -> None:
@@ -266,7 +272,7 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         )
         data = SeriesDataset(self.task_.prepare(series).series, self.jitter)
         self.history_: History | None = fit(
-            self.model_, data, config=training, collate=collate_series
+            self.model_, data, config=training, collate=collate_series, verbose=self.verbose
         )
         return self
 

@@ -7,18 +7,27 @@ A set is named exactly: part ``train`` of the set ``Name`` is ``Name/Name.npz`` 
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.tasks.files import TABLE_SUFFIXES, list_some, read_table, take_column
+from primal_attention.tasks.files import (
+    TABLE_SUFFIXES,
+    ending,
+    list_some,
+    read_table,
+    take_labels,
+)
+from primal_attention.tasks.sources import existing
+from primal_attention.tasks.splits import class_indices
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     as_float32,
-    class_indices,
     series_from_arrays,
 )
 
@@ -33,6 +42,7 @@ __all__ = [
 ]
 
 Part = Literal["train", "test"]
+SUFFIXES = (".ts", ".npz", *TABLE_SUFFIXES)
 
 
 def read_series(
@@ -42,6 +52,7 @@ def read_series(
     classes: Sequence[str] | None = None,
     target: str = "label",
     case: str = "case",
+    channels: int | None = None,
 ) -> SeriesCollection:
     """Return the series of a file of any known kind.
 
@@ -51,26 +62,28 @@ def read_series(
         classes: Names of the classes in their order; by default those of the file.
         target: Tables: column of the classes.
         case: Tables with one row a time step: column with the name of the series.
+        channels: Channels of series to be predicted: labels may be missing, and are not read.
     """
-    path = Path(path)
-    if path.suffix == ".ts":
-        return read_ts(path, classes=classes)
-    if path.suffix == ".npz":
-        return read_npz(path, part, classes=classes)
-    if path.suffix in TABLE_SUFFIXES:
-        return _read_frame(path, classes, target, case)
-    kinds = ", ".join((".ts", ".npz", *TABLE_SUFFIXES))
+    path = existing(Path(path))
+    suffix = ending(path)
+    if suffix == ".ts":
+        return read_ts(path, classes=classes, channels=channels)
+    if suffix == ".npz":
+        return read_npz(path, part, classes=classes, labelled=channels is None)
+    if suffix in TABLE_SUFFIXES:
+        return _read_frame(path, classes, target, case, channels is None)
+    kinds = ", ".join(SUFFIXES)
     raise ValueError(f"a file of time series ends in {kinds}, got {path.name!r}.")
 
 
 def _read_frame(
-    path: Path, classes: Sequence[str] | None, target: str, case: str
+    path: Path, classes: Sequence[str] | None, target: str, case: str, labelled: bool
 ) -> SeriesCollection:
     """Return the series of a table: one row a time step, or one row a series."""
     frame = read_table(path)
     labels: list[str] | None = None
-    if classes is not None or target in frame.columns:
-        labels = [str(label) for label in take_column(frame, target, path, "target")]
+    if labelled and (classes is not None or target in frame.columns):
+        labels = take_labels(frame, target, path)
     values = frame.drop(columns=[target], errors="ignore")
     if case in frame.columns:
         groups = frame.groupby(case, sort=False).indices.values()
@@ -93,7 +106,9 @@ def _numeric(frame: Any, path: Path) -> NDArray[np.float64]:
     return np.asarray(frame, dtype=np.float64)
 
 
-def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> SeriesCollection:
+def read_ts(
+    path: str | Path, *, classes: Sequence[str] | None = None, channels: int | None = None
+) -> SeriesCollection:
     """Return the series of a UEA/UCR ``.ts`` file.
 
     Reads unequal lengths, ``?`` and ``NaN`` as missing, comments anywhere, and files whose header
@@ -105,6 +120,7 @@ def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> Series
         path: The file.
         classes: Names in the order of the class indices, to read a test file like its training
             file; by default those of the header, else the sorted labels.
+        channels: Channels of series to be predicted: labels may be missing, and are not read.
 
     Raises:
         ValueError: If the file breaks the format; the message names the line.
@@ -112,7 +128,7 @@ def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> Series
     path = Path(path)
     header: dict[str, list[str]] = {}
     rows: list[tuple[int, str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
         line = line.strip()
         if not line or line.startswith(("#", "%")):
             continue
@@ -138,23 +154,24 @@ def read_ts(path: str | Path, *, classes: Sequence[str] | None = None) -> Series
     cases, labels = [], []
     for number, row in rows:
         fields = [field.strip() for field in row.split(":")]
-        if labelled:
+        if labelled and len(fields) != channels:
             labels.append(fields.pop())
-        channels = _parse_case(fields, f"{path}, line {number}")
+        rows_of_case = _parse_case(fields, f"{path}, line {number}")
         if equal and length is None:
-            length = len(channels[0])
-        dimensions = dimensions or len(channels)
-        steps = {len(c) for c in channels}
-        if len(channels) != dimensions or (equal and steps != {length}):
+            length = len(rows_of_case[0])
+        dimensions = dimensions or len(rows_of_case)
+        steps = {len(row) for row in rows_of_case}
+        if len(rows_of_case) != dimensions or (equal and steps != {length}):
             raise ValueError(
-                f"{path}, line {number}: {len(channels)} dimensions of {_range(steps)} steps, "
+                f"{path}, line {number}: {len(rows_of_case)} dimensions of {_range(steps)} steps, "
                 f"expected {dimensions}{f' of {length}' if equal else ''}; the line is damaged or "
                 "the header is wrong."
             )
-        cases.append(_pad_channels(channels))
+        cases.append(_pad_channels(rows_of_case))
     names = (declared[1:] or None) if classes is None else list(classes)
+    is_read = labelled and channels is None
     try:
-        return series_from_arrays(cases, labels if labelled else None, classes=names)
+        return series_from_arrays(cases, labels if is_read else None, classes=names)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -201,52 +218,91 @@ def _is_number(word: str) -> bool:
 
 
 def read_npz(
-    path: str | Path, part: Part = "train", *, classes: Sequence[str] | None = None
+    path: str | Path,
+    part: Part = "train",
+    *,
+    classes: Sequence[str] | None = None,
+    labelled: bool = True,
 ) -> SeriesCollection:
-    """Return one part of an ``.npz`` file: ``X_train``, ``len_train``, ``y_train``, ``classes``.
+    """Return one part of an ``.npz`` file: ``X_train`` and ``y_train``, or ``X`` and ``y``.
 
-    Arrays are ``X [cases, time, channels]``, zero-padded beyond ``len``; ``y`` indexes ``classes``.
-    ``len`` may be left out if all series are equally long. A file with one part has ``X``, and may
-    have ``length`` and labels ``y`` of any kind. Nothing is unpickled.
+    ``X`` is ``[cases, channels, time]`` as in aeon, or ``[cases, time]``. A file may say so itself:
+    ``axes`` is ``"cases,channels,time"`` or ``"cases,time,channels"``. A file without ``axes`` that
+    has lengths (``len_train``, ``length``), or two parts and ``classes``, has the second order, as
+    all files of this library had before.
+    Steps beyond the length of a case are not read; without lengths, steps at the end that are NaN
+    in every channel are padding. ``y`` indexes ``classes`` if that is there; else it holds labels
+    of any kind. Nothing is unpickled.
 
     Args:
         path: The file.
         part: ``"train"`` or ``"test"``.
-        classes: Names of the classes of a file with ``X``; by default the sorted labels.
+        classes: Names of the classes in their order; by default those of the file.
+        labelled: Whether to read labels.
+
+    Raises:
+        ValueError: If the file has no such part, or breaks the format.
     """
     path = Path(path)
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            ends = f"_{part}", "classes", "X", "y", "length"
-            found = {key: file[key] for key in file.files if key.endswith(ends)}
+            end = "" if "X" in file.files else f"_{part}"
+            length_key = f"len{end}" if end else "length"
+            wanted = {f"X{end}", f"y{end}", length_key, "classes", "axes"}
+            found = {key: file[key] for key in file.files if key in wanted}
+            keys = ", ".join(file.files)
     except (OSError, ValueError) as error:
         if not path.exists():
             raise
         raise ValueError(f"{path} is not a readable .npz file ({error}).") from None
-    if "X" in found:
-        return _one_part(found, classes)
-    missing = {f"X_{part}", f"y_{part}", "classes"} - found.keys()
-    if missing:
-        raise ValueError(f"{path} lacks the arrays {', '.join(sorted(missing))}.")
-    x = as_float32(found[f"X_{part}"])
+    if f"X{end}" not in found:
+        raise ValueError(
+            f"{path} lacks the array X{end}; it has {keys}. Series are X or X_train and X_test."
+        )
+    x, length = as_float32(found[f"X{end}"]), found.get(length_key)
     if not len(x):
         raise ValueError(f"{path} has no {part} part; this copy of the set is not complete.")
-    length = found.get(f"len_{part}", np.full(len(x), x.shape[1])).astype(np.int64)
-    names = tuple(str(name) for name in found["classes"])
+    is_old = length is not None or bool(end and "classes" in found)
+    default = "cases,time,channels" if is_old else ""
+    x = _time_first(x, str(found.get("axes", default)).replace(" ", ""), path)
     try:
-        return SeriesCollection(x, length, found[f"y_{part}"].astype(np.int64), names)
-    except ValueError as error:
+        if length is None:
+            series = series_from_arrays(x.transpose(0, 2, 1))
+        else:
+            series = SeriesCollection(x, length.astype(np.int64))
+        y = found.get(f"y{end}") if labelled else None
+        if y is None:
+            return series
+        words, names = [str(v) for v in y.tolist()], tuple(map(str, found.get("classes", ())))
+        if names:
+            checked = replace(series, y=y.astype(np.int64), classes=names).y
+            words = [names[v] for v in checked]  # type: ignore[union-attr]
+        order = tuple(classes or names or sorted(set(words)))
+        return replace(series, y=class_indices(words, order), classes=order)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _one_part(found: Mapping[str, NDArray[Any]], classes: Sequence[str] | None) -> SeriesCollection:
-    x = as_float32(found["X"])
-    length = found.get("length", np.full(len(x), x.shape[1])).astype(np.int64)
-    if "y" not in found:
-        return SeriesCollection(x, length)
-    words = [str(label) for label in found["y"].tolist()]
-    names = tuple(sorted(set(words)) if classes is None else classes)
-    return SeriesCollection(x, length, class_indices(words, names), names)
+def _time_first(x: NDArray[np.float32], axes: str, path: Path) -> NDArray[np.float32]:
+    """Return ``[cases, time, channels]``; without ``axes`` channels come first."""
+    if x.ndim == 2:
+        return x[:, :, None]
+    if x.ndim != 3:
+        raise ValueError(f"{path}: X must have two or three axes, got the shape {x.shape}.")
+    if axes == "cases,time,channels":
+        return x
+    if axes not in ("", "cases,channels,time"):
+        raise ValueError(
+            f"{path}: axes must be cases,channels,time or cases,time,channels, got {axes!r}."
+        )
+    if not axes and x.shape[1] > x.shape[2]:
+        warnings.warn(
+            f"{path}: X has the shape {x.shape} and is read as {x.shape[1]} channels of "
+            f"{x.shape[2]} time steps. If time is the second axis, save X.transpose(0, 2, 1). If "
+            'it is not, save axes="cases,channels,time" beside X, and this warning ends.',
+            stacklevel=3,
+        )
+    return x.transpose(0, 2, 1)
 
 
 def series_root(root: str | Path | None = None) -> Path:

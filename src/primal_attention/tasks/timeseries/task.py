@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.tasks.files import FILE_ERRORS, list_some
+from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
+from primal_attention.tasks.sources import Recognition, Source, check_target
 from primal_attention.tasks.task import ClassificationTask, Parts
 from primal_attention.tasks.timeseries.settings import SeriesOptions, SeriesSettings
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SeriesTask"]
 
+_DATA = {"jitter": 0.1}
+_REST: Mapping[str, Any] = {"training": {"epochs": 20, "min_steps": 400, "lr": 2e-3}}
+"""Settings for series of which nothing is known; those of the estimator, trained longer."""
 _FARTHEST = 1e15
 """Largest standardised value; the squares of much larger ones overflow in a model."""
 
@@ -28,6 +32,8 @@ class SeriesTask(ClassificationTask):
 
     Settings: ClassVar[type[SeriesSettings]] = SeriesSettings
     Model: ClassVar[type[SeriesOptions]] = SeriesOptions
+    endings: ClassVar[tuple[str, ...]] = (".ts", ".npz", *TABLE_SUFFIXES)
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "BasicMotions", **_DATA}, **_REST}
 
     classes: tuple[str, ...]
     """Names of the classes, in the order of the logits."""
@@ -43,6 +49,29 @@ class SeriesTask(ClassificationTask):
     """Tables: column of the classes."""
     case: str = "case"
     """Tables with one row a time step: column with the name of the series."""
+
+    @classmethod
+    def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
+        """Return how to read a ``.ts`` file, arrays ``X``, a table of numbers, or a UEA folder."""
+        parts = {}
+        if source.suffix == ".ts":
+            words = "time series in the UEA format"
+        elif source.suffix == ".npz":
+            shape = source.arrays.get("X", source.arrays.get("X_train"))
+            if shape is None or len(shape) not in (2, 3):
+                return None
+            words = f"arrays of {shape[0]} series"
+            if source.arrays.get("X_test", (0,))[0]:
+                parts = {"test": str(source.path)}
+        elif source.suffix in TABLE_SUFFIXES:
+            words = _recognize_table(source, given)
+        else:
+            files = {p.stem.rpartition("_")[2]: p for p in source.path.glob("*_T*.ts")}
+            if not source.is_folder or "TRAIN" not in files or len(files) > 2:
+                return None
+            words = "a set of the UEA archive"
+            parts = {part.lower(): str(file) for part, file in files.items()}
+        return Recognition(words, {"data": {**parts, **_DATA}, **_REST})
 
     @classmethod
     def fit(cls, series: "SeriesCollection", settings: SeriesSettings | None = None) -> Self:
@@ -116,14 +145,13 @@ class SeriesTask(ClassificationTask):
         from primal_attention.tasks.timeseries.files import read_series
 
         with user_errors(str(path), *FILE_ERRORS):
-            if not path.is_file():
-                raise UserError(f"there is no file {path}.")
             series = read_series(
                 path,
                 part,  # type: ignore[arg-type]
                 classes=self.classes if labelled else None,
                 target=self.target,
                 case=self.case,
+                channels=None if labelled else len(self.mean),
             )
             if not labelled:
                 return self.prepare(self.without_labels(series))
@@ -135,6 +163,12 @@ class SeriesTask(ClassificationTask):
                     f"{list_some(self.classes)}."
                 )
             return self.prepare(series)
+
+    def from_arrays(self, data: Any) -> "SeriesDataset":
+        """Return arrays ``[cases, channels, time]``, or a list of series, ready for the model."""
+        from primal_attention.tasks.timeseries.data import series_from_arrays
+
+        return self.prepare(self.without_labels(series_from_arrays(data)))
 
     def without_labels(self, series: "SeriesCollection") -> "SeriesCollection":
         """Return series with the first class as a stand-in for labels, to be predicted."""
@@ -167,11 +201,27 @@ class SeriesTask(ClassificationTask):
         return collate_series(items)
 
 
+def _recognize_table(source: Source, given: Mapping[str, str]) -> str:
+    """Return in words how the rows of a table become series."""
+    target, case = given.get("target", "label"), given.get("case", "case")
+    check_target(source, target)
+    values = [name for name in source.columns if name not in (target, case)]
+    words = [name for name in values if source.columns[name].kind == "text"]
+    if words:
+        raise UserError(
+            f"series need numbers, but the columns {list_some(words)} hold words; --target names "
+            "the classes and --case the series."
+        )
+    if case in source.columns:
+        return f"one row a time step, {len(values)} channels"
+    return f"one row a series, {len(values)} time steps of one channel"
+
+
 def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesCollection | None]":
     """Return the training and the test part, of files or of a set; no test part without a file."""
     from primal_attention.tasks.timeseries.files import load_series, packaged_root, read_series
 
-    columns = {"target": settings.target, "case": settings.case}
+    columns: dict[str, Any] = {"target": settings.target, "case": settings.case}
     if settings.train is not None:
         train = read_series(settings.train, "train", **columns)
         if settings.test is None:
