@@ -1,4 +1,4 @@
-from . import longrange, timeseries
+from . import events, longrange, timeseries
 from .experiment import Recipe, recipe_type, run_experiment
 from .results import Result, result_table, verdict, write_report
 from .sources import Column, Recognition, Source, look_at
@@ -37,6 +37,7 @@ __all__ = [
     "Task",
     "TaskEntry",
     "TrainedModel",
+    "events",
     "find_study",
     "find_task",
     "load_task",

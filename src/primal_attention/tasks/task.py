@@ -387,6 +387,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.longrange.task:TokenTask",
         "classify long token sequences: text, pairs, pictures, ListOps, Pathfinder",
     ),
+    "events": TaskEntry(
+        "primal_attention.tasks.events.task:NextEventTask",
+        "predict type and time of the next event of a log",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

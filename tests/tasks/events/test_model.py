@@ -276,3 +276,28 @@ def test_wrong_inputs_are_errors():
         model(types, times, key_mask=torch.ones(2, 9))
     with pytest.raises(ValueError, match="cannot run causally"):
         NextEventConfig(num_types=3, attention="skyformer")
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("time", ["bochner", "position"])
+def test_reading_event_by_event_equals_reading_all_at_once(attention, time):
+    sizes = {"mark_numbers": 1, "covariate_levels": (2,)}
+    model = next_model(attention=attention, time=time, **sizes)
+    types, times = events(3, 12)
+    marks = torch.randn(3, 12, 1)
+    # marks of later events are missing, as those of sampled ones
+    marks[0, 7:], marks[1, 9:], marks[2, 5:] = (math.nan,) * 3
+    lengths = torch.tensor([7, 9, 5])
+    keep = torch.arange(9) < lengths[:, None]
+    own = {"covariates_levels": torch.tensor([[0], [1], [1]])}
+    whole = model(types, times, marks_numbers=marks, **own).hidden
+    past = model.read_past(
+        types[:, :9], times[:, :9], key_mask=keep, marks_numbers=marks[:, :9], **own
+    )
+    rows = torch.arange(3)
+    torch.testing.assert_close(past.hidden, whole[rows, lengths - 1], atol=1e-5, rtol=1e-4)
+    for step in range(3):
+        at = lengths + step
+        past = model.read_next(types[rows, at], times[rows, at] - times[rows, at - 1], past)
+        torch.testing.assert_close(past.hidden, whole[rows, at], atol=1e-5, rtol=1e-4)
+    assert past.seen.tolist() == [10, 12, 8]

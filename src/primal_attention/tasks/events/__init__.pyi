@@ -1,4 +1,5 @@
 from .data import EventSequences, LogColumn
+from .estimator import NextEventPredictor
 from .generators import (
     EventProcess,
     GapMarks,
@@ -16,9 +17,12 @@ from .model import (
     NextEventConfig,
     NextEventModel,
     NextEventOutput,
+    Past,
 )
+from .results import EventSamples, EventScores, LogLikelihood, NextEvents
 from .scheme import LogScheme
 from .settings import EventOptions, EventSettings
+from .task import NextEventTask, load_stackoverflow
 from .windows import EventWindows, collate_events, last_windows, tile_windows
 
 __all__ = [
@@ -26,6 +30,8 @@ __all__ = [
     "EventClassifierConfig",
     "EventOptions",
     "EventProcess",
+    "EventSamples",
+    "EventScores",
     "EventSequences",
     "EventSettings",
     "EventWindows",
@@ -33,16 +39,22 @@ __all__ = [
     "HawkesProcess",
     "IrregularSinusoids",
     "LogColumn",
+    "LogLikelihood",
     "LogNormalMixture",
     "LogScheme",
     "NextEventConfig",
     "NextEventModel",
     "NextEventOutput",
+    "NextEventPredictor",
+    "NextEventTask",
+    "NextEvents",
+    "Past",
     "PeriodicMarks",
     "PoissonProcess",
     "SampledEvents",
     "SampledSeries",
     "collate_events",
     "last_windows",
+    "load_stackoverflow",
     "tile_windows",
 ]

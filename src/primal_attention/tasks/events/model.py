@@ -9,12 +9,13 @@ scaled units: the median gap is one.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from primal_attention.attention import State
 from primal_attention.kernels import create_time
 from primal_attention.models import (
     BlockStack,
@@ -25,6 +26,7 @@ from primal_attention.models import (
 from primal_attention.tasks.events.heads import (
     GapFeatures,
     LogNormalMixture,
+    Nodes,
     TypeHead,
     WaitingHead,
 )
@@ -37,6 +39,7 @@ __all__ = [
     "NextEventConfig",
     "NextEventModel",
     "NextEventOutput",
+    "Past",
 ]
 
 _MARK_DROPOUT = 0.1
@@ -119,6 +122,31 @@ class NextEventOutput:
     """Where an event is real."""
     aux_loss: Float[Tensor, ""] | None = None
     """Mean regulariser of the layers, unweighted."""
+
+
+class Past(NamedTuple):
+    """What a model keeps of the events it has read. Its size does not grow with their number."""
+
+    hidden: Float[Tensor, "b c"]
+    """The history at the last event."""
+    states: tuple[State, ...]
+    """States of the blocks."""
+    elapsed: Float[Tensor, " b"]
+    """Time since the first event, in scaled units."""
+    seen: Int[Tensor, " b"]
+    """Events so far."""
+    covariates: dict[str, Tensor]
+    """Covariates of the sequences."""
+
+    def reorder(self, index: Int[Tensor, " k"]) -> "Past":
+        """Return the sequences in ``index``."""
+        return Past(
+            self.hidden[index],
+            tuple(state.reorder(index) for state in self.states),
+            self.elapsed[index],
+            self.seen[index],
+            {name: column[index] for name, column in self.covariates.items()},
+        )
 
 
 class EventEmbedding(nn.Module):
@@ -249,12 +277,11 @@ class _EventModel(PretrainedModel):
         if self.features.time is not None:
             self.features.time.start_from(gaps[gaps > 0], span)
 
-    def _position(self, keep: Bool[Tensor, "b n"]) -> list[Tensor]:
-        """Return codes of the positions, counted from the end, if the model uses them."""
+    def _position(self, count: Int[Tensor, "b n"]) -> list[Tensor]:
+        """Return codes of positions, if the model uses them."""
         if self.config.time != "position":
             return []
-        left = (keep.flip(1).cumsum(1).flip(1) - 1).clamp_min(0)
-        return [sinusoidal_positions(left, self.config.dim)]
+        return [sinusoidal_positions(count.clamp_min(0), self.config.dim)]
 
     def _check(self, types: Tensor, times: Tensor, keep: Tensor | None) -> Bool[Tensor, "b n"]:
         if types.dim() != 2 or types.is_floating_point():
@@ -299,8 +326,7 @@ class NextEventModel(_EventModel):
     def __init__(self, config: NextEventConfig, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__(config, extra_types=0, flags=1)
         self.waiting = WaitingHead(config.dim, config.components)
-        # the same features of time before the blocks and in the head: one kernel to look at
-        self.type_head = TypeHead(config.dim, config.num_types, self.features)
+        self.type_head = TypeHead(config.dim, self.features.num_features, config.num_types)
         self.to(device=device, dtype=dtype)
 
     def start_from(self, gaps: Float[Tensor, " k"], span: float) -> None:
@@ -333,7 +359,7 @@ class NextEventModel(_EventModel):
         waiting = self.waiting(hidden)
         density = waiting.log_prob(ahead.to(waiting.location.dtype))
         return NextEventOutput(
-            self.type_head(hidden, ahead),
+            self.type_logits(hidden, ahead),
             torch.where(known, density, 0.0),
             waiting,
             ahead,
@@ -352,19 +378,79 @@ class NextEventModel(_EventModel):
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, ""] | None]:
         """Return the history at every event, and the regulariser of the layers."""
         gap, is_next = _gaps(times, key_mask)
-        x = self._embed(types, gap, is_next, key_mask, columns)
+        count = key_mask.cumsum(1) - 1
+        x = self._embed(torch.where(key_mask, types, 0), gap, is_next, count, columns)
         hidden, terms = self.blocks(x, key_mask=key_mask, is_causal=True)
         return self.norm(hidden), self.collect("blocks", terms)
 
+    def read_past(
+        self,
+        types: Int[Tensor, "b n"],
+        times: Float[Tensor, "b n"],
+        *,
+        key_mask: Bool[Tensor, "b n"],
+        **columns: Tensor,
+    ) -> Past:
+        """Return what the model keeps of the events so far, to continue them one by one.
+
+        Args:
+            types: Types of events.
+            times: Their times in scaled units, sorted, in float64.
+            key_mask: ``True`` where an event is real; padding comes at the end.
+            columns: Marks and covariates, see :class:`EventEmbedding`.
+        """
+        # decoding takes prompts that are padded on the left
+        n = key_mask.shape[1]
+        turn = (torch.arange(n, device=types.device) + key_mask.sum(1, keepdim=True)) % n
+        types, times, key_mask = (t.gather(1, turn) for t in (types, times, key_mask))
+        own = {k: v for k, v in columns.items() if k.startswith("covariates")}
+        for name in columns.keys() - own.keys():
+            columns[name] = columns[name].gather(1, turn[..., None].expand_as(columns[name]))
+        gap, is_next = _gaps(times, key_mask)
+        count = key_mask.cumsum(1)
+        x = self._embed(torch.where(key_mask, types, 0), gap, is_next, count - 1, columns)
+        states = self.blocks.init_state(len(types))
+        hidden, states = self.blocks.step(x, states, key_mask=key_mask)
+        return Past(self.norm(hidden[:, -1]), states, gap.sum(1), count[:, -1], own)
+
+    def read_next(self, types: Int[Tensor, " b"], gap: Float[Tensor, " b"], past: Past) -> Past:
+        """Return what the model keeps after one more event of every sequence, without marks."""
+        sizes = self.config.mark_numbers, len(self.config.mark_levels)
+        columns = dict(past.covariates)
+        if sizes[0]:
+            columns["marks_numbers"] = past.hidden.new_full((len(types), 1, sizes[0]), torch.nan)
+        if sizes[1]:
+            columns["marks_levels"] = types.new_full((len(types), 1, sizes[1]), -1)
+        is_next = torch.ones_like(types[:, None], dtype=torch.bool)
+        x = self._embed(types[:, None], gap.double()[:, None], is_next, past.seen[:, None], columns)
+        hidden, states = self.blocks.step(x, past.states)
+        return Past(
+            self.norm(hidden[:, 0]), states, past.elapsed + gap, past.seen + 1, past.covariates
+        )
+
+    def type_logits(
+        self, hidden: Float[Tensor, "*batch c"], gap: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch types"]:
+        """Return the logits of the next type, given the gap in scaled units."""
+        # the same features of time as before the blocks: one kernel to look at
+        return self.type_head(hidden, self.features(gap))
+
+    def type_marginal(
+        self, hidden: Float[Tensor, "*batch c"], nodes: Nodes
+    ) -> Float[Tensor, "*batch types"]:
+        """Return log-probabilities of the next type in float64, the gap integrated out."""
+        logp = self.type_head(hidden, self.features(nodes.gap)).double().log_softmax(-1)
+        return (logp + nodes.log_weight.double()[..., None]).logsumexp(-2)
+
     def _embed(
-        self, types: Tensor, gap: Tensor, is_next: Tensor, keep: Tensor, columns: dict[str, Tensor]
+        self, types: Tensor, gap: Tensor, is_next: Tensor, count: Tensor, columns: dict[str, Tensor]
     ) -> Float[Tensor, "b n c"]:
         features = self.features(gap)
         if self.features.num_features:
             # the first event has no gap: no features of one either
             features = torch.where(is_next[..., None], features, 0.0)
-        parts = [features, *self._position(keep), is_next[..., None].to(features.dtype)]
-        return self.embed(torch.where(keep, types, 0), torch.cat(parts, -1), **columns)
+        parts = [features, *self._position(count), is_next[..., None].to(features.dtype)]
+        return self.embed(types, torch.cat(parts, -1), **columns)
 
 
 class EventClassifier(_EventModel):
@@ -427,7 +513,8 @@ class EventClassifier(_EventModel):
             if name in columns:
                 row = torch.full_like(columns[name][:, :1], missing)
                 columns[name] = torch.cat([columns[name], row], 1)
-        features = torch.cat([self.features(elapsed), *self._position(keep)], -1)
+        left = keep.flip(1).cumsum(1).flip(1) - 1
+        features = torch.cat([self.features(elapsed), *self._position(left)], -1)
         x = self.embed(types, features, **columns)
         hidden, terms = self.blocks(x, key_mask=keep)
         hidden = self.norm(hidden)

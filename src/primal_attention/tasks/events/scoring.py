@@ -4,8 +4,9 @@ Everything about an event that had to be predicted is one row. Rows of all seque
 other in the order of the log.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 from primal_attention.tasks.events.model import NextEventModel, NextEventOutput
 from primal_attention.training.scores import IGNORED, Score
 
-__all__ = ["Reader", "answer_events", "event_loss", "next_event", "score_events"]
+__all__ = [
+    "Reader",
+    "answer_events",
+    "decode_names",
+    "encode_names",
+    "event_loss",
+    "next_event",
+    "score_events",
+]
 
 MOST_WAIT = 10.0
 """Waits beyond this many times the longest gap of the training count as that in a mean."""
@@ -35,9 +44,9 @@ class Read(NamedTuple):
 class Reader(nn.Module):
     """A model whose output also gives access to the model, so that answers can ask it more."""
 
-    def __init__(self, model: NextEventModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model = cast(NextEventModel, model)
 
     def forward(self, **inputs: Any) -> Read:
         """Return the output and the model."""
@@ -68,13 +77,13 @@ def answer_events(read: Read, labels: Int[Tensor, "b n"], scale: float) -> dict[
     waiting = type(output.waiting)(*(t[asked] for t in output.waiting)).double()
     gap, hidden, label = output.gap[asked], output.hidden[asked], labels[asked]
     told = output.logits[asked].double().log_softmax(-1)
-    blind = model.type_head.marginal(hidden, waiting.nodes())
+    blind = model.type_marginal(hidden, waiting.nodes())
     half = torch.full_like(gap, 0.5)
     place = torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels)
     return {
         "type": label,
         "gap": gap * scale,
-        "log_time": waiting.log_prob(gap) - torch.log(torch.tensor(scale)).double(),
+        "log_time": waiting.log_prob(gap) - math.log(scale),
         "log_type": told.gather(1, label[:, None])[:, 0],
         "log_type_blind": blind.gather(1, label[:, None])[:, 0],
         "guess": told.argmax(1),
@@ -117,18 +126,24 @@ def next_event(
         # quadrature of the truncated distribution: its quantiles at evenly spaced shares
         shares = (torch.arange(32, dtype=torch.float64, device=last.device) + 0.5) / 32
         gaps = torch.stack([waiting.quantile(s.expand_as(gone), gone) for s in shares], -1)
-        nodes = type(nodes)(gaps, torch.full_like(gaps, -torch.log(torch.tensor(32.0)).item()))
+        nodes = type(nodes)(gaps, torch.full_like(gaps, -math.log(32)))
     edges = {"lower": (1 - level) / 2, "median": 0.5, "upper": (1 + level) / 2}
     found = {k: waiting.quantile(torch.full_like(zero, p), gone) for k, p in edges.items()}
     return {
-        "probabilities": model.type_head.marginal(hidden, nodes).exp(),
+        "probabilities": model.type_marginal(hidden, nodes).exp(),
         "mean": waiting.mean(MOST_WAIT * longest, gone),
         **found,
     }
 
 
-def score_events(answers: Mapping[str, Tensor], unit: str) -> dict[str, Score]:
-    """Return loss, log-likelihood, accuracy with either reference time, and calibration."""
+def score_events(answers: Mapping[str, Tensor], unit: str, scale: float) -> dict[str, Score]:
+    """Return loss, log-likelihood, accuracy with either reference time, and calibration.
+
+    Args:
+        answers: Rows of :func:`answer_events`.
+        unit: Unit of the log.
+        scale: Unit of the model's times, in which the loss is measured as in training.
+    """
     count = len(answers["type"])
     if not count:
         return {}
@@ -137,7 +152,7 @@ def score_events(answers: Mapping[str, Tensor], unit: str) -> dict[str, Score]:
     even = (torch.arange(count, dtype=pit.dtype) + 0.5) / count
     late = (answers["median"] - answers["gap"]).abs()
     return {
-        "loss": _mean(-joint, larger_is_better=False),
+        "loss": _mean(-joint - math.log(scale), larger_is_better=False),
         f"log-likelihood (nats per event, {unit})": _mean(joint),
         "accuracy, t_ref=last_event": _share(answers["guess_blind"] == answers["type"]),
         "accuracy, t_ref=target": _share(answers["guess"] == answers["type"]),
@@ -149,6 +164,22 @@ def score_events(answers: Mapping[str, Tensor], unit: str) -> dict[str, Score]:
             float((pit - even).abs().max()), larger_is_better=False
         ),
     }
+
+
+def encode_names(names: Sequence[str]) -> Int[Tensor, "b width"]:
+    """Return names as numbers of their characters, so that they can travel with answers.
+
+    Example:
+        >>> decode_names(encode_names(["u1", "Zoë"]))
+        ['u1', 'Zoë']
+    """
+    width = max(map(len, names), default=0) or 1
+    return torch.tensor([[*map(ord, name), *[-1] * (width - len(name))] for name in names])
+
+
+def decode_names(codes: Int[Tensor, "b width"]) -> list[str]:
+    """Return the names that :func:`encode_names` encoded."""
+    return ["".join(chr(c) for c in row if c >= 0) for row in codes.tolist()]
 
 
 def _mean(values: Tensor, *, larger_is_better: bool = True) -> Score:

@@ -1,0 +1,227 @@
+"""What the estimators of event logs share: parameters, training, folders.
+
+The classes need scikit-learn, the rest of the package does not: they are defined when their names
+are first used.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from primal_attention.command import UserError, needs
+from primal_attention.models import PretrainedModel
+from primal_attention.output import to_json, write_atomically
+from primal_attention.tasks.events.data import EventSequences
+from primal_attention.tasks.events.settings import EventOptions
+from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import load_trained, save_trained
+
+with needs("sklearn", "An estimator of event logs"):
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from primal_attention.training import History
+
+__all__ = ["EventEstimator", "References", "find_references"]
+
+_FILE = "estimator.json"
+"""Parameters as given; beside ``model/`` and ``task.json``."""
+_LEAST_STEPS = 30
+"""Fewest optimiser steps of an epoch: a small log is read several times."""
+_FEW = 10
+"""Fewer sequences than this give no validation part."""
+
+
+@dataclass(frozen=True)
+class References:
+    """Reference times of the sequences of a log."""
+
+    times: NDArray[np.float64]
+    """One time for each sequence, on the time axis of the log."""
+    words: str
+    """What they are, for results."""
+
+
+def find_references(log: EventSequences, t_ref: Any) -> References:
+    """Return the reference times of a log.
+
+    Args:
+        log: The log.
+        t_ref: ``"last_event"``, a time or date, or one for each sequence.
+
+    Raises:
+        ValueError: If a reference time comes before the last event of its sequence.
+    """
+    if isinstance(t_ref, str) and t_ref == "last_event":
+        return References(log.last_times, "last_event")
+    if isinstance(t_ref, str) and t_ref == "target":
+        raise ValueError(
+            "t_ref='target' is the time of the next event, which is not known here; use "
+            "'last_event', or the time at which you predict. score and log_likelihood use 'target'."
+        )
+    if isinstance(t_ref, list | tuple | np.ndarray) or hasattr(t_ref, "to_numpy"):
+        given = [log.moment(t) for t in (t_ref.tolist() if hasattr(t_ref, "tolist") else t_ref)]
+        if len(given) != len(log):
+            raise ValueError(
+                f"t_ref must be one time, or one for each of the {len(log)} sequences, got "
+                f"{len(given)}."
+            )
+        times, words = np.array(given), "given times"
+    else:
+        moment = log.moment(t_ref)
+        times, words = np.full(len(log), moment), str(t_ref)
+    early = np.flatnonzero(times < log.last_times)
+    if len(early):
+        i = early[0]
+        raise ValueError(
+            f"t_ref comes before the last event of sequence {log.keys[i]!r} (gap "
+            f"{times[i] - log.last_times[i]:g} {log.unit}); use log.before(t_ref) to leave later "
+            "events out."
+        )
+    return References(times, words)
+
+
+class EventEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base class of estimators of event logs; a subclass has the parameters of ``__init__``."""
+
+    _task: ClassVar[type[Task]]
+    _model: ClassVar[type[PretrainedModel]]
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to a folder, which ``primal predict`` reads too.
+
+        Parameters
+        ----------
+        path : str or Path
+            Folder, made if it is not there. Read it with :meth:`load`.
+        """
+        check_is_fitted(self)
+        parameters = self.get_params(deep=False)
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = None  # a generator is not part of the result
+        save_trained(Path(path), self.task_, self.model_)
+        content = {"class": type(self).__name__, "parameters": parameters}
+        write_atomically(Path(path) / _FILE, to_json(content))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the estimator in a folder that :meth:`save` or ``primal train`` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder, such as ``outputs/stackoverflow/linear``.
+
+        Returns
+        -------
+        estimator : EventEstimator
+            Fitted, ready to predict.
+        """
+        folder = Path(path)
+        try:
+            task, model = load_trained(folder)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        if not (isinstance(task, cls._task) and isinstance(model, cls._model)):
+            raise ValueError(
+                f"{folder} holds a {type(model).__name__}, not what {cls.__name__} saves."
+            )
+        file = folder / _FILE
+        try:
+            if file.is_file():
+                estimator = cls(**json.loads(file.read_text("utf-8"))["parameters"])
+            else:
+                known = cls._get_param_names()
+                config = {k: v for k, v in vars(model.config).items() if k in known}
+                estimator = cls(**config)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is damaged ({error!r}).") from None
+        estimator.task_, estimator.model_, estimator.history_ = task, model, None
+        estimator._finish_load()
+        return estimator
+
+    def _finish_load(self) -> None:
+        """Set the fitted attributes that follow from task and model."""
+
+    def _options(self) -> EventOptions:
+        names = ("dim", "num_heads", "num_layers", "attention", "time", "dropout")
+        return EventOptions(
+            attention_options=self.attention_options or {},
+            **{name: getattr(self, name) for name in names},
+            **self._more_options(),
+        )
+
+    def _more_options(self) -> dict[str, Any]:
+        return {}
+
+    def _split(
+        self, count: int, seed: int, strata: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the sequences to train on, and those that choose the epoch; perhaps none."""
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation must be a share from 0 to below 1, got {self.validation}."
+            )
+        if self.validation == 0 or count < _FEW:
+            return np.arange(count), np.zeros(0, np.int64)
+        if strata is not None:
+            from primal_attention.tasks.splits import stratified_split
+
+            return stratified_split(strata, self.validation, seed=seed)
+        held = np.random.default_rng(seed).permutation(count)[
+            : max(1, round(self.validation * count))
+        ]
+        return np.setdiff1d(np.arange(count), held), np.sort(held)
+
+    def _train(
+        self, task: Task, train: "Dataset[Any]", valid: "Dataset[Any] | None", seed: int
+    ) -> None:
+        """Train a new model for a task and set the fitted attributes."""
+        from primal_attention.training import TrainingConfig, fit
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = task.build(self._options())
+        steps = -(-len(train) // self.batch_size)  # type: ignore[arg-type]
+        config = TrainingConfig(
+            epochs=self.epochs,
+            epoch_steps=max(steps, _LEAST_STEPS),
+            batch_size=self.batch_size,
+            lr=self.lr,
+            eta=self.eta,
+            patience=self.patience if valid is not None else None,
+            max_seconds=self.time_limit,
+            seed=seed,
+        )
+        self.history_: History | None = fit(
+            model,
+            train,
+            config=config,
+            valid=valid,
+            objective=task.objective,
+            collate=task.collate,
+            verbose=self.verbose,
+        )
+        self.model_, self.task_ = model, task
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+
+def check_log(log: Any) -> EventSequences:
+    """Return a log, or raise with the way to make one."""
+    if not isinstance(log, EventSequences):
+        raise TypeError(
+            f"log must be EventSequences, got {type(log).__name__}; make one with "
+            "EventSequences.from_frame(frame, sequence=..., time=..., event=...)."
+        )
+    return log
