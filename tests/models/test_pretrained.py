@@ -1,6 +1,8 @@
 """Folders that hold a model: exact round trips, and one clear error for everything else."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -115,3 +117,28 @@ def test_weights_of_another_model_are_refused(folder, tmp_path):
 def test_options_that_an_attention_does_not_have_are_named():
     with pytest.raises(ValueError, match=r"the attention primal has no option 'dtype'"):
         EncoderConfig(num_classes=2, num_features=3, attention_options={"dtype": torch.float32})
+
+
+def test_a_model_of_a_task_loads_in_a_new_process(tmp_path):
+    from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
+
+    config = SeriesConfig(num_classes=2, num_channels=1, dim=16)
+    SeriesClassifier(config).save_pretrained(tmp_path)
+    code = (
+        "import sys; from primal_attention.models import PretrainedModel; "
+        "print(type(PretrainedModel.from_pretrained(sys.argv[1])).__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "SeriesClassifier"
+
+
+def test_a_file_cannot_name_a_foreign_module(folder):
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    for module in ("antigravity", "primal_attention.cli.main", "primal_attention.tasks.none"):
+        path.write_text(json.dumps(content | {"class": "Unknown", "module": module}))
+        with pytest.raises(ModelFileError, match="Unknown"):
+            EncoderClassifier.from_pretrained(folder)
+    assert "antigravity" not in sys.modules

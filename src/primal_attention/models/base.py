@@ -5,8 +5,11 @@ format, and ``model.safetensors`` with the weights. Neither can run code.
 """
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +26,8 @@ __all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
 
 FORMAT = 1
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_OWN = re.compile(r"primal_attention\.(models|tasks)(\.[a-z0-9_]+)+")
+"""Modules that a file may name: where this library defines models, nothing else."""
 
 
 class ModelFileError(ValueError):
@@ -87,7 +92,12 @@ class PretrainedModel(PublishesTerms):
             >>> again.config == model.config
             True
         """
-        content = {"format": FORMAT, "class": type(self).__name__, "config": asdict(self.config)}
+        content = {
+            "format": FORMAT,
+            "class": type(self).__name__,
+            "module": type(self).__module__,
+            "config": asdict(self.config),
+        }
         weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
         write_atomically(Path(folder) / _WEIGHTS, save(weights))
         write_atomically(Path(folder) / _CONFIG, to_json(content))
@@ -144,6 +154,10 @@ class PretrainedModel(PublishesTerms):
                 f"{path} has format {version!r}, this version reads {FORMAT}; use the version of "
                 "the library that wrote it."
             )
+        module = str(content.get("module", ""))
+        if name not in cls._classes and _OWN.fullmatch(module):
+            with suppress(ModuleNotFoundError):
+                import_module(module)  # defines the class
         found = cls._classes.get(name)
         if found is None or not issubclass(found, cls):
             raise ModelFileError(
