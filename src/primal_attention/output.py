@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 __all__ = [
     "hardware",
     "markdown_table",
+    "page",
     "percent",
     "replace_between",
     "to_csv",
@@ -73,6 +75,17 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def page(*parts: str) -> str:
+    """Return paragraphs and tables as one Markdown page; paragraphs are wrapped.
+
+    Example:
+        >>> page("Caption.", "| a |")
+        'Caption.\\n\\n| a |\\n'
+    """
+    wrapped = (p if p.startswith("|") else textwrap.fill(p, 120) for p in parts)
+    return "\n\n".join(wrapped) + "\n"
 
 
 def percent(shares: Sequence[float]) -> str:

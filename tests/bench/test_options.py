@@ -1,8 +1,5 @@
 """A wrong option of a benchmark is told in one sentence, before anything is measured."""
 
-import subprocess
-import sys
-
 import pytest
 
 from primal_attention.cli.main import main
@@ -34,10 +31,3 @@ def test_mistakes_are_told_in_one_sentence(command, capsys, monkeypatch, tmp_pat
     assert said.count("\n") == 1
     assert MISTAKES[command] in said
     assert not list(tmp_path.iterdir())
-
-
-def test_the_module_runs_the_same_studies():
-    command = [sys.executable, "-m", "primal_attention.bench", "layers", "--repeats", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("primal: repeats must be at least 1, got 0.")

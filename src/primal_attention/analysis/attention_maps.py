@@ -6,8 +6,7 @@ out. A *centred* matrix has its mean over queries and its mean over keys subtrac
 the part of attention that is the same for all queries.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Attention, MultiHeadAttention, Rotary
 from primal_attention.functional import effective_rank
+from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
     "Batch",
@@ -139,7 +139,7 @@ def layer_inputs(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Layer
         if isinstance(layer, Attention)
     ]
     try:
-        with _evaluation_mode(model):
+        with eval_mode(model):
             model(*args, **kwargs)
     finally:
         for handle in handles:
@@ -167,18 +167,6 @@ def batch_arguments(
     if isinstance(batch, Mapping):
         return (), {key: cut(value) for key, value in batch.items()}
     return tuple(map(cut, [batch] if isinstance(batch, Tensor) else batch)), {}
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore the mode of every module afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page, plot_lines
-from primal_attention.output import markdown_table
+from primal_attention.bench.tables import group_lines, plot_lines
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -81,12 +81,13 @@ class ApproximationStudy(Study[ApproximationOptions]):
     ) -> Mapping[str, str | bytes]:
         """Return one table, and a picture with one panel a temperature."""
         sizes: dict[tuple[float, int], list[Row]] = {}
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
         for row in rows:
             sizes.setdefault((row["tau"], row["num_features"]), []).append(row)
-            panel = panels.setdefault(f"τ = {row['tau']:.3g}", {})
-            for name, key in ((row["method"], "error"), ("plain average", "from_average")):
-                panel.setdefault(name, []).append((row["num_features"], row[key]))
+        panels = group_lines(
+            (f"τ = {row['tau']:.3g}", name, row["num_features"], row[key])
+            for row in rows
+            for name, key in ((row["method"], "error"), ("plain average", "from_average"))
+        )
         table = []
         for (tau, size), found in sizes.items():
             errors = {row["method"]: f"{row['error']:.4f}" for row in found}

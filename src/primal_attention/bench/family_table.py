@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from statistics import linear_regression
 
-from primal_attention.bench.tables import page, plot_lines
-from primal_attention.output import markdown_table
+from primal_attention.bench.tables import group_lines, plot_lines
+from primal_attention.output import markdown_table, page
 from primal_attention.tasks.study import Row
 
 __all__ = [
@@ -163,16 +163,16 @@ def family_picture(rows: Sequence[Row]) -> bytes:
     Lines of the second panel join the options that an attention was measured with. Attentions that
     compute their own definition have no error and are not in it.
     """
-    lengths: dict[str, list[tuple[float, float]]] = {}
-    for (name, n), row in sorted(_by_length(rows).items()):
-        lengths.setdefault(name, []).append((n, row["step_ms"]))
-    errors: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(rows, key=lambda r: r["step_ms"]):
-        if row["n"] == MIDDLE and row["error"]:
-            errors.setdefault(row["name"], []).append((row["step_ms"], row["error"]))
-    panels = {"forward + backward in ms, by tokens": lengths}
-    if errors:
-        panels[f"error by the same, {MIDDLE:,} tokens"] = errors
+    times = (
+        ("forward + backward in ms, by tokens", name, n, row["step_ms"])
+        for (name, n), row in sorted(_by_length(rows).items())
+    )
+    errors = (
+        (f"error by the same, {MIDDLE:,} tokens", r["name"], r["step_ms"], r["error"])
+        for r in sorted(rows, key=lambda r: r["step_ms"])
+        if r["n"] == MIDDLE and r["error"]
+    )
+    panels = group_lines([*times, *errors])
     return plot_lines(panels, xlabel="", ylabels=[""], dashed=["floor"])
 
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page, plot_lines
-from primal_attention.output import markdown_table
+from primal_attention.bench.tables import group_lines, plot_lines
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -71,10 +71,7 @@ class ConvergenceStudy(Study[ConvergenceOptions]):
 
     def tables(self, rows: Sequence[Row], options: ConvergenceOptions) -> Mapping[str, str | bytes]:
         """Return one table, and a picture with one panel a kernel."""
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        for row in rows:
-            line = panels.setdefault(row["kernel"], {}).setdefault(row["features"], [])
-            line.append((row["p"], row["error"]))
+        panels = group_lines((r["kernel"], r["features"], r["p"], r["error"]) for r in rows)
         sizes = list(dict.fromkeys(row["p"] for row in rows))
         table = [
             [kernel, name, *(f"{dict(points).get(p, float('nan')):.5f}" for p in sizes)]

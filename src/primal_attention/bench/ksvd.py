@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.bench.tables import page, plot_lines, rows_table
+from primal_attention.bench.tables import group_lines, plot_lines, rows_table
+from primal_attention.output import page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -93,10 +94,11 @@ class SolverStudy(Study[SolverOptions]):
         ]
         columns = ["n", "solver", "seconds", "peak, MB", "relative error"]
         caption = f"{rows[0]['rank']} singular triplets, double precision. {rows[0]['machine']}."
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {"seconds": {}, "peak, MB": {}}
-        for row in shown:
-            for title, lines in panels.items():
-                lines.setdefault(row["solver"], []).append((row["n"], row[title]))
+        panels = group_lines(
+            (title, row["solver"], row["n"], row[title])
+            for title in ("seconds", "peak, MB")
+            for row in shown
+        )
         picture = plot_lines(panels, xlabel="rows", ylabels=[""])
         return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
 

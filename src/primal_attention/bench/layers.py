@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.bench.overview import overview_picture
 from primal_attention.bench.promises import check_decoding, check_promises
-from primal_attention.bench.tables import page, plot_lines
-from primal_attention.output import markdown_table
+from primal_attention.bench.tables import plot_lines
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 

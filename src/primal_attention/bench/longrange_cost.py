@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page
-from primal_attention.output import markdown_table
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page, rows_table
+from primal_attention.bench.tables import tables_by_name
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["NystromOptions", "NystromStudy", "by_inverse", "by_landmarks", "by_steps"]
 
 DATA = ("s=0.5", "s=1", "clusters")
+_SIZES = "; {tokens} queries and keys of width 32, float64."
 _CAPTIONS = {
-    "inverse": "Relative spectral error, mean of 2 draws",
-    "steps": "Residual of the Schulz iteration, 128 landmarks, ridge 0.1",
-    "landmarks": "Relative spectral error, ridge 1e-3, mean of 3 draws",
+    "inverse": "Relative spectral error, mean of 2 draws" + _SIZES,
+    "steps": "Residual of the Schulz iteration, 128 landmarks, ridge 0.1" + _SIZES,
+    "landmarks": "Relative spectral error, ridge 1e-3, mean of 3 draws" + _SIZES,
 }
 
 
@@ -67,14 +68,7 @@ class NystromStudy(Study[NystromOptions]):
 
     def tables(self, rows: Sequence[Row], options: NystromOptions) -> Mapping[str, str | bytes]:
         """Return the three tables."""
-        files: dict[str, str | bytes] = {}
-        for name, caption in _CAPTIONS.items():
-            mine = [row for row in rows if row["table"] == name]
-            if mine:
-                columns = [c for c in mine[0] if c not in ("table", "tokens")]
-                facts = f"{caption}; {mine[0]['tokens']} queries and keys of width 32, float64."
-                files[f"{name}.md"] = page(facts, rows_table(mine, columns))
-        return files
+        return tables_by_name(rows, _CAPTIONS, hidden=("tokens",))
 
 
 def _draw(data: str, seed: int, n: int, d: int = 32) -> "tuple[Tensor, Tensor, Generator]":

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.bench.tables import page
 from primal_attention.command import needs
-from primal_attention.output import markdown_table
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 

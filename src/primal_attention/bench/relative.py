@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from primal_attention.bench.tables import page, plot_lines, rows_table
-from primal_attention.output import markdown_table
+from primal_attention.bench.tables import group_lines, plot_lines, rows_table
+from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -163,12 +163,13 @@ def _by_seed(rows: Sequence[Row], keys: Sequence[str], digits: int = 2) -> str:
 
 
 def _converted(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    panels = group_lines(
+        (f"{r['task']}, {r['rows']} queries and keys", line, r["size"], r[key])
+        for r in rows
+        for line, key in ((r["features"], "accuracy"), ("exact kernel", "exact"))
+    )
     lines: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows:
-        panel = panels.setdefault(f"{row['task']}, {row['rows']} queries and keys", {})
-        panel.setdefault(row["features"], []).append((row["size"], row["accuracy"]))
-        panel.setdefault("exact kernel", []).append((row["size"], row["exact"]))
         key = {"task": row["task"], "rows": row["rows"], "features": row["features"]}
         line = lines.setdefault(tuple(key.values()), {**key, "exact": row["exact"]})
         line[str(row["size"])] = row["accuracy"]

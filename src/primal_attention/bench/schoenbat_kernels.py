@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page, rows_table
+from primal_attention.bench.tables import rows_table
+from primal_attention.output import page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 

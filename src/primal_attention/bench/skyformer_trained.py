@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.bench.tables import page, plot_lines, rows_table
+from primal_attention.bench.tables import group_lines, plot_lines, rows_table
+from primal_attention.output import page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 
@@ -91,12 +92,12 @@ class TrainedStudy(Study[TrainedOptions]):
         table = rows_table(shown, ["model", "landmarks", *_METHODS])
         files: dict[str, str | bytes] = {"table.md": page(caption, table)}
         for name, is_mine in (("minilm", True), ("longrange", False)):
-            panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-            for row in rows:
-                if (row["model"] == "minilm") == is_mine:
-                    panel = panels.setdefault(_title(row), {})
-                    for method in _METHODS:
-                        panel.setdefault(method, []).append((row["landmarks"], row[method]))
+            panels = group_lines(
+                (_title(row), method, row["landmarks"], row[method])
+                for row in rows
+                if (row["model"] == "minilm") == is_mine
+                for method in _METHODS
+            )
             if panels:
                 files[f"{name}.png"] = plot_lines(
                     panels,

@@ -1,26 +1,15 @@
-"""Markdown pages of results, and the pictures beside them."""
+"""Tables of rows, and pictures with lines."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from primal_attention.command import needs
-from primal_attention.output import markdown_table
+from primal_attention.output import markdown_table, page
 
-__all__ = ["page", "plot_lines", "rows_table"]
+__all__ = ["group_lines", "plot_lines", "rows_table", "tables_by_name"]
 
-Points = Sequence[tuple[float, float]]
-
-
-def page(*parts: str) -> str:
-    """Return paragraphs and tables as one Markdown page; paragraphs are wrapped.
-
-    Example:
-        >>> page("Caption.", "| a |")
-        'Caption.\\n\\n| a |\\n'
-    """
-    wrapped = (p if p.startswith("|") else textwrap.fill(p, 120) for p in parts)
-    return "\n\n".join(wrapped) + "\n"
+Points = list[tuple[float, float]]
+Panels = dict[str, dict[str, Points]]
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
@@ -39,6 +28,38 @@ def _text(value: Any) -> str:
     if value is None:
         return "—"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def tables_by_name(
+    rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], hidden: Sequence[str] = ()
+) -> dict[str, str | bytes]:
+    """Return one page a table; the column ``table`` of a row names its table.
+
+    Args:
+        rows: Rows of all tables; a table without rows has no page.
+        captions: Caption of each table; may use the columns of its first row, as ``{tokens}``.
+        hidden: Columns that are not shown.
+    """
+    files: dict[str, str | bytes] = {}
+    for name, caption in captions.items():
+        mine = [row for row in rows if row["table"] == name]
+        if mine:
+            columns = [c for c in mine[0] if c not in ("table", *hidden)]
+            files[f"{name}.md"] = page(caption.format(**mine[0]), rows_table(mine, columns))
+    return files
+
+
+def group_lines(points: Iterable[tuple[str, str, float, float]]) -> Panels:
+    """Return points ``(panel, line, x, y)`` grouped as :func:`plot_lines` takes them.
+
+    Example:
+        >>> group_lines([("time", "primal", 128, 2.0), ("time", "primal", 256, 4.0)])
+        {'time': {'primal': [(128, 2.0), (256, 4.0)]}}
+    """
+    panels: Panels = {}
+    for panel, line, x, y in points:
+        panels.setdefault(panel, {}).setdefault(line, []).append((x, y))
+    return panels
 
 
 def plot_lines(

@@ -1,10 +1,6 @@
-"""Time and memory of functions that take turns in one process.
-
-A slow moment of the machine hits all rivals, so ratios within one run can be believed.
-"""
+"""Time and memory of the training steps of layers, and the machine they were measured on."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
@@ -13,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.memory import PeakMemory, kept_for_backward
+from primal_attention.analysis.cost import peak_mb, take_turns
+from primal_attention.analysis.memory import kept_for_backward
 from primal_attention.attention import ksvd_loss
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.output import hardware
@@ -21,43 +18,6 @@ from primal_attention.output import hardware
 __all__ = ["layer_costs", "machine", "peak_mb", "take_turns"]
 
 K = TypeVar("K")
-
-
-def take_turns(
-    runs: Mapping[K, Callable[[], Any]],
-    repeats: int,
-    *,
-    seconds: float = math.inf,
-    before: Callable[[], None] = lambda: None,
-) -> dict[K, list[float]]:
-    """Return the seconds of each call of some functions, which are called in turns.
-
-    With one thread this is the processor time of that thread, which a busy machine does not
-    distort; with more threads it is wall time.
-
-    Args:
-        runs: Functions by name; call each once before, to warm up.
-        repeats: Turns.
-        seconds: A function that has used this time takes no further turn.
-        before: Called before each function; its time does not count.
-    """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    times: dict[K, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            if sum(times[name]) < seconds:
-                before()
-                start = clock()
-                run()
-                times[name].append(clock() - start)
-    return times
-
-
-def peak_mb(run: Callable[[], Any]) -> float:
-    """Return the most MiB that tensors of one call took at once."""
-    with PeakMemory() as memory:
-        run()
-    return round(memory.peak / 2**20, 2)
 
 
 def layer_costs(

@@ -12,11 +12,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from primal_attention.bench.tables import page, rows_table
+from primal_attention.bench.tables import tables_by_name
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 
 __all__ = ["ToeplitzOptions", "ToeplitzStudy", "feature_error", "range_error"]
+
+
+_CAPTIONS = {
+    "features": "‖A − Â‖₁, head width 64, 1024 keys, mean of {trials} trials.",
+    "range": "Largest error of causal averages of unit-variance values, float32, 512 tokens.",
+}
 
 
 @dataclass(frozen=True)
@@ -51,19 +57,7 @@ class ToeplitzStudy(Study[ToeplitzOptions]):
 
     def tables(self, rows: Sequence[Row], options: ToeplitzOptions) -> Mapping[str, str | bytes]:
         """Return both tables."""
-        trials = max((row.get("trials", 0) for row in rows), default=0)
-        captions = {
-            "features": f"‖A − Â‖₁, head width 64, 1024 keys, mean of {trials} trials.",
-            "range": "Largest error of causal averages of unit-variance values, float32, "
-            "512 tokens.",
-        }
-        files: dict[str, str | bytes] = {}
-        for name, caption in captions.items():
-            mine = [row for row in rows if row["table"] == name]
-            if mine:
-                columns = [c for c in mine[0] if c not in ("table", "trials")]
-                files[f"{name}.md"] = page(caption, rows_table(mine, columns))
-        return files
+        return tables_by_name(rows, _CAPTIONS, hidden=("trials",))
 
 
 def feature_error(

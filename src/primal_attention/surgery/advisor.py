@@ -20,12 +20,12 @@ from primal_attention.analysis.attention_maps import (
     mass_at_rank,
     rank_for_mass,
 )
+from primal_attention.analysis.cost import compare_costs
 from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.functional import effective_rank
 from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.conversion import convert
-from primal_attention.surgery.cost import compare_costs
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_recorded
 from primal_attention.surgery.layers import converted_layers
@@ -33,12 +33,12 @@ from primal_attention.surgery.options import AdviceConfig
 from primal_attention.surgery.recording import (
     Batch,
     Recording,
-    eval_mode,
     model_arguments,
     record_layers,
     recorded_r2,
 )
 from primal_attention.surgery.targets import inspect_targets
+from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["advise"]
 

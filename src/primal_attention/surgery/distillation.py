@@ -35,7 +35,6 @@ from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (
     Batch,
     differing_layers,
-    eval_mode,
     real_tokens,
     record_layers,
     replay_call,
@@ -50,7 +49,7 @@ from primal_attention.training import (
 )
 from primal_attention.training.checkpoint import reading
 from primal_attention.training.data import map_tensors
-from primal_attention.training.evaluation import device_of
+from primal_attention.training.evaluation import device_of, eval_mode
 
 __all__ = ["DistillConfig", "DistillResult", "distill"]
 

@@ -14,11 +14,11 @@ from primal_attention.surgery.recording import (
     LayerCall,
     Recording,
     differing_layers,
-    eval_mode,
     real_tokens,
     record_layers,
     replay_call,
 )
+from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["fit_outputs", "fit_recorded"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.analysis.cost import Cost, compare_costs
 from primal_attention.surgery.advice import Advice
 from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import convert
-from primal_attention.surgery.cost import ForwardCost, compare_costs
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.recording import layer_r2, output_r2, run_batch
 
@@ -31,7 +31,7 @@ class Outcome:
     output_r2: float
     """R² of the output of the whole model."""
     length: int
-    costs: dict[str, ForwardCost]
+    costs: dict[str, Cost]
     """Of the whole model at ``length`` tokens; of one layer if the model takes fewer."""
     whole: bool
     """Whether ``costs`` are of the whole model."""
@@ -102,7 +102,7 @@ def convert_and_compare(
         runs = {"original": partial(run_batch, teacher, one)}
         costs = compare_costs({**runs, "converted": partial(run_batch, model, one)})
     else:
-        layer = {c.attention: ForwardCost(c.milliseconds, c.megabytes) for c in advice.costs}
+        layer = {c.attention: Cost(c.milliseconds, c.megabytes) for c in advice.costs}
         costs = {"original": layer["softmax"], "converted": layer[config.attention]}
     return Outcome(
         model=type(model).__name__,

@@ -9,13 +9,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from primal_attention.analysis.attention_maps import Batch
+from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
     "Batch",
     "LayerCall",
     "Recording",
     "differing_layers",
-    "eval_mode",
     "first_tensor",
     "layer_r2",
     "model_arguments",
@@ -233,15 +233,3 @@ def real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:
         if isinstance(mask, Tensor) and mask.shape == output.shape[:-1]:
             return ~mask.bool()
     return torch.ones(output.shape[:-1], dtype=torch.bool, device=output.device)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore the mode of every module afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -1,11 +1,10 @@
 """Markdown tables of Table 1 and its ablation, published figures beside ours."""
 
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from primal_attention.output import markdown_table, percent
+from primal_attention.output import markdown_table, page, percent
 from primal_attention.tasks.timeseries.table1 import (
     ABLATION,
     GRID,
@@ -57,8 +56,7 @@ def table_one(
             "*best for each* chooses for every seed, then averages.",
             pairs,
         ]
-    wrapped = (p if p.startswith("|") else textwrap.fill(p, 120) for p in parts if p)
-    return "\n\n".join(wrapped) + "\n"
+    return page(*filter(None, parts))
 
 
 def table_one_picture(rows: Rows) -> bytes:
@@ -93,7 +91,7 @@ def ablation_table(rows: Rows, settings: Settings) -> str:
     table = markdown_table(["variant", *sets, "average"], lines)
     text = "Test accuracy in % after the last epoch, mean ± standard deviation over seeds. "
     text += f"All variants have {_describe(settings)} One thread of a CPU."
-    return f"{textwrap.fill(text, 120)}\n\n{table}\n"
+    return page(text, table)
 
 
 def trainings_table(rows: Rows) -> str:
