@@ -15,11 +15,11 @@ from torch.nn.functional import linear, softplus
 
 from primal_attention.attention.base import Attention, Capabilities, is_plain
 from primal_attention.attention.published import (
+    OURS,
     PUBLISHED,
-    SOUND,
     Conventions,
+    init_linear,
     published_state_dict,
-    start_linear,
     translate_state_dict,
 )
 from primal_attention.attention.regularizers import Regularizer
@@ -92,7 +92,7 @@ class PrimalParameters(Attention):
         bias: bool = True,
         dropout: float = 0.0,
         num_samples: int | None = None,
-        conventions: Conventions = SOUND,
+        conventions: Conventions = OURS,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -117,13 +117,13 @@ class PrimalParameters(Attention):
         self.rank, self.weights, self.codes, self.decay = rank, weights, codes, decay
         self.regularizer, self.num_samples = regularizer, num_samples
         self.conventions = conventions
-        is_sound = conventions == SOUND
+        is_ours = conventions == OURS
         self.capabilities = primal_capabilities(
             weights,
             padding=conventions.mask != "refuse",
-            causal=is_sound or conventions.causal_only,
-            stateful=is_sound or conventions.causal_only,
-            cross=self.source.cross and is_sound,
+            causal=is_ours or conventions.causal_only,
+            stateful=is_ours or conventions.causal_only,
+            cross=self.source.cross and is_ours,
             aux_loss=regularizer is not None,
         )
         factory = {"device": device, "dtype": dtype}
@@ -150,11 +150,11 @@ class PrimalParameters(Attention):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw new parameters."""
+        """Initialise all parameters anew."""
         for name, module in self.named_children():
             if isinstance(module, nn.Linear):
                 module.reset_parameters()
-                start_linear(self.conventions, name, module)
+                init_linear(self.conventions, name, module)
         nn.init.uniform_(self.lam)
         if self.conventions.positive_lam:
             # softplus of this is uniform between 0.1 and 1
@@ -230,11 +230,11 @@ class PrimalParameters(Attention):
         device: Any = None,
         dtype: Any = None,
     ) -> Self:
-        """Build the layer of one published experiment exactly, with its quirks.
+        """Return the layer of one published experiment, exactly as it was released.
 
-        Sampling ignores masks (``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse one,
-        ``"lra"`` zeroes outputs), sampled rows are not normalised, ``lam`` is unconstrained,
-        weights start as the released code starts them, the loss is reduced as there.
+        It differs from our layer: ``"uea"``, ``"vit"``, ``"d4rl"`` and ``"wikitext"`` refuse a
+        mask, and ``"lra"`` only zeroes outputs; sampled rows are not standardised; ``lam`` may be
+        negative; parameters are initialised and the loss is reduced as in the released code.
 
         Args:
             variant: ``"uea"``, ``"lra"``, ``"d4rl"``, ``"vit"`` or ``"wikitext"``.
@@ -269,7 +269,7 @@ class PrimalParameters(Attention):
         return layer
 
     def load_reference_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Load the parameters of a released layer under their original names.
+        """Load parameters that have the names of the released layer.
 
         Args:
             state_dict: The entries of one attention layer, its prefix removed.
@@ -278,7 +278,7 @@ class PrimalParameters(Attention):
         self.load_state_dict(translate_state_dict(self.conventions, state_dict))
 
     def reference_state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters under the names of the released layer, for its own code to load.
+        """Return the parameters under the names of the released layer.
 
         Example:
             >>> from primal_attention import PrimalAttention
@@ -289,10 +289,10 @@ class PrimalParameters(Attention):
         return published_state_dict(self.conventions, self.state_dict())
 
     def _check_published(self) -> None:
-        if self.conventions == SOUND:
+        if self.conventions == OURS:
             raise RuntimeError(
-                "This layer follows our conventions, not a published variant's; build it with "
-                "PrimalAttention.reference(variant, ...) and use that."
+                "This layer is not a published variant, so it has no published names; build one "
+                "with PrimalAttention.reference(variant, ...)."
             )
 
 

@@ -1,8 +1,9 @@
 """The five published variants of Primal-Attention: their conventions and parameter names.
 
-The released experiments differ from each other and from what a careful user wants: which rows are
-sampled, how the parameters start, whether ``ℓ`` is kept positive, how the loss is reduced, what a
-mask does. :class:`Conventions` holds these choices; :data:`SOUND` are ours.
+The released experiments differ in details: what a mask does, how sampled rows are scaled, how
+parameters are initialised, whether ``ℓ`` stays positive, how the loss is reduced.
+:class:`Conventions` holds these choices. :data:`PUBLISHED` has those of each experiment,
+:data:`OURS` those of every other layer.
 """
 
 from collections.abc import Mapping
@@ -15,42 +16,44 @@ from torch import Tensor, nn
 from primal_attention.functional import Reduction
 
 __all__ = [
+    "OURS",
     "PUBLISHED",
-    "SOUND",
     "Conventions",
+    "init_linear",
     "published_state_dict",
-    "start_linear",
     "translate_state_dict",
 ]
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """Choices that change numbers but that nobody should have to make."""
+    """Details of a layer that differ between the published experiments and are not options."""
 
     mask: Literal["aware", "output", "refuse"] = "aware"
-    """``aware``: padding influences nothing. ``output``: only zeroes the heads' outputs (LRA)."""
+    """``aware``: padding has no effect. ``output``: the mask only zeroes the outputs of heads
+    (LRA). ``refuse``: a mask is an error."""
     standardize: bool = True
-    """Standardise sampled rows, so that scores do not grow with the input."""
+    """Whether sampled rows are standardised, so that scores do not grow with the input."""
     positive_lam: bool = True
-    """Store ``ℓ`` through a softplus instead of raw."""
+    """Whether ``ℓ`` is the softplus of its parameter; otherwise it is the parameter."""
     flat_init: bool = False
-    """Orthogonalise the flattened heads against each other instead of each head's columns."""
+    """Whether ``W_e`` and ``W_r`` start orthogonal as one flat matrix, not head by head."""
     linear_init: Literal["torch", "gpt2", "fairseq"] = "torch"
-    """How the linear maps start; see :func:`start_linear`."""
+    """How linear maps are initialised; see :func:`init_linear`."""
     reduction: Reduction = "sample"
-    """How ``J`` becomes a loss."""
+    """How the objectives ``J`` of all sequences and heads become one loss."""
     eps: float = 1e-6
-    """Norms below this count as this."""
+    """Smallest norm by which a row is divided."""
     causal_only: bool = False
-    """The published layer exists in causal form only."""
+    """Whether the layer exists in causal form only."""
     weights: Literal["data", "static"] = "data"
-    """Which projection weights a published layer uses."""
+    """Source of the projection weights of a published layer."""
     names: tuple[tuple[str, str], ...] = ()
-    """Its parameter names: pairs (theirs, ours)."""
+    """Parameter names of a published layer: pairs (theirs, ours)."""
 
 
-SOUND = Conventions()
+OURS = Conventions()
+"""Conventions of every layer that is not a published variant."""
 
 _UEA_NAMES = (
     ("query_projection", "q_proj"),
@@ -109,7 +112,7 @@ def _published(
     )
 
 
-PUBLISHED = {
+PUBLISHED: dict[str, Conventions] = {
     "uea": _published(_UEA_NAMES),
     "lra": _published(_LRA_NAMES, mask="output", reduction="batch"),
     "vit": _published(_VIT_NAMES, reduction="batch"),
@@ -118,11 +121,16 @@ PUBLISHED = {
 }
 
 
-def start_linear(conventions: Conventions, name: str, linear: nn.Linear) -> None:
-    """Draw the parameters of the layer's map ``name`` where that variant departs from torch.
+def init_linear(conventions: Conventions, name: str, linear: nn.Linear) -> None:
+    """Initialise a linear map as the conventions say; ``torch`` leaves it as it is.
 
-    ``gpt2`` redraws every map from ``N(0, 0.02²)`` with a zero bias; ``fairseq`` draws queries and
-    keys by Xavier's rule with gain ``1/√2``, the output with gain one and a zero bias.
+    ``gpt2`` draws every weight from ``N(0, 0.02²)`` and sets biases to zero. ``fairseq`` uses
+    Xavier's rule for queries and keys (gain ``1/√2``) and for the output (gain 1, zero bias).
+
+    Args:
+        conventions: The conventions of the layer.
+        name: Name of the map in the layer, such as ``"q_proj"``.
+        linear: The map.
     """
     rule = conventions.linear_init
     if rule == "gpt2":
@@ -143,17 +151,17 @@ def translate_state_dict(
         state_dict: Parameters of one attention layer, without a prefix.
 
     Raises:
-        ValueError: If a name is not one of that variant's.
+        ValueError: If the variant has no parameter of a given name.
     """
     ours: dict[str, Tensor] = {}
     for name, value in state_dict.items():
-        stem, target, rest = _match(name, conventions.names)
+        theirs, target, rest = _match(name, conventions.names)
         if target == "q_proj+k_proj":
             ours[f"q_proj{rest}"], ours[f"k_proj{rest}"] = value.chunk(2, dim=0)
-        elif stem:
+        elif theirs:
             ours[f"{target}{rest}"] = value
         else:
-            known = ", ".join(theirs for theirs, _ in conventions.names)
+            known = ", ".join(stem for stem, _ in conventions.names)
             raise ValueError(
                 f"Unknown parameter {name!r}; a layer of this variant has {known}. Pass the "
                 "entries of one attention layer with its prefix removed."
@@ -164,7 +172,7 @@ def translate_state_dict(
 def published_state_dict(
     conventions: Conventions, state_dict: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return our parameters under a published layer's names: :func:`translate_state_dict` undone.
+    """Return our parameters under a published layer's names; undoes :func:`translate_state_dict`.
 
     Args:
         conventions: One of :data:`PUBLISHED`.
@@ -181,6 +189,7 @@ def published_state_dict(
 
 
 def _match(name: str, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str, str]:
+    """Return their name and ours of the module, and the rest of ``name``; empty if unknown."""
     for theirs, ours in pairs:
         if name == theirs or name.startswith(f"{theirs}."):
             return theirs, ours, name[len(theirs) :]

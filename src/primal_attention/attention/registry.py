@@ -1,4 +1,4 @@
-"""Every attention by name."""
+"""The registry: attentions by name, with their capabilities and costs."""
 
 import difflib
 import fnmatch
@@ -13,14 +13,16 @@ __all__ = ["Entry", "attention_entry", "create_attention", "list_attentions", "r
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the registry."""
+    """One attention of the registry."""
 
     name: str
     factory: Callable[..., Attention]
+    """Takes ``(dim, num_heads, **options)`` and returns a layer."""
     capabilities: Capabilities
     cost: str
-    """Time of one forward in the number of tokens, without the projections."""
+    """Order of the time of a forward pass in the number ``n`` of tokens, without projections."""
     summary: str
+    """One line for tables."""
 
 
 _ENTRIES: dict[str, Entry] = {}
@@ -34,22 +36,29 @@ def register_attention(
     cost: str,
     summary: str,
 ) -> None:
-    """Add a mechanism under a new name.
+    """Add an attention to the registry.
 
     Args:
-        name: What users type.
-        factory: Takes ``(dim, num_heads, **options)`` and returns the layer.
-        capabilities: What the layer can do.
-        cost: Time in the number of tokens, for tables.
-        summary: One line, for tables.
+        name: A new name, by which users create the layer.
+        factory: Takes ``(dim, num_heads, **options)`` and returns a layer.
+        capabilities: What the layer supports.
+        cost: Order of the time of a forward pass, such as ``"n"`` or ``"n²"``.
+        summary: One line for tables.
+
+    Raises:
+        ValueError: If the name is taken.
     """
     if name in _ENTRIES:
-        raise ValueError(f"An attention named {name!r} is already registered; choose another name.")
+        raise ValueError(f"The name {name!r} is already registered; choose another name.")
     _ENTRIES[name] = Entry(name, factory, capabilities, cost, summary)
 
 
 def list_attentions(pattern: str = "*", **capabilities: bool) -> list[str]:
-    """Return the names that match a pattern and have the given capabilities.
+    """Return the names that match a pattern and have the given capabilities, sorted.
+
+    Args:
+        pattern: A name, in which ``*`` stands for any letters.
+        capabilities: Fields of ``Capabilities``, and the values they must have.
 
     Example:
         >>> list_attentions(aux_loss=True, cross=True)
@@ -64,7 +73,7 @@ def list_attentions(pattern: str = "*", **capabilities: bool) -> list[str]:
 
 
 def attention_entry(name: str) -> Entry:
-    """Return the registry row of ``name``."""
+    """Return the entry of an attention; an unknown name is an error that lists all names."""
     if name not in _ENTRIES:
         close = difflib.get_close_matches(name, _ENTRIES, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -76,7 +85,13 @@ def attention_entry(name: str) -> Entry:
 
 
 def create_attention(name: str, dim: int, num_heads: int = 8, **options: Any) -> Attention:
-    """Build an attention by name; ``options`` are those of its constructor.
+    """Return a new layer of the attention with this name.
+
+    Args:
+        name: Name in the registry.
+        dim: Model width.
+        num_heads: Heads; must divide ``dim``.
+        options: Further arguments of its constructor.
 
     Example:
         >>> create_attention("linear", 64, 4).num_heads

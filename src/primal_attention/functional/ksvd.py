@@ -5,12 +5,12 @@ For scores ``e = W_eᵀ F φ_q`` and ``r = W_rᵀ F φ_k`` of ``n`` tokens the p
     J = ½ Σ_l ℓ_l² (mean_i e_il² + mean_i r_il²) − Tr(W_eᵀ W_r),
 
 and its stationary points are singular triplets of ``K = Φ_q FᵀF Φ_kᵀ`` with ``σ_l = n / ℓ_l²``
-(:func:`implied_singular_values`). ``J`` is zero there, but ``J = 0`` is a single equation: a small
-``J²`` says little. :func:`kkt_residual` is zero if and only if the weights are stationary.
+(:func:`implied_singular_values`). ``J`` is zero at these points, but also at many others, because
+``J = 0`` is one equation for many weights. :func:`kkt_residual` is zero at stationary points only.
 
-All conditions need only the ``d × d`` Gram matrices ``ΦᵀΦ / n`` of the features, never an
-``n × n`` matrix. For the *data* trace ``Tr(W_{e|X}ᵀ W_{r|X})`` pass the effective weights ``Fᵀ W``
-to :func:`parameter_trace` and :func:`kkt_residual`, and no ``f``: ``F`` drops out of the kernel.
+All functions use the ``d × d`` Gram matrices ``ΦᵀΦ / n`` of the features. No ``n × n`` matrix is
+formed. For the trace of the effective weights, ``Tr(W_{e|X}ᵀ W_{r|X})``, pass ``Fᵀ W`` in place of
+``W`` to :func:`parameter_trace` and :func:`kkt_residual`, and leave out ``f``.
 """
 
 from typing import Any, Literal
@@ -39,12 +39,13 @@ __all__ = [
 ]
 
 Reduction = Literal["sample", "batch", "head"]
+"""How the objectives of sequences and heads become one loss; see :func:`reduce_objective`."""
 
 
 def parameter_trace(
     w_e: Float[Tensor, "*batch m s"], w_r: Float[Tensor, "*batch m s"]
 ) -> Float[Tensor, "*batch"]:
-    """Return ``Tr(W_eᵀ W_r)`` per head (and per sequence), in float32 or better."""
+    """Return ``Tr(W_eᵀ W_r)`` for each head, in float32 or better."""
     wide = accumulator(w_e)
     return (w_e.to(wide) * w_r.to(wide)).sum((-2, -1))
 
@@ -55,13 +56,13 @@ def ksvd_objective(
     lam: Float[Tensor, "h s"],
     trace: Float[Tensor, "#b h"] | Float[Tensor, " h"],
 ) -> Float[Tensor, "b h"]:
-    """Return ``J`` of every sequence and head from second moments of the scores.
+    """Return ``J`` of every sequence and head, from the mean squares of the scores.
 
     Args:
-        moment_e: ``mean_i e_il²``, query side.
-        moment_r: ``mean_j r_jl²``, key side.
-        lam: ``ℓ``; it enters squared.
-        trace: ``Tr(W_eᵀ W_r)`` of the parameters or of the effective weights.
+        moment_e: Mean squares ``mean_i e_il²`` of the query-side scores.
+        moment_r: Mean squares ``mean_j r_jl²`` of the key-side scores.
+        lam: ``ℓ``.
+        trace: ``Tr(W_eᵀ W_r)`` of the parameters, or of the effective weights.
     """
     return (lam.square() * (moment_e + moment_r)).sum(-1) / 2 - trace
 
@@ -74,14 +75,16 @@ def reduce_objective(
 ) -> Float[Tensor, ""]:
     """Return the squared objective as one number.
 
-    ``"sample"`` is ``mean_b (mean_h J)²`` and does not change when a batch is split; ``"batch"`` is
-    ``(mean_{b,h} J)²``, smaller by the variance over the batch; ``"head"`` is ``mean_{b,h} J²``,
-    where heads cannot cancel each other. Two towers are one batch: concatenate their objectives.
+    - ``"sample"``: ``mean_b (mean_h J)²``. It does not change when a batch is split.
+    - ``"batch"``: ``(mean_{b,h} J)²``. It is smaller, by the variance over the batch.
+    - ``"head"``: ``mean_{b,h} J²``. Heads of opposite sign do not cancel.
+
+    For a model with two towers, concatenate the objectives of both.
 
     Args:
-        objective: ``J`` per sequence and head.
-        reduction: Which of the three.
-        keep: ``False`` for sequences without any token; they are left out.
+        objective: ``J`` of each sequence and head.
+        reduction: One of the three.
+        keep: ``True`` for sequences with at least one token; the others are left out.
     """
     if reduction == "sample":
         return average_over_sequences(objective.mean(1).square(), keep)
@@ -93,7 +96,7 @@ def reduce_objective(
 
 
 class _SampleLoss(torch.autograd.Function):
-    """``Σ_b weight_b (mean_h J_b)²`` in few calls, which is what a short sequence pays for."""
+    """``Σ_b weight_b (mean_h J_b)²``; few calls, because their number decides on short inputs."""
 
     @staticmethod
     def forward(
@@ -135,11 +138,12 @@ def sample_loss(
     """Return the ``"sample"`` reduction of the objective, from the energy of the scores.
 
     Args:
-        energy: ``Σ_i`` of the squared scores of the query side and, after it, of the key side.
-        lam: ``ℓ``; it enters squared.
-        w_e: Codes of the query side.
-        w_r: Codes of the key side.
-        count: Tokens of each sequence; those without any are left out.
+        energy: Sums over tokens of the squared scores: all query heads, then all key heads.
+        lam: ``ℓ``.
+        w_e: Query-side weights.
+        w_r: Key-side weights.
+        count: Number of tokens, the same for all sequences or one for each. Sequences without
+            tokens are left out.
     """
     weight: float | Tensor = 1 / max(energy.shape[0], 1)
     if isinstance(count, Tensor):
@@ -154,7 +158,7 @@ def sample_loss(
 def average_over_sequences(
     value: Float[Tensor, " b"], keep: Bool[Tensor, " b"] | None
 ) -> Float[Tensor, ""]:
-    """Return the mean over the sequences to keep; zero if there is none."""
+    """Return the mean over the sequences that ``keep`` selects; zero if it selects none."""
     if keep is None:
         return value.sum() / max(value.shape[0], 1)
     return torch.where(keep, value, 0.0).sum() / keep.sum().clamp_min(1)
@@ -168,10 +172,11 @@ def kkt_residual(
     lam: Float[Tensor, "h s"],
     f: Float[Tensor, "b h m d"] | None = None,
 ) -> Float[Tensor, "b h"]:
-    """Return the relative, squared distance of the weights from stationarity.
+    """Return the squared residual of the KKT conditions, relative to the size of the weights.
 
-    ``(‖F G_q Fᵀ W_e ℓ² − W_r‖² + ‖F G_k Fᵀ W_r ℓ² − W_e‖²) / (‖W_e‖² + ‖W_r‖²)``: free of scale,
-    zero if and only if the columns are singular directions (or vanish together).
+    ``(‖F G_q Fᵀ W_e ℓ² − W_r‖² + ‖F G_k Fᵀ W_r ℓ² − W_e‖²) / (‖W_e‖² + ‖W_r‖²)``. It is zero if
+    and only if every pair of columns is a singular direction, or zero on both sides. It does not
+    depend on the scale of the weights.
 
     Args:
         gram_q: ``Φ_qᵀ Φ_q / n``.
@@ -204,8 +209,16 @@ def dual_residual(
 ) -> Float[Tensor, "b h"]:
     """Return ``(‖ℓ²e − h_e‖² + ‖ℓ²r − h_r‖²) / (‖h_e‖² + ‖h_r‖²)`` over real tokens.
 
-    When the weights are built from dual variables, these two conditions are all that is left of
-    stationarity.
+    This is the KKT residual of weights made of dual variables. Such weights satisfy the other
+    conditions by construction.
+
+    Args:
+        e: Query-side scores.
+        r: Key-side scores.
+        dual_e: Dual variables ``h_e`` of the query side.
+        dual_r: Dual variables ``h_r`` of the key side.
+        lam: ``ℓ``.
+        key_mask: ``True`` where a token is real.
     """
     if key_mask is not None:
         keep = key_mask[:, None, :, None]
@@ -221,7 +234,7 @@ def dual_residual(
 def balance(
     moment_e: Float[Tensor, "b h s"], moment_r: Float[Tensor, "b h s"]
 ) -> Float[Tensor, "b h"]:
-    """Return ``mean_l ((e² − r²) / (e² + r²))²``: zero if both sides carry equal energy."""
+    """Return ``mean_l ((e² − r²) / (e² + r²))²``: zero if both sides have the same energy."""
     total = (moment_e + moment_r).clamp_min(torch.finfo(moment_e.dtype).tiny)
     return ((moment_e - moment_r) / total).square().mean(-1)
 
@@ -229,7 +242,7 @@ def balance(
 def score_gram(
     gram: Float[Tensor, "b h d d"], w: Float[Tensor, "#b h d s"]
 ) -> Float[Tensor, "b h s s"]:
-    """Return ``EᵀE / n = Wᵀ G W``; its diagonal holds the second moments of the scores."""
+    """Return ``EᵀE / n = Wᵀ G W``; its diagonal holds the mean squares of the scores."""
     with full_precision(gram):
         return w.transpose(-1, -2) @ gram @ w
 
@@ -244,7 +257,7 @@ def off_diagonality(gram: Float[Tensor, "b h s s"]) -> Float[Tensor, "b h"]:
 def effective_rank(
     singular_values: Float[Tensor, "*batch s"], eps: float = 1e-12
 ) -> Float[Tensor, "*batch"]:
-    """Return ``exp(−Σ p log p)`` with ``p = σ / Σσ``: how many directions carry the spectrum.
+    """Return ``exp(−Σ p log p)`` with ``p = σ / Σσ``: the number of directions that matter.
 
     Example:
         >>> effective_rank(torch.tensor([1.0, 1.0, 0.0]))
@@ -259,7 +272,12 @@ def implied_singular_values(
 ) -> Float[Tensor, "h s"]:
     """Return ``√(n m) / ℓ²``: the singular values of ``K`` *if* the weights are stationary.
 
-    For learned weights they usually are not; look at :func:`kkt_residual` before believing them.
+    Learned weights are usually not stationary. Check :func:`kkt_residual` first.
+
+    Args:
+        lam: ``ℓ``.
+        num_queries: Number ``n`` of queries.
+        num_keys: Number ``m`` of keys; by default as many as queries.
     """
     num_keys = num_queries if num_keys is None else num_keys
     return float(num_queries * num_keys) ** 0.5 / lam.square()
@@ -272,8 +290,14 @@ def kernel_singular_values(
 ) -> Float[Tensor, "b h d"]:
     """Return the singular values of ``Φ_q FᵀF Φ_kᵀ`` from the Gram matrices of its factors.
 
-    They are those of ``G_q^{1/2} FᵀF G_k^{1/2}``, a ``d × d`` matrix. With mean Gram matrices
-    (``ΦᵀΦ / n``) multiply by ``√(n m)``. Values below ``√ε`` of the largest are rounding noise.
+    They are those of ``G_q^{1/2} FᵀF G_k^{1/2}``, a ``d × d`` matrix. Values below ``√ε`` times
+    the largest are rounding errors.
+
+    Args:
+        gram_q: ``Φ_qᵀ Φ_q``; with ``Φ_qᵀ Φ_q / n`` and ``Φ_kᵀ Φ_k / m``, multiply the result by
+            ``√(n m)``.
+        gram_k: ``Φ_kᵀ Φ_k``.
+        f: The rows ``F``; ``None`` for the identity.
     """
     with full_precision(gram_q):
         left, right = _square_root(gram_q), _square_root(gram_k)
