@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     if argv[:1] in (["--help"], ["-h"]):
         print(_help())
         return 0
+    if argv[:1] == ["--task"] and len(argv) > 2:
+        argv = [argv[2], *argv[:2], *argv[3:]]  # the file comes first for everything below
     if not argv or argv[0].startswith("-"):
         raise UserError(
             f"which recipe? One of {', '.join(recipe_paths())}, a YAML file, or a file or folder "

@@ -391,6 +391,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.events.task:NextEventTask",
         "predict type and time of the next event of a log",
     ),
+    "event-labels": TaskEntry(
+        "primal_attention.tasks.events.labels:EventLabelTask",
+        "classify whole sequences of a log of events",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

@@ -1,3 +1,4 @@
+from .classifier import EventSequenceClassifier
 from .data import EventSequences, LogColumn
 from .estimator import NextEventPredictor
 from .generators import (
@@ -11,6 +12,7 @@ from .generators import (
     SampledSeries,
 )
 from .heads import LogNormalMixture
+from .labels import EventLabelTask
 from .model import (
     EventClassifier,
     EventClassifierConfig,
@@ -21,17 +23,20 @@ from .model import (
 )
 from .results import EventSamples, EventScores, LogLikelihood, NextEvents
 from .scheme import LogScheme
-from .settings import EventOptions, EventSettings
+from .settings import EventLabelSettings, EventOptions, EventSettings
 from .task import NextEventTask, load_stackoverflow
 from .windows import EventWindows, collate_events, last_windows, tile_windows
 
 __all__ = [
     "EventClassifier",
     "EventClassifierConfig",
+    "EventLabelSettings",
+    "EventLabelTask",
     "EventOptions",
     "EventProcess",
     "EventSamples",
     "EventScores",
+    "EventSequenceClassifier",
     "EventSequences",
     "EventSettings",
     "EventWindows",

@@ -109,7 +109,7 @@ class EventEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(parameters["random_state"], int | None):
             parameters["random_state"] = None  # a generator is not part of the result
         save_trained(Path(path), self.task_, self.model_)
-        content = {"class": type(self).__name__, "parameters": parameters}
+        content = {"parameters": parameters, "extra": self._extra()}
         write_atomically(Path(path) / _FILE, to_json(content))
 
     @classmethod
@@ -136,21 +136,28 @@ class EventEstimator(BaseEstimator):  # type: ignore[misc]
                 f"{folder} holds a {type(model).__name__}, not what {cls.__name__} saves."
             )
         file = folder / _FILE
+        known = cls._get_param_names()
         try:
+            # a folder of primal train has no such file
+            content = {
+                "parameters": {k: v for k, v in vars(model.config).items() if k in known},
+                "extra": {},
+            }
             if file.is_file():
-                estimator = cls(**json.loads(file.read_text("utf-8"))["parameters"])
-            else:
-                known = cls._get_param_names()
-                config = {k: v for k, v in vars(model.config).items() if k in known}
-                estimator = cls(**config)
+                content = json.loads(file.read_text("utf-8"))
+            estimator = cls(**content["parameters"])
+            estimator.task_, estimator.model_, estimator.history_ = task, model, None
+            estimator._finish_load(content["extra"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is damaged ({error!r}).") from None
-        estimator.task_, estimator.model_, estimator.history_ = task, model, None
-        estimator._finish_load()
         return estimator
 
-    def _finish_load(self) -> None:
-        """Set the fitted attributes that follow from task and model."""
+    def _extra(self) -> dict[str, Any]:
+        """Return what a folder must hold besides parameters, task and model."""
+        return {}
+
+    def _finish_load(self, extra: dict[str, Any]) -> None:
+        """Set the other fitted attributes."""
 
     def _options(self) -> EventOptions:
         names = ("dim", "num_heads", "num_layers", "attention", "time", "dropout")

@@ -400,7 +400,7 @@ class NextEventPredictor(EventEstimator):
     def _more_options(self) -> dict[str, Any]:
         return {"components": self.components}
 
-    def _finish_load(self) -> None:
+    def _finish_load(self, extra: dict[str, Any]) -> None:
         self.max_events = self.task_.scheme.length or WINDOW
 
     def _stated(self, references: References) -> dict[str, Any]:

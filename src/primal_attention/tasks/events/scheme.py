@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -144,13 +145,13 @@ class LogScheme:
             covariates={c.name: c.apply(log.covariates, "covariate") for c in self.covariates},
         )
 
-    def read(self, path: Any) -> "EventSequences":
-        """Return the log in a file with the columns of the training file."""
+    def read_frame(self, frame: Any) -> "EventSequences":
+        """Return the log in a frame with the columns of the training file."""
         from primal_attention.tasks.events.data import EventSequences
 
         time, event, sequence = self.columns
-        return EventSequences.from_csv(
-            path,
+        return EventSequences.from_frame(
+            frame,
             time=time,
             event=event,
             sequence=sequence,
@@ -158,6 +159,12 @@ class LogScheme:
             covariates=[c.name for c in self.covariates],
             unit=self.unit,
         )
+
+    def read(self, path: Path) -> "EventSequences":
+        """Return the log in a file with the columns of the training file."""
+        from primal_attention.tasks.events.tables import read_log_table
+
+        return self.read_frame(read_log_table(path))
 
     def start(self, model: Any) -> None:
         """Set the frequencies and scales of an untrained model."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["EventOptions", "EventSettings", "TimeCode"]
+__all__ = ["EventLabelSettings", "EventOptions", "EventSettings", "TimeCode"]
 
 TimeCode = Literal[
     "bochner",
@@ -55,6 +55,14 @@ class EventSettings(DataSettings):
             raise ValueError(f"length must be at least 2 events, got {self.length}.")
         if not 0 <= self.fold < 5:
             raise ValueError(f"fold must be from 0 to 4, got {self.fold}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventLabelSettings(EventSettings):
+    """A log of events with a class for every sequence: a .csv, .tsv or .parquet file."""
+
+    target: str = "label"
+    """Column of the classes, constant in a sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.command import did_you_mean
 from primal_attention.tasks.events.data import (
     EventSequences,
     LogColumn,
@@ -92,9 +93,10 @@ def log_from_frame(
     given = {role: name for role, name in columns.items() if name is not None}
     for name in (*given.values(), *marks, *covariates):
         if name not in frame.columns:
+            there = [str(c) for c in frame.columns]
             raise ValueError(
-                f"The table has no column {name!r}; its columns are "
-                f"{list_some([str(c) for c in frame.columns])}."
+                f"The table has no column {name!r}.{did_you_mean(name, there)} Its columns are "
+                f"{list_some(there)}."
             )
     taken = {*given.values(), *marks, *covariates}
     usual = find_columns([str(c) for c in frame.columns if c not in taken])

@@ -32,6 +32,22 @@ __all__ = ["NextEventTask", "load_stackoverflow"]
 STACKOVERFLOW = Path("events") / "stackoverflow" / "stackoverflow.npz"
 """The file of the StackOverflow badges, below the folder of ``PRIMAL_DATA``."""
 
+TRAINING: Mapping[str, Any] = {
+    "training": {"epochs": 20, "min_steps": 600, "batch_size": 32, "lr": 2e-3, "patience": 5}
+}
+"""Settings for logs of which nothing is known; those of the estimator."""
+
+
+def event_columns(source: Source, given: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the columns of time, event and sequence of a table; ``None`` if one is missing."""
+    from primal_attention.tasks.events.tables import USUAL, find_columns
+
+    if source.suffix not in TABLE_SUFFIXES:
+        return None
+    roles = find_columns(list(source.columns)) | {k: given[k] for k in USUAL if k in given}
+    is_there = USUAL.keys() <= roles.keys() and set(roles.values()) <= source.columns.keys()
+    return roles if is_there else None
+
 
 @dataclass(frozen=True)
 class NextEventTask(Task):
@@ -40,7 +56,7 @@ class NextEventTask(Task):
     Settings: ClassVar[type[EventSettings]] = EventSettings
     Model: ClassVar[type[EventOptions]] = EventOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "stackoverflow"}}
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "stackoverflow"}, **TRAINING}
 
     scheme: LogScheme
     """Types, unit, scale and columns of the training log."""
@@ -48,20 +64,13 @@ class NextEventTask(Task):
     @classmethod
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
         """Return how to read a table with columns of sequences, times and events."""
-        from primal_attention.tasks.events.tables import find_columns
-
-        if source.suffix not in TABLE_SUFFIXES:
-            return None
-        usual = find_columns(list(source.columns))
-        roles = usual | {k: given[k] for k in ("time", "event", "sequence") if k in given}
-        if not {"time", "event", "sequence"} <= roles.keys():
-            return None
-        if any(name not in source.columns for name in roles.values()):
-            return None
+        roles = event_columns(source, given)
+        if roles is None or "target" in given:
+            return None  # with a target, sequences are classified
         return Recognition(
             f"a log of events: {roles['event']!r} of every {roles['sequence']!r} at "
             f"{roles['time']!r}",
-            {"data": dict(roles)},
+            {"data": dict(roles), **TRAINING},
         )
 
     @classmethod
@@ -88,7 +97,12 @@ class NextEventTask(Task):
         for name, part in windows.items():
             if not len(part):
                 raise UserError(f"the {name} part has no sequence with two events.")
-        note = settings.note.replace(", the same share of every class,", " of the sequences,")
+        note = "Items are windows of sequences; a sequence is in one part only."
+        if settings.train is not None and settings.test is None:
+            note += (
+                f" There is no test file: {settings.test_share:.0%} of the sequences of "
+                f"{settings.train.name} were held out and scored once."
+            )
         return task, Parts(windows["train"], windows["valid"], windows["test"], note=note)
 
     @property
@@ -116,6 +130,13 @@ class NextEventTask(Task):
             if not path.is_file():
                 raise UserError(f"there is no file {path}.")
             return self.windows(self.scheme.read(path), labelled=labelled)
+
+    def from_arrays(self, data: Any) -> "EventWindows":
+        """Return a log, or a frame with the columns of the training file, to predict after it."""
+        from primal_attention.tasks.events.data import EventSequences
+
+        is_log = isinstance(data, EventSequences)
+        return self.windows(data if is_log else self.scheme.read_frame(data), labelled=False)
 
     def windows(self, log: "EventSequences", *, labelled: bool) -> "EventWindows":
         """Return the windows of a log: to score every event, or to predict after the last one.

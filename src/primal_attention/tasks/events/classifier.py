@@ -1,0 +1,275 @@
+"""Classes of whole sequences as a scikit-learn classifier."""
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from primal_attention.models import PretrainedModel
+from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
+from primal_attention.tasks.events.data import EventSequences
+from primal_attention.tasks.events.labels import EventLabelTask
+from primal_attention.tasks.events.model import EventClassifier
+from primal_attention.tasks.events.scheme import LogScheme
+from primal_attention.tasks.events.settings import WINDOW, EventSettings
+from primal_attention.tasks.task import Task
+
+__all__ = ["EventSequenceClassifier"]
+
+_BATCH = 64
+"""Sequences that are classified at once."""
+
+
+class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
+    """Classes of whole sequences of events, from types and the time elapsed since each event.
+
+    Parameters
+    ----------
+    attention : str, default="linear"
+        Any name of ``primal_attention.list_attentions()``.
+
+    attention_options : dict, default=None
+        Options of that attention.
+
+    time : str, default="bochner"
+        Features of the elapsed time, as in :class:`NextEventPredictor`.
+
+    dim : int, default=64
+        Model width.
+
+    num_heads : int, default=4
+        Heads; must divide ``dim``.
+
+    num_layers : int, default=2
+        Blocks.
+
+    dropout : float, default=0.1
+        Dropout of every branch.
+
+    max_events : int, default=128
+        Longer sequences keep their most recent events.
+
+    epochs : int, default=20
+        Most passes over the log; at least 30 optimiser steps each.
+
+    patience : int, default=5
+        Epochs without a better one on the validation part after which training ends.
+
+    batch_size : int, default=32
+        Sequences per step.
+
+    lr : float, default=2e-3
+        Peak learning rate.
+
+    eta : float, default=0.1
+        Weight of the KSVD term of primal layers.
+
+    validation : float, default=0.1
+        Share of every class that chooses the epoch; none if there are fewer than ten sequences.
+
+    time_limit : float, default=None
+        Seconds of training after which it ends; the schedule is shortened to fit.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
+
+    random_state : int, RandomState instance or None, default=None
+        Draws the parameters, the validation part, and the order of the batches.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        Classes, in the order of the probabilities.
+
+    model_ : EventClassifier
+        The trained model.
+
+    task_ : EventLabelTask
+        Types, unit and scale of the training log.
+
+    t_ref_ : str
+        Reference time of the training: ``"last_event"``, or what was given.
+
+    history_ : History
+        Loss and scores, epoch by epoch; None after :meth:`load`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from primal_attention.tasks.events import EventSequenceClassifier, EventSequences
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.array(["slow", "fast"] * 10)
+    >>> times = [np.cumsum(rng.exponential(3 if y == "slow" else 1, 15)) for y in labels]
+    >>> log = EventSequences.from_arrays(times, [["tick"] * 15] * 20)
+    >>> model = EventSequenceClassifier(dim=16, epochs=3, random_state=0).fit(log, labels)
+    >>> model.predict_proba(log).shape
+    (20, 2)
+    """
+
+    _task: ClassVar[type[Task]] = EventLabelTask
+    _model: ClassVar[type[PretrainedModel]] = EventClassifier
+    task_: EventLabelTask
+    model_: EventClassifier
+
+    def __init__(
+        self,
+        attention: str = "linear",
+        attention_options: dict[str, Any] | None = None,
+        time: str = "bochner",
+        dim: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        dropout: float = 0.1,
+        max_events: int = WINDOW,
+        epochs: int = 20,
+        patience: int | None = 5,
+        batch_size: int = 32,
+        lr: float = 2e-3,
+        eta: float = 0.1,
+        validation: float = 0.1,
+        time_limit: float | None = None,
+        verbose: bool | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.attention = attention
+        self.attention_options = attention_options
+        self.time = time
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.max_events = max_events
+        self.epochs = epochs
+        self.patience = patience
+        self.batch_size = batch_size
+        self.lr = lr
+        self.eta = eta
+        self.validation = validation
+        self.time_limit = time_limit
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def fit(self, log: EventSequences, labels: Any, *, t_ref: Any = "last_event") -> Self:
+        """Train on a log with one label for each sequence.
+
+        Parameters
+        ----------
+        log : EventSequences
+            The sequences.
+
+        labels : array-like of shape (n_sequences,)
+            Labels of any type, in the order of ``log.keys``.
+
+        t_ref : "last_event", time, date, or one of these for each sequence
+            Reference time from which the model looks back. To classify prefixes at the time of
+            the event that follows them (``t_ref="target"`` in the literature), give these times.
+
+        Returns
+        -------
+        self : EventSequenceClassifier
+            Fitted.
+        """
+        log = check_log(log)
+        given = np.asarray(labels)
+        if given.shape != (len(log),):
+            raise ValueError(
+                f"labels must hold one label for each of the {len(log)} sequences, got shape "
+                f"{given.shape}; bring them into the order of log.keys."
+            )
+        classes, indices = np.unique(given, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"There must be at least two classes, got {classes.tolist()}.")
+        references = find_references(log, t_ref)
+        seed = self._seed()
+        scheme = LogScheme.fit(log, EventSettings(length=self.max_events))
+        task = EventLabelTask(scheme, tuple(map(str, classes)))
+        parts = [
+            task.windows(log.take(rows), indices[rows], references.times[rows])
+            if len(rows)
+            else None
+            for rows in self._split(len(log), seed, indices)
+        ]
+        assert parts[0] is not None
+        self._train(task, parts[0], parts[1], seed)
+        self.classes_, self.t_ref_ = classes, references.words
+        return self
+
+    def predict_proba(
+        self, log: EventSequences, *, t_ref: Any = "last_event"
+    ) -> NDArray[np.float64]:
+        """Return the probability of every class.
+
+        Parameters
+        ----------
+        log : EventSequences
+            Types and columns as in the training log.
+
+        t_ref : "last_event", time, date, or one of these for each sequence
+            Reference time, as in :meth:`fit`.
+
+        Returns
+        -------
+        probabilities : ndarray of shape (n_sequences, n_classes)
+            In the order of ``classes_``.
+        """
+        check_is_fitted(self)
+        references = find_references(check_log(log), t_ref)
+        data = self.task_.windows(log, references=references.times)
+        answers = self.task_.measure(self.model_, data, batch_size=_BATCH).answers
+        return answers["logits"].double().softmax(-1).numpy()
+
+    def predict(self, log: EventSequences, *, t_ref: Any = "last_event") -> NDArray[Any]:
+        """Return the most likely class of every sequence.
+
+        Parameters
+        ----------
+        log : EventSequences
+            Types and columns as in the training log.
+
+        t_ref : "last_event", time, date, or one of these for each sequence
+            Reference time, as in :meth:`fit`.
+
+        Returns
+        -------
+        labels : ndarray of shape (n_sequences,)
+            Classes.
+        """
+        best = self.predict_proba(log, t_ref=t_ref).argmax(1)
+        return self.classes_[best]
+
+    def score(self, log: EventSequences, labels: Any, *, t_ref: Any = "last_event") -> float:
+        """Return the accuracy.
+
+        Parameters
+        ----------
+        log : EventSequences
+            Types and columns as in the training log.
+
+        labels : array-like of shape (n_sequences,)
+            True labels.
+
+        t_ref : "last_event", time, date, or one of these for each sequence
+            Reference time, as in :meth:`fit`.
+
+        Returns
+        -------
+        accuracy : float
+            Share of sequences whose class is right.
+        """
+        return float((self.predict(log, t_ref=t_ref) == np.asarray(labels)).mean())
+
+    def _extra(self) -> dict[str, Any]:
+        classes = self.classes_
+        plain = [c.item() if hasattr(c, "item") else c for c in classes]
+        return {"classes": plain, "dtype": classes.dtype.str, "t_ref": self.t_ref_}
+
+    def _finish_load(self, extra: dict[str, Any]) -> None:
+        names = list(self.task_.classes)
+        given = extra.get("classes", names)
+        self.classes_ = np.array(given, dtype=extra.get("dtype", np.array(names).dtype))
+        if len(self.classes_) != len(names):
+            raise ValueError(f"it has {len(self.classes_)} classes, the model {len(names)}")
+        self.t_ref_ = extra.get("t_ref", "last_event")
+        self.max_events = self.task_.scheme.length or WINDOW
