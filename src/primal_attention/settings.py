@@ -99,7 +99,7 @@ for _kind in (_Loader, _Dumper):
     # YAML 1.1 wants a point and a sign
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+"),
+        re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
         list("-+.0123456789"),
     )
 

@@ -27,7 +27,8 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
      ["repro", "--help"], ["bench", "--help"], ["bench", "layers", "--help"],
      ["bench", "family", "--help"], ["list"], ["info"], ["--version"], ["trian"],
      ["train", "japanese-vowels", "--help"], ["repro", "uea", "--help"],
-     ["repro", "longrange-accuracy", "--help"], ["list", "tasks"]],
+     ["repro", "longrange-accuracy", "--help"], ["list", "tasks"], ["init", "--help"], ["data", "--help"],
+     ["data", "list"], ["data", "where", "imdb"], ["init", "new.yaml", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_and_lists_do_not_wait_for_torch(arguments):
@@ -39,10 +40,24 @@ def test_help_and_lists_do_not_wait_for_torch(arguments):
     assert done.stdout.splitlines()[-1] == "False"
 
 
+def test_settings_for_a_file_are_shown_without_waiting_for_torch(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b,kind\n1,2,x\n3,4,y\n")
+    code = (
+        "import sys; from primal_attention.cli.main import main\n"
+        "main(['train', 'table.csv', '--target', 'kind', '--help'])\n"
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "--data.target" in done.stdout
+    assert "kind" in done.stdout
+
+
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    for name in ("train", "eval", "predict", "bench", "repro", "list", "info"):
+    for name in ("train", "init", "eval", "predict", "bench", "repro", "data", "list", "info"):
         assert f"\n  {name} " in printed
     assert main([]) == 0
     assert capsys.readouterr().out == printed

@@ -12,7 +12,7 @@ from primal_attention.cli.recipes import recipe_paths, recipe_summary
 from primal_attention.settings import parse
 from primal_attention.tasks.task import TASKS
 
-__all__ = ["main"]
+__all__ = ["aligned", "main"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     if options.names:
         print("\n".join(row[0] for section in sections for row in section[1:]))
     else:
-        print("\n\n".join(_aligned(section) for section in sections))
+        print("\n\n".join(aligned(section) for section in sections))
     return 0
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as columns of text; the last column wraps."""
     widths = [max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:-1]]
     starts = ("".join(c.ljust(w) for c, w in zip(row, widths, strict=False)) for row in rows)

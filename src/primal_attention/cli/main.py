@@ -17,6 +17,7 @@ _COMMANDS = {
     "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
+    "data": "public data sets: where they come from and belong; download them",
     "list": "recipes, tasks and attentions",
     "info": "versions and what is installed",
 }

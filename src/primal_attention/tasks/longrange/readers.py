@@ -7,7 +7,9 @@ Text is a sequence of bytes, each raised by one so that zero stays free for padd
 import ast
 import io
 import json
+import lzma
 import os
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,7 @@ __all__ = [
     "read_imdb",
     "read_picture",
     "read_tokens",
+    "reviews_from_archive",
 ]
 
 Tokens = TokenSequences | PairSequences
@@ -82,6 +85,34 @@ def read_imdb(path: Path, *, length: int = 4000) -> TokenSequences:
         rows.append(encode_bytes(str(item["text"]), length))
         labels.append(item["label"])
     return TokenSequences.pack(rows, labels, np.uint16)
+
+
+def reviews_from_archive(archive: Path, name: str) -> bytes:
+    """Return the reviews of one part from the ``.tar.gz`` of the publisher, as :func:`read_imdb`.
+
+    Args:
+        archive: Holds texts ``…/PART/neg/ID_RATING.txt`` and ``…/PART/pos/ID_RATING.txt``.
+        name: ``train.jsonl.xz`` or ``test.jsonl.xz``.
+    """
+    part = name.partition(".")[0]
+    rows = []
+    with tarfile.open(archive, "r:gz") as file:
+        for member in file:
+            place, path = member.name.split("/")[-3:], Path(member.name)
+            if place[:-1] not in ([part, "neg"], [part, "pos"]) or not member.isfile():
+                continue
+            number, _, rating = path.stem.partition("_")
+            text = file.extractfile(member).read(_MAX_LINE).decode()  # type: ignore[union-attr]
+            rows.append((int(place[1] == "pos"), int(number), int(rating), text))
+    lines = [
+        json.dumps(
+            {"id": number, "label": label, "rating": rating, "text": text},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+        for label, number, rating, text in sorted(rows)
+    ]
+    return lzma.compress("".join(f"{line}\n" for line in lines).encode())
 
 
 def _json_lines(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -6,8 +6,11 @@ A set is named exactly: part ``train`` of the set ``Name`` is ``Name/Name.npz`` 
 """
 
 import importlib.util
+import io
 import os
+import tempfile
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +37,7 @@ from primal_attention.tasks.timeseries.data import (
 __all__ = [
     "list_series",
     "load_series",
+    "npz_from_archive",
     "packaged_root",
     "read_npz",
     "read_series",
@@ -305,6 +309,39 @@ def _time_first(x: NDArray[np.float32], axes: str, path: Path) -> NDArray[np.flo
     return x.transpose(0, 2, 1)
 
 
+def npz_from_archive(archive: Path, name: str) -> bytes:
+    """Return the ``.npz`` file of a UEA set from the zip archive of the publisher.
+
+    Args:
+        archive: Holds ``NAME_TRAIN.ts`` and ``NAME_TEST.ts``, at the top or in a folder.
+        name: ``NAME.npz``.
+    """
+    parts: dict[str, SeriesCollection] = {}
+    with zipfile.ZipFile(archive) as file, tempfile.TemporaryDirectory() as folder:
+        for part in ("train", "test"):
+            wanted = f"{name.removesuffix('.npz')}_{part.upper()}.ts"
+            member = next((m for m in file.namelist() if Path(m).name == wanted), None)
+            if member is None:
+                raise ValueError(f"the archive lacks {wanted}.")
+            path = Path(folder) / wanted
+            path.write_bytes(file.read(member))
+            # numbers by value, words by letter
+            classes = sorted(
+                read_ts(path).classes, key=lambda c: (float(c) if _is_number(c) else 0.0, c)
+            )
+            parts[part] = read_ts(path, classes=classes)
+    longest = max(series.x.shape[1] for series in parts.values())
+    arrays: dict[str, NDArray[Any]] = {"classes": np.array(parts["train"].classes)}
+    for part, series in parts.items():
+        beyond = longest - series.x.shape[1]
+        arrays[f"X_{part}"] = np.pad(series.x, ((0, 0), (0, beyond), (0, 0)))
+        arrays[f"y_{part}"] = np.asarray(series.y)
+        arrays[f"len_{part}"] = series.length.astype(np.int32)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
 def series_root(root: str | Path | None = None) -> Path:
     """Return the folder of the UEA sets: ``root``, else ``uea`` in that of ``PRIMAL_DATA``."""
     if root is not None:
@@ -312,7 +349,7 @@ def series_root(root: str | Path | None = None) -> Path:
     if "PRIMAL_DATA" not in os.environ:
         raise ValueError(
             "No folder of data sets: set the environment variable PRIMAL_DATA to the folder that "
-            "contains uea/, or pass root."
+            "contains uea/, or pass root; primal data list shows the sets."
         )
     return Path(os.environ["PRIMAL_DATA"]) / "uea"
 
@@ -355,7 +392,8 @@ def load_series(
     known = list_series(root)
     if name not in known:
         raise ValueError(
-            f"No set named {name!r} in {series_root(root)}; there are: {', '.join(known)}."
+            f"No set named {name!r} in {series_root(root)}; there are: {', '.join(known)}. "
+            "primal data list shows what can be downloaded."
         )
     folder = series_root(root) / name
     npz, text = _files(folder, part)
