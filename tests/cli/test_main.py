@@ -27,8 +27,9 @@ def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
      ["repro", "--help"], ["bench", "--help"], ["bench", "layers", "--help"],
      ["bench", "family", "--help"], ["list"], ["info"], ["--version"], ["trian"],
      ["train", "japanese-vowels", "--help"], ["repro", "uea", "--help"],
-     ["repro", "longrange-accuracy", "--help"], ["list", "tasks"], ["init", "--help"], ["data", "--help"],
-     ["data", "list"], ["data", "where", "imdb"], ["init", "new.yaml", "--help"]],
+     ["repro", "longrange-accuracy", "--help"], ["list", "tasks"], ["init", "--help"],
+     ["data", "--help"], ["data", "list"], ["data", "where", "imdb"],
+     ["init", "new.yaml", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_and_lists_do_not_wait_for_torch(arguments):
@@ -51,7 +52,6 @@ def test_settings_for_a_file_are_shown_without_waiting_for_torch(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "False"
     assert "--data.target" in done.stdout
-    assert "kind" in done.stdout
 
 
 def test_help_names_every_command(capsys):
