@@ -39,13 +39,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
-            # by the name that the caller knows
+            # name the file that the caller gave, not the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def hardware() -> dict[str, Any]:
-    """Return what a reader must know to compare numbers."""
+    """Return processor, threads and versions, to compare numbers."""
     import torch
 
     cpu = platform.processor() or platform.machine()

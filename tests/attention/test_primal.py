@@ -409,9 +409,9 @@ def test_a_context_is_not_remembered_where_it_has_no_meaning():
     layer = _layer(rank=3)
     with pytest.raises(ValueError, match="same batch size"):
         layer.recall(_randn(2, 1, 8), layer.remember(_randn(1, 4, 8)))
-    with pytest.raises(ValueError, match="not of a context"):
+    with pytest.raises(ValueError, match="comes from init_state or step; pass one from remember"):
         layer.recall(_randn(1, 1, 8), layer.init_state(1))
-    with pytest.raises(ValueError, match="of a context, which recall"):
+    with pytest.raises(ValueError, match="comes from remember; pass one from init_state or step"):
         layer.step(_randn(1, 1, 8), layer.remember(_randn(1, 4, 8)))
 
 

@@ -1,6 +1,6 @@
 """Time and memory of functions that take turns in one process.
 
-A slow moment of the machine hits all of them, so ratios within one run can be believed.
+A busy machine slows all of them down alike, so ratios within one run are reliable.
 """
 
 import math

@@ -11,8 +11,8 @@ the heads. The projection weights come from one of three sources:
 - ``dual``: ``W_{e|X} = Φ_kᵀ H_r / n`` with dual variables ``H`` read from the tokens, which
   enforces half of the stationarity conditions and lets content through.
 
-The regulariser asks for an asymmetric kernel SVD of ``K = Φ_q FᵀF Φ_kᵀ``. Whether the learned
-directions *are* singular directions is answered by :meth:`PrimalAttention.diagnose`, not assumed.
+The regulariser comes from an asymmetric kernel SVD of ``K = Φ_q FᵀF Φ_kᵀ``. Learned directions need
+not be singular directions: :meth:`PrimalAttention.diagnose` measures how far they are from them.
 """
 
 import functools
@@ -47,14 +47,15 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
 
     Time ``O(n d s)`` per head beside the projections, or ``O(n d²)`` with ``data`` weights where
     that is less; memory for backward at most ``2 n (d + s)`` numbers per head; decoding state
-    ``2 c`` (static) or ``2 c s`` (data, dual) numbers whatever the length.
+    ``2 c`` (static) or ``2 c s`` (data, dual) numbers at every length.
 
     Args:
         dim: Model width ``c``.
         num_heads: Heads; must divide ``dim``.
         rank: Directions ``s`` per head; by default 32, or the head width if that is smaller.
-        weights: ``"data"`` (the paper's), ``"static"`` (causal use only: otherwise no token sees
-            another) or ``"dual"`` (carries content; the choice for pretrained models).
+        weights: ``"data"`` (the paper's), ``"static"`` (for causal use: otherwise an output
+            depends on its own token only) or ``"dual"`` (carries content; the choice for
+            pretrained models).
         codes: How ``data`` weights store the code of a relative position: ``"basis"``, smooth
             functions that suit every length, or ``"table"``, one free row per sampled position.
         decay: With ``static`` weights, replace the prefix mean by ``γ m + (1 - γ) q``; a plain mean
@@ -218,8 +219,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
     ) -> tuple[Tensor, Tensor | None, State]:
         if regularizer == "kkt" and self.weights == "data":
             raise ValueError(
-                "regularizer='kkt' is undefined for causal data-dependent weights: they change "
-                "with every token, so there is no one kernel. Use 'ksvd', or weights='dual'."
+                "regularizer='kkt' is undefined for causal weights='data': their kernel changes "
+                "with every token. Use regularizer='ksvd', or weights='dual'."
             )
         position = start.seen[:, None] + count_tokens(x, key_mask)
         found = self.source.causal(self, x, position, key_mask, start, rotary)
@@ -262,14 +263,14 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
     ) -> Diagnostics:
         """Measure how far the layer is from an asymmetric kernel SVD on these tokens.
 
-        Works whatever the training loss was. Costs ``O(n d²)`` per head; no ``n × n`` matrix.
+        Works with every regulariser. Costs ``O(n d²)`` per head; no ``n × n`` matrix.
 
         Args:
             x: Tokens, as for ``forward``.
             context: Memory, as for ``forward``.
             key_mask: ``True`` where a token of the memory is real.
-            is_causal: Look at the causal layer; not defined for ``data`` weights, which have no one
-                kernel behind them.
+            is_causal: Whether to diagnose the causal layer; an error with ``data`` weights, whose
+                kernel changes with every token.
 
         Example:
             >>> layer = PrimalAttention(16, 2, rank=4)
@@ -279,8 +280,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         self._check(x, context, key_mask, is_causal)
         if is_causal and self.weights == "data":
             raise ValueError(
-                "Causal data-dependent weights change with every token; there is no one kernel to "
-                "diagnose. Call diagnose without is_causal."
+                "The kernel of causal weights='data' changes with every token, so it has no "
+                "diagnosis. Call diagnose without is_causal."
             )
         key_mask = key_mask if self.conventions.mask == "aware" else None
         x, context = zero_padding(x, context, key_mask)
@@ -307,7 +308,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
         self._check(x, key_mask=key_mask, is_causal=True, state=state, rotary=rotary)
         if len(state.tensors) != 2:
-            raise ValueError("This state is of a context, which recall reads; use init_state.")
+            raise ValueError("This state comes from remember; pass one from init_state or step.")
         x, _ = zero_padding(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary)
         y = self.dropout(y)
@@ -317,7 +318,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
     def remember(
         self, context: Float[Tensor, "b m c"], *, key_mask: Bool[Tensor, "b m"] | None = None
     ) -> State:
-        """Return the projection weights of a context: ``2 c s`` numbers whatever its length.
+        """Return the projection weights of a context: ``2 c s`` numbers at every length.
 
         Args:
             context: Tokens to attend to, as for ``forward``.
@@ -337,10 +338,10 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         return State((joint,), counts).compact()
 
     def recall(self, x: Float[Tensor, "b n c"], memory: State) -> Float[Tensor, "b n c"]:
-        """Attend from ``x`` to a context that :meth:`remember` has seen: ``O(n c s)``.
+        """Attend from ``x`` to a context of which :meth:`remember` keeps the weights: ``O(n c s)``.
 
-        The result is that of ``forward`` with the context itself, which would read it once more for
-        every token decoded. Nothing is published for ``ksvd_loss``: train with ``forward``.
+        The result equals that of ``forward`` with the context, without reading the context again.
+        Nothing is published for ``ksvd_loss``: train with ``forward``.
 
         Args:
             x: Tokens to attend from.
@@ -348,7 +349,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         """
         self._check(x, state=memory)
         if len(memory.tensors) != 1:
-            raise ValueError("This state is of decoded tokens, not of a context; use step.")
+            raise ValueError("This state comes from init_state or step; pass one from remember.")
         scores, _ = self.project_scores(self.project_heads(x), memory.tensors[0], None)
         return self.dropout(self.project_out(scores))
 

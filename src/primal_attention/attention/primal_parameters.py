@@ -77,7 +77,7 @@ class PrimalParameters(Attention):
     dual_e: nn.Linear
     dual_r: nn.Linear
 
-    undecayed = ("lam",)  # it weighs the KSVD term and never meets the data
+    undecayed = ("lam",)  # a weight of the KSVD term: decay would change the loss
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class PrimalParameters(Attention):
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
         """The four linear maps that every primal layer has."""
-        # the plain attributes take four times as long, which short sequences notice
+        # plain attributes take four times as long, which counts for short sequences
         own: Any = self._modules
         return own["q_proj"], own["k_proj"], own["concat"], own["out_proj"]
 
@@ -168,7 +168,7 @@ class PrimalParameters(Attention):
         return softplus(lam) if self.conventions.positive_lam else lam
 
     def extra_repr(self) -> str:
-        """Return what the layer's line shows when a model is printed."""
+        """Return the settings that ``print(layer)`` shows."""
         parts = [f"{self.dim}", f"num_heads={self.num_heads}", f"rank={self.rank}"]
         parts.append(f"weights={self.weights!r}")
         if self.weights == "data":
@@ -191,7 +191,7 @@ class PrimalParameters(Attention):
         return self._project_both(x, self.dual_e, self.dual_r)
 
     def _project_both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
-        """Return the heads of two maps; of plain ones as one map, which is faster."""
+        """Return the heads of two maps; plain maps are applied as one, which is faster."""
         if is_plain(first) and is_plain(second) and not self._is_brief(x):
             both = linear(x, *join(linear_map(first), linear_map(second)))
         else:
@@ -199,7 +199,7 @@ class PrimalParameters(Attention):
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
 
     def _is_brief(self, x: Float[Tensor, "b n c"]) -> bool:
-        """Return whether so few tokens pass that joining maps costs more than applying them."""
+        """Return whether the input is so short that joining maps costs more than it saves."""
         return not torch.compiler.is_compiling() and x.shape[0] * x.shape[1] < 2 * self.rank
 
     def project_scores(

@@ -28,7 +28,7 @@ __all__ = ["PrimalRelativeAttention"]
 
 
 class PrimalRelativeAttention(Attention):
-    """Projection scores in the primal whose weights know the distance between tokens.
+    """Primal projection scores with weights that depend on the distance between tokens.
 
     Time ``O(n (w + d) (d + s))`` per head beside the projections; decoding state
     ``2 (d s + w (d + s))`` numbers per head.
@@ -102,11 +102,11 @@ class PrimalRelativeAttention(Attention):
         count = memory.shape[1] if keep is None else keep.sum(1, keepdim=True)
         at = torch.arange(x.shape[1], device=x.device)[None]
         scores = []
-        for position, asks, answers, duals in (
+        for position, queries, keys, duals in (
             (self.position_e, unit_q, memory_k, dual_r),
             (self.position_r, unit_k, memory_q, dual_e),
         ):
-            sums = position.sums(asks, answers, duals, is_causal=is_causal)
+            sums = position.sums(queries, keys, duals, is_causal=is_causal)
             scores.append(sums / position.totals(at, None if is_causal else count))
         heads = self._merge(self._heads(scores, x))
         if order is not None and context is None:
@@ -155,11 +155,11 @@ class PrimalRelativeAttention(Attention):
         at = (state.seen[:, None] + real.cumsum(1) - 1).clamp_min(0)
         scores: list[Tensor] = []
         after: list[Tensor] = []
-        for position, asks, answers, duals, old in (
+        for position, queries, keys, duals, old in (
             (self.position_e, unit_q, unit_k, dual_r, state.tensors[:3]),
             (self.position_r, unit_k, unit_q, dual_e, state.tensors[3:]),
         ):
-            sums, new = self._continue(position, asks, answers, duals, old, state.seen, key_mask)
+            sums, new = self._continue(position, queries, keys, duals, old, state.seen, key_mask)
             scores.append(sums / position.totals(at, None))
             after.extend(new)
         y = self.dropout(self.out_proj(self._merge(self._heads(scores, x))))
@@ -170,18 +170,18 @@ class PrimalRelativeAttention(Attention):
     def _continue(
         self,
         position: RelativePosition,
-        asks: Tensor,
-        answers: Tensor,
+        queries: Tensor,
+        keys: Tensor,
         duals: Tensor,
         old: tuple[Tensor, ...],
         seen: Int[Tensor, " b"],
         key_mask: Tensor | None,
     ) -> tuple[Tensor, WindowState]:
-        with full_precision(asks):
+        with full_precision(queries):
             if key_mask is None:
-                return position.step(asks, answers, duals, WindowState(*old))
+                return position.step(queries, keys, duals, WindowState(*old))
             sums, *window = old
-            moved = close_gaps(window, asks, [answers, duals], seen, key_mask)
+            moved = close_gaps(window, queries, [keys, duals], seen, key_mask)
             state = WindowState(sums, *moved.window)
             y, state = position.step(moved.queries, *moved.tokens, state)
             return moved.read(y), state

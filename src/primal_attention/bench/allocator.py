@@ -1,4 +1,4 @@
-"""Memory as a long run sees it: fetched from the system once, then reused."""
+"""Keep freed memory in the process, so that a benchmark reuses it as a long run does."""
 
 import ctypes
 import gc
@@ -12,9 +12,9 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # names of mallopt(3)
 def keep_memory() -> bool:
     """Let tensors reuse memory that others freed, in huge pages; call it before importing torch.
 
-    The C library returns large blocks to the system at once, and the next tensor pays for fresh
-    pages: at 65,536 tokens half of a training step. Accelerators never do this, since torch keeps
-    their memory itself. Helps any training on the CPU.
+    By default the C library returns large blocks to the system, and every new tensor needs new
+    pages. At 65,536 tokens this takes half of a training step. On accelerators torch keeps the
+    memory itself. This function helps any training on the CPU.
 
     Returns:
         Whether this system's C library can do it.
@@ -28,7 +28,7 @@ def keep_memory() -> bool:
 
 
 def return_memory() -> bool:
-    """Return to the system what nothing uses; without it :func:`keep_memory` keeps it for good.
+    """Return unused memory to the system, which :func:`keep_memory` otherwise prevents.
 
     Returns:
         Whether this system's C library can do it.

@@ -1,8 +1,8 @@
-"""How far an attention is from the kernel it stands for.
+"""The error of an attention against the exact kernel that it approximates.
 
 That kernel is computed exactly on the same queries, keys and values: softmax for FAVOR+,
 Nyströmformer and Linformer, the Gaussian kernel for Skyformer, the series ``f(q·k)`` for SchoenbAt,
-the weighted exponential for kernelized attention. Everything else computes its own definition.
+the weighted exponential for kernelized attention. All other attentions are exact.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def exact_rows(
     v: Float[Tensor, "b h m v"],
     rows: Int[Tensor, " r"],
 ) -> Float[Tensor, "b h r v"] | None:
-    """Return the outputs at some queries by the kernel that ``core`` stands for, none if exact."""
+    """Return outputs at some queries with the exact kernel; ``None`` if ``core`` is exact."""
     for kind, _, compute in _EXACT:
         if isinstance(core, kind):
             return compute(core, q, k, v, rows)

@@ -1,8 +1,8 @@
 """``primal bench family``: time, memory and error of every registered attention.
 
-All attentions take turns at each length. The error is that of the output against the kernel that an
-attention stands for. ``primal info --update docs/guides/choosing.md`` writes the table of that page
-from the rows of this study.
+All attentions take turns at each length. The error compares the output with that of the exact
+kernel that an attention approximates. ``primal info --update docs/guides/choosing.md`` writes the
+table of that page from the rows of this study.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ class FamilyStudy(Study[FamilyOptions]):
         from primal_attention.bench.rivals import build_rival
         from primal_attention.bench.timing import layer_costs, machine
 
-        return_memory()  # shorter lengths left it in pieces
+        return_memory()  # shorter lengths leave fragmented memory
         layers = {}
         for name, option in cell["rivals"]:
             torch.manual_seed(cell["seed"])

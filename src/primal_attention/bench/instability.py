@@ -6,7 +6,7 @@ step's own batch, without dropout. The table has its mean over the first 20 step
 that of softmax attention: below one is steadier.
 
 The two-layer model of width 64 of Long Range Arena on its data, with the published optimiser and
-schedule, at batches one core can bear. Embeddings start small, as published, or of unit variance
+schedule, with smaller batches. Embeddings start small, as published, or of unit variance
 (``--std 1``). All models of a seed see the same sequences, and start from the same parameters where
 they have the same.
 """
@@ -68,7 +68,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 _WARMUP = {"listops": 1000, "text": 80, "image": 175}
 _STEPS = 50_000
 _BATCH = {"listops": 4, "text": 4, "image": 8}
-"""Sequences per step: what one core can bear instead of 32, 32 and 256."""
+"""Sequences per step; published: 32, 32 and 256."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def instability(
 
 
 def build(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClassifier":
-    """Return the model of a task with one attention; equal parts of a seed's models are equal.
+    """Return the model of a task with one attention; models of a seed share their common weights.
 
     Args:
         name: One of ``MODELS``.

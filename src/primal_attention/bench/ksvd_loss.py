@@ -1,4 +1,4 @@
-"""``primal bench ksvd-loss``: what the published KSVD loss does, and what it does not do.
+"""``primal bench ksvd-loss``: what the published KSVD loss learns.
 
 Four small experiments behind the page on theory. *descent*: Adam minimises one loss and nothing
 else, on heads whose singular vectors are known. *sequences*: one layer trains its regulariser on
@@ -28,12 +28,12 @@ HEADS, TOKENS, WIDTH, RANK = 4, 40, 8, 3
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What the published KSVD loss does: four small experiments."""
+    """Four small experiments on the published KSVD loss."""
 
     steps: int = 3000
     """Steps of the descent."""
     layer_steps: int = 400
-    """Steps of the layer that sees many sequences."""
+    """Training steps of the layer on many sequences."""
 
     def __post_init__(self) -> None:
         at_least_one(self, "steps", "layer_steps")

@@ -44,7 +44,7 @@ PUBLISHED: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Published gains over the Transformer: time, then memory."""
 
 _BATCH = {"listops": 4, "text": 2, "retrieval": 1, "image": 16, "pathfinder": 16}
-"""Sequences, or pairs, per step: what two cores can bear instead of 32 or 256."""
+"""Sequences, or pairs, per step; published: 32 or 256."""
 
 _IDS = {"listops": 16, "text": 257, "retrieval": 257, "image": 256, "pathfinder": 256}
 """Distinct tokens of each task."""

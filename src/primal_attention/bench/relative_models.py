@@ -136,7 +136,7 @@ class RelativeCore(Core):
         key_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return the weighted average of the values; all tokens are real and see each other."""
+        """Return the weighted average of the values; no token is masked."""
         kernel = self.features.gram if self.is_exact else self.features.approximate
         index = torch.arange(q.shape[2])
         weights = self.position.weight(index - index[:, None]) * kernel(q, k)

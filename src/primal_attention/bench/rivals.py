@@ -16,14 +16,14 @@ EXTRA = ("floor", "primal-default", "primal-naive")
 
 
 class ProjectionFloor(nn.Module):
-    """The query, key and output projections alone: no attention can be cheaper than this."""
+    """The query, key and output projections alone: a lower bound of the cost."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.q_proj, self.k_proj, self.out_proj = (nn.Linear(dim, dim) for _ in range(3))
 
     def forward(self, x: Float[Tensor, "b n c"]) -> tuple[Tensor, Tensor]:
-        """Return what the projections return; both carry gradient."""
+        """Return the outputs of the projections; both have gradients."""
         return self.out_proj(self.q_proj(x)), self.k_proj(x)
 
 
@@ -45,7 +45,7 @@ class NaivePrimal(PublishesTerms):
 
 
 class CausalLayer(nn.Module):
-    """An attention whose tokens see only those before them."""
+    """An attention in causal order."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

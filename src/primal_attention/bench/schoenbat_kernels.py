@@ -33,7 +33,7 @@ class KernelOptions:
     tasks: tuple[str, ...] = ("listops", "text")
     """Tasks: listops, text."""
     kernels: tuple[str, ...] = (*KERNELS, "softmax")
-    """Kernels: exp, inverse, logi, sqrt; softmax stands beside them."""
+    """Kernels: exp, inverse, logi, sqrt; softmax always takes part."""
     steps: int = 2000
     """Steps of 8 sequences."""
     num_train: int = 20_000

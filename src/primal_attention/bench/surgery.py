@@ -276,7 +276,7 @@ class MinilmStudy(SurgeryStudy):
         return minilm()[0]
 
     def _timed_model(self, longest: int) -> Any:
-        # the encoder knows 512 positions; its time does not depend on its weights
+        # the encoder has 512 positions; its time does not depend on its weights
         config = self._model().config.to_dict() | {"max_position_embeddings": max(512, longest)}
         return type(self._model())(type(self._model().config)(**config)).eval()
 
@@ -325,7 +325,7 @@ class Smollm2Study(SurgeryStudy):
         return smollm2()[0]
 
     def _timed_model(self, longest: int) -> Any:
-        return self._model().model  # without the head, which would need more than all of it
+        return self._model().model  # without the head, which takes more memory than all layers
 
     def _batches(self, options: SurgeryOptions) -> "list[dict[str, Tensor]]":
         from primal_attention.bench.pretrained import token_sequences

@@ -87,6 +87,6 @@ def _step(layer: nn.Module, x: Tensor) -> None:
 
 
 def machine() -> str:
-    """Return what a reader must know to compare times."""
+    """Return processor, threads and torch version in one line."""
     facts = hardware()
     return f"{facts['cpu']}, {facts['threads']} threads, torch {facts['torch']}"

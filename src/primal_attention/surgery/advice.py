@@ -71,9 +71,8 @@ class AdviceTable(NamedTuple):
 class Advice(AnalysisResult):
     """Measurements of :func:`~primal_attention.surgery.advise`, and the recommendation.
 
-    The recommendation first asks for fidelity: a mechanism may replace a layer if it explains at
-    least ``threshold`` of the layer's output. Among such mechanisms it takes the one that saves
-    most time at ``length`` tokens.
+    A mechanism may replace a layer if it explains at least ``threshold`` of the layer's output.
+    Among such mechanisms the recommended one saves most time at ``length`` tokens.
     """
 
     heads: list[HeadStatistics]

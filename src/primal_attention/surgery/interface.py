@@ -149,7 +149,7 @@ def _take(x: Tensor, slots: Tensor) -> Tensor:
 
 
 def _core(name: str, num_heads: int, head_dim: int, **options: Any) -> Core | None:
-    """Return the core of a mechanism, or ``None`` if it is a layer of its own."""
+    """Return the core of a mechanism, or ``None`` if it has none."""
     layer = create_attention(name, num_heads * head_dim, num_heads, **options)
     return layer.core if isinstance(layer, MultiHeadAttention) else None
 

@@ -20,7 +20,7 @@ __all__ = ["Outcome", "convert_and_compare"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a conversion did to the model, measured on inputs that nothing was fitted on."""
+    """Quality and cost of a converted model, measured on held-out inputs."""
 
     model: str
     """Class of the model."""
@@ -38,7 +38,7 @@ class Outcome:
     data_length: int
 
     def verdict(self) -> str:
-        """Return what was converted, how true it is, and what it saves."""
+        """Return in words what was converted, how good the copy is, and what it saves."""
         before, after = self.costs["original"], self.costs["converted"]
         low, high = min(self.layers.values()), max(self.layers.values())
         r2 = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"

@@ -94,7 +94,7 @@ def evaluate(
     rank, world_size = _processes()
     starts = list(enumerate(range(0, total, batch_size)))[rank::world_size]
     batches = [list(range(a, min(a + batch_size, total))) for _, a in starts]
-    # a generator of its own: the stream of the caller is left alone
+    # an own generator, so that the random state of the caller does not change
     loader = DataLoader(
         data, batch_sampler=batches, collate_fn=collate, generator=torch.Generator()
     )
@@ -140,7 +140,7 @@ def num_items(data: Dataset[Any]) -> int:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the model's parameters live; the CPU if it has none."""
+    """Return the device of the model's parameters; the CPU if it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 

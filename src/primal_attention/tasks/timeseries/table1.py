@@ -47,9 +47,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 class Settings:
     """Settings that all models of a set share; by default those of the classifier.
 
-    These come from runs on held-out parts of the training data of JapaneseVowels,
-    UWaveGestureLibrary, Handwriting and SelfRegulationSCP1. What ``ours`` has of its own was chosen
-    the same way on these, NATOPS and SelfRegulationSCP2.
+    They were chosen on held-out parts of the training data of JapaneseVowels, UWaveGestureLibrary,
+    Handwriting and SelfRegulationSCP1. Stem, dropout and jitter of ``ours`` were chosen the same
+    way on these, NATOPS and SelfRegulationSCP2.
     """
 
     dim: int = 64
