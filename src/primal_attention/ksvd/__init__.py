@@ -68,3 +68,7 @@ def __getattr__(name: str) -> Any:
     with needs("sklearn", "KernelSVD"):
         from primal_attention.ksvd.estimator import KernelSVD
     return KernelSVD
+
+
+def __dir__() -> list[str]:
+    return __all__

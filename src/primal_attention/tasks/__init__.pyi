@@ -1,5 +1,6 @@
 from . import events, longrange, timeseries
-from .experiment import Recipe, recipe_type, run_experiment
+from .datasets import PublicSet, fetch, find_set, public_sets
+from .experiment import Recipe, check_experiment, recipe_type, run_experiment
 from .results import Result, result_table, verdict, write_report
 from .sources import Column, Recognition, Source, look_at
 from .splits import Split, stratified_sample, stratified_split
@@ -26,6 +27,7 @@ __all__ = [
     "Column",
     "DataSettings",
     "Parts",
+    "PublicSet",
     "Recipe",
     "Recognition",
     "RegressionTask",
@@ -37,13 +39,17 @@ __all__ = [
     "Task",
     "TaskEntry",
     "TrainedModel",
+    "check_experiment",
     "events",
+    "fetch",
+    "find_set",
     "find_study",
     "find_task",
     "load_task",
     "load_trained",
     "longrange",
     "look_at",
+    "public_sets",
     "read_rows",
     "recipe_type",
     "register_task",
