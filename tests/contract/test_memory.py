@@ -10,7 +10,7 @@ LINEAR = [name for name in list_attentions() if "²" not in attention_entry(name
 
 
 class Sizes(TorchDispatchMode):
-    """Records the number of elements of every tensor an operator returns."""
+    """Records the number of elements of every new tensor an operator returns."""
 
     def __init__(self):
         super().__init__()
@@ -18,12 +18,17 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for t in torch.utils._pytree.tree_leaves(result):
-            if isinstance(t, torch.Tensor):
-                # a view or an expanded tensor costs what its storage costs
+        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        for t in _tensors(result):
+            if t.untyped_storage().data_ptr() not in given:  # not a view of what was there
+                # an expanded tensor costs what its storage costs
                 size = t.untyped_storage().nbytes() // max(t.element_size(), 1)
                 self.largest, self.total = max(self.largest, size), self.total + size
         return result
+
+
+def _tensors(tree):
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def _sizes(name, n, flags):

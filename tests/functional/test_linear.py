@@ -73,3 +73,16 @@ def test_chunks_are_joined_to_the_sequence(n, chunk):
     groups = to_chunks(x, chunk)
     assert groups.shape[-2] <= chunk
     assert torch.equal(from_chunks(groups, n), x)
+
+
+def test_causal_sums_can_be_differentiated_twice():
+    sizes = (3, 3, 2)
+    q, k, v = (torch.randn(1, 2, 5, w, dtype=torch.float64, requires_grad=True) for w in sizes)
+    start = torch.randn(1, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+
+    def sums(*given):
+        return tuple(causal_sums(*given[:3], state=given[3], chunk=2))
+
+    assert torch.autograd.gradcheck(sums, (q, k, v, start))
+    assert torch.autograd.gradgradcheck(sums, (q, k, v, start))
+    assert torch.autograd.gradgradcheck(lambda q: sums(q, k.detach(), v.detach(), start), q)

@@ -36,6 +36,7 @@ from primal_attention.attention.primal_parameters import (
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.regularizers import Regularizer, TokenCount, energy_term
 from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.sources import CausalTokens
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional.precision import accumulator
 
@@ -223,7 +224,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
                 "with every token. Use regularizer='ksvd', or weights='dual'."
             )
         position = start.seen[:, None] + count_tokens(x, key_mask)
-        found = self.source.causal(self, x, position, key_mask, start, rotary)
+        found = self.source.causal(self, CausalTokens(x, position, key_mask, start, rotary))
         y = self.project_out(self._merge(found.scores.to(x.dtype)))
         count = start.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
         state = State(found.state, count)

@@ -30,13 +30,13 @@ from primal_attention.functional import (
     tie_dual,
     tie_sampled,
 )
-from primal_attention.functional.precision import accumulator, full_precision, representable
-from primal_attention.functional.primal import join
+from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.primal import inverse_norm, join
 
 if TYPE_CHECKING:
     from primal_attention.attention.primal_parameters import PrimalParameters
 
-__all__ = ["SOURCES", "CausalScores", "DualSource", "ProjectionWeights", "Source"]
+__all__ = ["SOURCES", "CausalScores", "CausalTokens", "DualSource", "ProjectionWeights", "Source"]
 
 _HORIZON = 2.0**16
 """Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
@@ -51,6 +51,21 @@ class ProjectionWeights(NamedTuple):
     """The tokens to attend from, or their heads where the weights were made of these."""
     duals: Float[Tensor, "b both m s"] | None = None
     """The dual variables of both sides, where they are at hand."""
+
+
+class CausalTokens(NamedTuple):
+    """What ``causal`` takes."""
+
+    x: Float[Tensor, "b n c"]
+    """The tokens; zero where padded."""
+    position: Int[Tensor, "b n"]
+    """How many real tokens there are up to each."""
+    key_mask: Bool[Tensor, "b n"] | None
+    """``True`` where a token is real."""
+    start: State
+    """The state before the first token."""
+    rotary: Rotary | None
+    """Turns of queries and keys."""
 
 
 class CausalScores(NamedTuple):
@@ -136,24 +151,12 @@ class Source:
         """Return the shape of one side of the decoding state of one sequence."""
         return layer.num_heads, layer.head_dim, layer.rank
 
-    def causal(
-        self,
-        layer: "PrimalParameters",
-        x: Float[Tensor, "b n c"],
-        position: Int[Tensor, "b n"],
-        key_mask: Bool[Tensor, "b n"] | None,
-        start: State,
-        rotary: Rotary | None,
-    ) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Return scores of weights that see no later token, and the state after the last one.
 
         Args:
             layer: Whose parameters to use.
-            x: The tokens; zero where padded.
-            position: How many real tokens there are up to each.
-            key_mask: ``True`` where a token is real.
-            start: The state before the first token.
-            rotary: Turns of queries and keys.
+            tokens: What each of them sees is itself and those before it.
         """
         raise NotImplementedError  # abstract
 
@@ -203,34 +206,18 @@ class SampledSource(Source):
             *tie_sampled(memory, *codes, key_mask=key_mask, **self._options(layer))
         )
 
-    def causal(
-        self,
-        layer: "PrimalParameters",
-        x: Float[Tensor, "b n c"],
-        position: Int[Tensor, "b n"],
-        key_mask: Bool[Tensor, "b n"] | None,
-        start: State,
-        rotary: Rotary | None,
-    ) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Project on ``Σ_{u ≤ t} f_u w_uᵀ``; see :meth:`Source.causal`."""
-        heads = layer.project_heads(x)
-        with full_precision(x):
-            wide = accumulator(x)
-            f = layer._split(standardize_rows(x) if layer.conventions.standardize else x).to(wide)
-            codes = self._codes_at(layer, position - 1).to(wide)
-            units = _unit(heads, key_mask, layer.conventions.eps)
-            parts = [
-                causal_sums(unit, f, code, state=before)
-                for unit, code, before in zip(
-                    units.chunk(2, dim=1), codes.chunk(2, dim=1), start.tensors, strict=True
-                )
-            ]
-            # a sum of so many random terms grows like √t; from the sampled size on, take the mean
-            ratio = layer.num_samples / position.clamp_min(1).to(wide)[:, None, :, None]
-            scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
-            scores = torch.cat([part.values for part in parts], dim=1) * scale
+        x, position, key_mask, start, _ = tokens
+        heads, wide = layer.project_heads(x), accumulator(x)
+        f = layer._split(standardize_rows(x) if layer.conventions.standardize else x)
+        codes = self._codes_at(layer, position - 1)
+        # a sum of so many random terms grows like √t; from the sampled size on, take the mean
+        ratio = layer.num_samples / position.clamp_min(1).to(wide)[:, None, :, None]
+        scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
+        scale = scale * inverse_norm(heads, key_mask, layer.conventions.eps)
+        scores, after = _causal_scores(heads, torch.cat([f, f], dim=1), codes, scale, start)
         joint = torch.cat([layer.w_e, layer.w_r])[None]
-        after = tuple(part.state for part in parts)
         return CausalScores(scores, scores.square().sum(2), joint, heads, after)
 
     def _codes_at(
@@ -270,16 +257,9 @@ class StaticSource(Source):
         """Return the width: the state is a sum of queries and one of keys."""
         return (layer.dim,)
 
-    def causal(
-        self,
-        layer: "PrimalParameters",
-        x: Float[Tensor, "b n c"],
-        position: Int[Tensor, "b n"],
-        key_mask: Bool[Tensor, "b n"] | None,
-        start: State,
-        rotary: Rotary | None,
-    ) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Project the prefix means of queries and keys; see :meth:`Source.causal`."""
+        x, position, key_mask, start, _ = tokens
         both = layer._merge(layer.project_heads(x))
         before = torch.cat(start.tensors, dim=-1)
         means, after = prefix_means(both, position, key_mask, before, layer.decay)
@@ -346,29 +326,40 @@ class DualSource(Source):
         joint, tiles = tie_dual(tiles, duals, h, key_mask=key_mask, eps=eps)
         return ProjectionWeights(joint, tiles, variables)
 
-    def causal(
-        self,
-        layer: "PrimalParameters",
-        x: Float[Tensor, "b n c"],
-        position: Int[Tensor, "b n"],
-        key_mask: Bool[Tensor, "b n"] | None,
-        start: State,
-        rotary: Rotary | None,
-    ) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :meth:`Source.causal`."""
+        x, position, key_mask, start, rotary = tokens
         heads, duals = layer.project_heads(x, rotary), layer.project_duals(x)
-        with full_precision(x):
-            wide = accumulator(x)
-            unit_q, unit_k = _unit(heads, key_mask, layer.conventions.eps).chunk(2, dim=1)
-            dual_e, dual_r = duals.to(wide).chunk(2, dim=1)
-            e, after_e = causal_sums(unit_q, unit_k, dual_r, state=start.tensors[0])
-            r, after_r = causal_sums(unit_k, unit_q, dual_e, state=start.tensors[1])
-            mean = position.clamp_min(1).to(wide).reciprocal()[:, None, :, None]
-            last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
-            joint = torch.cat([after_e, after_r], dim=1) / last.clamp_min(1)[:, None, :, None]
-            scores = torch.cat([e, r], dim=1) * mean
-        energy, after = scores.square().sum(2), (after_e, after_r)
-        return CausalScores(scores, energy, joint, heads, after, duals)
+        norm = inverse_norm(heads, key_mask, layer.conventions.eps)
+        scale = norm / position.clamp_min(1)[:, None, :, None]
+        # the weights of queries come from keys, and the other way round
+        scores, after = _causal_scores(heads, _swap(heads), _swap(duals * norm), scale, start)
+        last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
+        joint = torch.cat(after, dim=1) / last.clamp_min(1)[:, None, :, None]
+        return CausalScores(scores, scores.square().sum(2), joint, heads, after, duals)
+
+
+def _swap(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
+    """Exchange the heads of queries and of keys."""
+    queries, keys = both.chunk(2, dim=1)
+    return torch.cat([keys, queries], dim=1)
+
+
+def _causal_scores(
+    heads: Float[Tensor, "b both n d"],
+    f: Float[Tensor, "b both n d"],
+    codes: Float[Tensor, "#b both n s"],
+    scale: Float[Tensor, "b both n 1"],
+    start: State,
+) -> tuple[Float[Tensor, "b both n s"], tuple[Tensor, ...]]:
+    """Return ``a_t Σ_{u ≤ t} ⟨q_t, f_u⟩ w_u`` in float32 or better, and the state.
+
+    Norms are part of the scale: it multiplies ``s`` numbers per token and head instead of ``d``.
+    """
+    q, f, codes = (t.to(accumulator(heads)) for t in (heads, f, codes))
+    with full_precision(heads):
+        sums, after = causal_sums(q, f, codes, state=torch.cat(start.tensors, dim=1))
+    return sums * scale, after.chunk(2, dim=1)
 
 
 SOURCES: dict[str, Source] = {
@@ -396,9 +387,3 @@ def _cosines(
     scale = torch.where(order == 0, 0.5**0.5, torch.ones_like(order))
     scale = scale * (2 / layer.num_samples) ** 0.5
     return (scale * torch.cos(math.pi * order * at[..., None])).to(layer.w_e.dtype)
-
-
-def _unit(x: Float[Tensor, "b h n d"], key_mask: Tensor | None, eps: float) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=accumulator(x))
-    unit = x / norm.clamp_min(representable(eps, x))
-    return unit if key_mask is None else torch.where(key_mask[:, None, :, None], unit, 0.0)

@@ -6,13 +6,14 @@ The function does not store the ``n × p × v`` tensor of prefix sums. It works 
 keys enter through one ``p × v`` state, keys of the same chunk through one small triangular product.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.precision import accumulator, is_traced
 
 __all__ = [
     "CausalSums",
@@ -21,6 +22,10 @@ __all__ = [
     "from_chunks",
     "to_chunks",
 ]
+
+
+_SMALL = 2048
+"""Numbers in a small state: short chunks then cost less, in time and in memory."""
 
 
 class CausalSums(NamedTuple):
@@ -36,12 +41,19 @@ def causal_sums(
     v: Float[Tensor, "b h n v"],
     *,
     state: Float[Tensor, "b h p v"] | None = None,
-    chunk: int = 64,
+    chunk: int | None = None,
 ) -> CausalSums:
     """Return ``y_i = ⟨q_i, state⟩ + Σ_{j ≤ i} ⟨q_i, k_j⟩ v_j`` and the state after the last key.
 
     Exact and strictly causal; ``O(n p v + n chunk (p + v))`` time, ``O(n (p + v) + n p v / chunk)``
     memory. The state is float32 or better.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        state: Sum of the outer products of earlier keys and values.
+        chunk: Tokens of a chunk; by default 64, or 32 where a state is small.
 
     Example:
         >>> ones = torch.ones(1, 1, 3, 1)
@@ -49,21 +61,86 @@ def causal_sums(
         tensor([1., 2., 3.])
     """
     n = q.shape[2]
-    wide = accumulator(q)
     if n == 1 and state is not None and not torch.compiler.is_compiling():
         after = state + k.transpose(-1, -2) @ v  # decoding one token: two small products
         return CausalSums(q @ after.to(q.dtype), after)
-    q_, k_, v_ = (to_chunks(t, chunk) for t in (q, k, v))  # [b h g i p]
-    increments = (k_.transpose(-1, -2) @ v_).to(wide)  # [b h g p v]
-    total = increments.cumsum(2)
+    if state is None:
+        state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1], dtype=accumulator(q))
+    if n == 0:
+        return CausalSums(q @ state.to(q.dtype), state)
+    if chunk is None:
+        chunk = 32 if q.shape[-1] * v.shape[-1] <= _SMALL else 64
+    chunks = (*(to_chunks(t, chunk) for t in (q, k, v)), state)  # [b h g i p]
+    if is_traced() or not q.dtype == k.dtype == v.dtype == accumulator(q):
+        values, last = _chunked_sums(*chunks)
+    else:
+        values, last = _ChunkedSums.apply(*chunks)  # type: ignore[no-untyped-call]
+    return CausalSums(from_chunks(values, n), last)
+
+
+def _chunked_sums(
+    q: Float[Tensor, "b h g i p"],
+    k: Float[Tensor, "b h g i p"],
+    v: Float[Tensor, "b h g i v"],
+    state: Float[Tensor, "b h p v"],
+) -> tuple[Float[Tensor, "b h g i v"], Float[Tensor, "b h p v"]]:
+    """Return the sums of whole chunks, differentiated by autograd, and the last state."""
+    total = (k.transpose(-1, -2) @ v).to(state.dtype).cumsum(2)  # [b h g p v]
     # shift instead of total - increments: a large key of the chunk would leave rounding errors
     before = torch.nn.functional.pad(total, (0, 0, 0, 0, 1, 0))[:, :, : total.shape[2]]
-    if state is not None:
-        before, total = before + state[:, :, None], total + state[:, :, None]
-    inside = (q_ @ k_.transpose(-1, -2)).tril() @ v_
-    values = inside + q_ @ before.to(q.dtype)
-    last = total[:, :, -1] if n > 0 else _empty_state(q, v, state)
-    return CausalSums(from_chunks(values, n), last)
+    before = before + state[:, :, None]
+    inside = (q @ k.transpose(-1, -2)).tril() @ v
+    return inside + q @ before.to(q.dtype), total[:, :, -1] + state
+
+
+class _ChunkedSums(torch.autograd.Function):
+    """The same in fewer products; keeps its inputs and the state before each chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        flat_q, flat_k, flat_v = (t.flatten(0, 2) for t in (q, k, v))
+        # the wider factor on the right: this order is faster
+        states = torch.bmm(flat_v.mT, flat_k).unflatten(0, v.shape[:3])
+        last = _sums_before(states, range(v.shape[2]), state.mT)
+        weights = torch.bmm(flat_q, flat_k.mT).tril_()
+        values = torch.bmm(weights, flat_v).baddbmm_(flat_q, states.flatten(0, 2).mT)
+        ctx.save_for_backward(q, k, v, state, states)
+        return values.view(v.shape), last.mT
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+        *given, states = ctx.saved_tensors
+        if torch.is_grad_enabled():  # it is differentiated twice
+            wanted = [t for t, needed in zip(given, ctx.needs_input_grad, strict=True) if needed]
+            both = _chunked_sums(*given), wanted, (grad, grad_last)
+            found = iter(torch.autograd.grad(*both, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        q, k, v, grad = (t.flatten(0, 2) for t in (*given[:3], grad))
+        weights = torch.bmm(k, q.mT).triu_()  # transposed
+        grad_v = torch.bmm(weights, grad)
+        by_weight = torch.bmm(grad, v.mT, out=weights).tril_()
+        grad_q = torch.bmm(by_weight, k).baddbmm_(grad, states.flatten(0, 2))
+        grad_k = torch.bmm(by_weight.mT, q)
+        # a key adds to the states of all later chunks
+        later = torch.bmm(grad.mT, q).view(states.shape)
+        grad_state = _sums_before(later, reversed(range(later.shape[2])), grad_last.mT).mT
+        after = later.flatten(0, 2)
+        grad_v.baddbmm_(k, after.mT)
+        grad_k.baddbmm_(v, after)
+        grads = (g.view(t.shape) for g, t in zip((grad_q, grad_k, grad_v), given, strict=False))
+        return *grads, grad_state
+
+
+def _sums_before(
+    parts: Float[Tensor, "b h g v p"], order: Iterable[int], total: Float[Tensor, "b h v p"]
+) -> Float[Tensor, "b h v p"]:
+    """Replace each part by the sum of those before it in some order; return the sum of all."""
+    for i in order:
+        part = parts[:, :, i]
+        following = total + part
+        part.copy_(total)
+        total = following
+    return total
 
 
 def to_chunks(x: Float[Tensor, "*batch n w"], chunk: int) -> Float[Tensor, "*batch g i w"]:
@@ -75,7 +152,8 @@ def to_chunks(x: Float[Tensor, "*batch n w"], chunk: int) -> Float[Tensor, "*bat
     n = x.shape[-2]
     if not torch.compiler.is_compiling():
         chunk = min(chunk, max(n, 1))
-        return torch.nn.functional.pad(x, (0, 0, 0, -n % chunk)).unflatten(-2, (-1, chunk))
+        whole = torch.nn.functional.pad(x, (0, 0, 0, -n % chunk)) if n % chunk or not n else x
+        return whole.unflatten(-2, (-1, chunk))
     missing = (n + chunk - 1) // chunk * chunk + chunk - n
     return torch.nn.functional.pad(x, (0, 0, 0, missing)).unfold(-2, chunk, chunk).mT
 
@@ -87,11 +165,6 @@ def from_chunks(x: Float[Tensor, "*batch g i w"], n: int) -> Float[Tensor, "*bat
         return flat[..., :n, :]
     # a slice would restrict an exported program to lengths that do not change the strides
     return torch.nn.functional.pad(flat, (0, 0, 0, n - flat.shape[-2]))
-
-
-def _empty_state(q: Tensor, v: Tensor, state: Tensor | None) -> Tensor:
-    shape = (*q.shape[:2], q.shape[-1], v.shape[-1])
-    return q.new_zeros(shape, dtype=accumulator(q)) if state is None else state
 
 
 def append_ones(

@@ -50,6 +50,7 @@ __all__ = [
     "feature_gram",
     "first_reaching",
     "fold_output",
+    "inverse_norm",
     "join",
     "sample_rows",
     "sampled_features",
@@ -309,7 +310,7 @@ def tie_dual(
     root = count.to(accumulator(like)).rsqrt()[:, None, None, None]
     if heads.tiles is None:
         codes = duals.parts[0] * root.to(like.dtype)
-        total = like.mT @ (codes * _inverse_norm(like, key_mask, eps).to(like.dtype))
+        total = like.mT @ (codes * inverse_norm(like, key_mask, eps).to(like.dtype))
     else:
         parts: Sequence[Tensor] = duals.parts
         if like.dtype == root.dtype:
@@ -398,7 +399,7 @@ def _attend_plain(
     eps: float,
 ) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"]]:
     w = w.to(heads.dtype)
-    scores = (heads @ w) * _inverse_norm(heads, key_mask, eps).to(heads.dtype)
+    scores = (heads @ w) * inverse_norm(heads, key_mask, eps).to(heads.dtype)
     energy = scores.to(accumulator(scores)).square().sum(2)
     y = scores.transpose(1, 2).flatten(2)
     return y if maps is None else linear(y, *fold_output(maps.concat, maps.out)), energy
@@ -411,16 +412,17 @@ def _attend_folded(
     key_mask: Bool[Tensor, "b n"] | None,
     eps: float,
 ) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"]]:
-    unit = heads * _inverse_norm(heads, key_mask, eps)
+    unit = heads * inverse_norm(heads, key_mask, eps)
     outputs = torch.cat(unit.chunk(2, dim=1), dim=-1) @ fold_weights(w, maps.concat)
     bias = fold_bias(maps.concat, maps.out)
     y = linear(outputs.transpose(1, 2).flatten(2), maps.out.weight, bias)
     return y, (w * (unit.mT @ unit @ w)).sum(2)
 
 
-def _inverse_norm(
+def inverse_norm(
     q: Float[Tensor, "b h n d"], key_mask: Bool[Tensor, "b n"] | None, eps: float
 ) -> Float[Tensor, "b h n 1"]:
+    """Return ``1 / max(‖q‖, eps)`` in float32 or better, and zero for padding."""
     norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=accumulator(q))
     inverse = norm.clamp_min(representable(eps, q)).reciprocal()
     # a zero here removes the score, the energy and every gradient of a padded token
@@ -439,4 +441,4 @@ def feature_gram(
     """
     wide = q.to(accumulator(q))
     with full_precision(q):
-        return wide.transpose(-1, -2) @ (wide * _inverse_norm(q, key_mask, eps).square())
+        return wide.transpose(-1, -2) @ (wide * inverse_norm(q, key_mask, eps).square())
