@@ -1,6 +1,5 @@
 """Primal-Attention with relative positions, and what it can do that neither parent can."""
 
-import runpy
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from torch.testing import assert_close
 
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
 from primal_attention.attention.positions import RelativePosition
+from primal_attention.bench.relative import RelativeOptions, RelativeStudy
 from primal_attention.functional import naive_toeplitz as naive
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "relative_copy.py"
 
 
 def layer(**options):
@@ -119,9 +117,14 @@ def test_invalid_options_raise():
 
 @pytest.mark.slow
 def test_relative_positions_solve_the_copy_that_plain_features_do_not():
-    accuracy = runpy.run_path(str(EXAMPLE))["accuracy"]
+    study = RelativeStudy()
+
+    def accuracy(name):
+        cell = {"part": "copy", "attention": name, "seed": 0, "steps": 600}
+        return study.run(cell, RelativeOptions(), Path())["accuracy"]
+
     # spec 05 §6: 0.20 without positions in the weights, 1.00 with
-    assert accuracy("primal-relative", 600, 0) > 0.9
-    assert accuracy("kernelized", 600, 0) > 0.9
-    assert accuracy("primal-dual", 600, 0) < 0.5
-    assert accuracy("linear", 600, 0) < 0.5
+    assert accuracy("primal-relative") > 0.9
+    assert accuracy("kernelized") > 0.9
+    assert accuracy("primal-dual") < 0.5
+    assert accuracy("linear") < 0.5
