@@ -8,7 +8,7 @@ CHECKED := primal_attention.functional,primal_attention.kernels,primal_attention
 .PHONY: demo test test-all lint bench docs clean
 
 demo: $(READY)
-	$(BIN)/primal train japanese-vowels --overwrite
+	$(BIN)/primal bench demo
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"

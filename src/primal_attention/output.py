@@ -84,7 +84,9 @@ def page(*parts: str) -> str:
         >>> page("Caption.", "| a |")
         'Caption.\\n\\n| a |\\n'
     """
-    wrapped = (p if p.startswith("|") else textwrap.fill(p, 120) for p in parts)
+    wrapped = (
+        p if p.startswith("|") else textwrap.fill(p, 120, break_on_hyphens=False) for p in parts
+    )
     return "\n\n".join(wrapped) + "\n"
 
 

@@ -60,6 +60,10 @@ TINY = {
 """Options of a tiny run, and the tables and pictures that it writes."""
 
 SLOW = {
+    "demo": (
+        {"lengths": (16,), "side": 8, "epochs": 1, "converted_length": 32, "threads": 1},
+        {"table.md", "picture.png", "training.png", "report.html"},
+    ),
     # solvers run in processes of their own
     "ksvd": ({"lengths": (300,), "rank": 3}, {"table.md", "picture.png"}),
     "surgery-minilm": (

@@ -134,16 +134,10 @@ def _record(options: Convert, outcome: "Outcome") -> dict[str, Any]:
     """Return the numbers of the command as plain values."""
     return {
         "verdict": outcome.verdict(),
-        "model": outcome.model,
         "folder": str(options.model),
         "measured_on": options.source,
-        "attention": outcome.attention,
         "distill": options.distill,
-        "length": outcome.length,
-        "layer_r2": outcome.layers,
-        "output_r2": outcome.output_r2,
-        "costs_of": "model" if outcome.whole else "layer",
-        "costs": {name: cost._asdict() for name, cost in outcome.costs.items()},
+        **outcome.numbers,
     }
 
 

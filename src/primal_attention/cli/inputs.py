@@ -70,23 +70,14 @@ def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel"
     import torch
 
     from primal_attention.surgery.loading import load_any
+    from primal_attention.surgery.optional import quiet_transformers
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     with one_sentence():
-        _silence_transformers()
+        quiet_transformers()
         progress(f"loading {options.model}")
         return load_any(options.model, original=original)
-
-
-def _silence_transformers() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("transformers") is not None:
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, object]]:

@@ -23,6 +23,7 @@ _COMMANDS = {
 }
 
 _EXAMPLES = """examples:
+  primal bench demo                                  what it is for: a page with a verdict
   primal train japanese-vowels                       a table, spectra and report.html in a minute
   primal train my_train.ts                           your own data: the kind is recognised
   primal train table.csv --target label --training.epochs 5     any setting, from the command line

@@ -47,6 +47,8 @@ def main(group: str, argv: list[str], default: str | None = None) -> int:
     for table in sorted(chosen.out.glob("*.md")):
         print(table.read_text("utf-8"))
     print(f"{len(rows)} rows; tables and pictures are in {chosen.out}")
+    if (chosen.out / "report.html").exists():
+        print(f"Open {chosen.out / 'report.html'} in a browser.")
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from primal_attention.command import MissingPackageError, install_hint
 
-__all__ = ["require_transformers"]
+__all__ = ["quiet_transformers", "require_transformers"]
 
 
 def require_transformers() -> Any:
@@ -39,3 +39,12 @@ def _reason(error: Exception) -> str:
             "torchvision --index-url https://download.pytorch.org/whl/cpu."
         )
     return f"transformers is installed but cannot be imported: {' '.join(str(cause).split())}"
+
+
+def quiet_transformers() -> None:
+    """Switch off the warnings and progress bars of transformers, if it is installed."""
+    if importlib.util.find_spec("transformers") is not None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -58,6 +58,19 @@ class Outcome:
             f"({_change(before.megabytes, after.megabytes)}).{caution}"
         )
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything measured, as plain values."""
+        return {
+            "model": self.model,
+            "attention": self.attention,
+            "length": self.length,
+            "layer_r2": self.layers,
+            "output_r2": self.output_r2,
+            "costs_of": "model" if self.whole else "layer",
+            "costs": {name: cost._asdict() for name, cost in self.costs.items()},
+        }
+
 
 def convert_and_compare(
     model: nn.Module,
