@@ -32,7 +32,7 @@ def write_wide(path: Path, target: str = "kind") -> None:
     path.write_text("\n".join([head, *rows]) + "\n")
 
 
-def test_a_ts_file_needs_nothing_else(tmp_path, capsys):
+def test_a_ts_file_needs_nothing_else(tmp_path, capsys, fails):
     write_ts(tmp_path / "my_train.ts", 20, 0)
     assert main(["train", "my_train.ts", *QUICK]) == 0
     printed = capsys.readouterr().out
@@ -46,12 +46,13 @@ def test_a_ts_file_needs_nothing_else(tmp_path, capsys):
     write_ts(tmp_path / "new.ts", 5, 1, labels=False)
     assert main(["predict", "outputs/my_train", "new.ts"]) == 0
     assert main(["eval", "outputs/my_train", "--data", "my_train.ts"]) == 0
+    assert "Did you mean 'my_train'?" in fails("predict", "outputs/my_trian", "new.ts")
 
 
 def test_a_table_needs_the_name_of_its_target(tmp_path, capsys, fails):
     write_wide(tmp_path / "table.csv")
     told = fails("train", "table.csv")
-    assert "which column holds the classes? There is no 'label'; give --target" in told
+    assert "There is no 'label'; give --target with one of kind, t0, t1" in told
     assert main(["train", "table.csv", "--target", "kind", "--show-settings", *QUICK]) == 0
     printed = capsys.readouterr().out
     assert "one row a series, 9 time steps of one channel" in printed

@@ -26,7 +26,7 @@ __all__ = ["main"]
 class DataCommand:
     """List public data sets, say where one comes from and belongs, or download it."""
 
-    action: Annotated[Literal["list", "where", "fetch"], tyro.conf.Positional]
+    action: Annotated[Literal["list", "where", "fetch"], tyro.conf.Positional] = "list"
     """What to do: list all sets, show where one comes from and belongs, or fetch it."""
     name: Annotated[str, tyro.conf.Positional] = ""
     """Name of the set."""

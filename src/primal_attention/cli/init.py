@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from primal_attention.cli.recipes import make_plan
+from primal_attention.cli.plans import make_plan
 from primal_attention.command import UserError, user_errors
 from primal_attention.output import write_atomically
 from primal_attention.settings import commented_yaml

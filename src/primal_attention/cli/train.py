@@ -5,15 +5,8 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.cli.recipes import (
-    Plan,
-    TrainOptions,
-    is_run,
-    make_plan,
-    read_recipe,
-    recipe_paths,
-    recipe_summary,
-)
+from primal_attention.cli.plans import Plan, TrainOptions, make_plan
+from primal_attention.cli.recipes import is_run, read_recipe, recipe_paths, recipe_summary
 from primal_attention.command import UserError, user_errors
 from primal_attention.settings import build, flatten, to_yaml
 from primal_attention.tasks.experiment import Recipe, recipe_type
@@ -97,7 +90,8 @@ def _train(plan: Plan) -> None:
     if processes.is_main_process:
         _print_results(plan.name, results)
         print(f"Saved report.html, result.csv and the models in {out}")
-        print(f"Predict with: primal predict {out / results[0].name} FILE")
+        model = out / results[0].name
+        print(f'Use it: primal predict {model} FILE, or primal_attention.load("{model}") in Python')
 
 
 def _summary(plan: Plan, task: Task, data: Parts) -> str:

@@ -110,9 +110,12 @@ def check_target(source: Source, target: str) -> None:
         target: Name of the column.
     """
     if target not in source.columns:
+        # few values repeated often look like classes
+        likely = [n for n, c in source.columns.items() if 2 * c.distinct <= source.rows]
+        names = list(dict.fromkeys([*likely, *source.columns]))
         raise UserError(
             f"which column holds the classes? There is no {target!r}; give --target with one of "
-            f"{list_some(list(source.columns))}."
+            f"{list_some(names)}."
         )
     column = source.columns[target]
     if column.is_quantity:

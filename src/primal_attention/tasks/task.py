@@ -447,7 +447,9 @@ def load_task(folder: Path) -> Task:
     """
     path = folder / FILE
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give the folder of a trained model.")
+        beside = [p.name for p in folder.parent.glob("*")]
+        hint = did_you_mean(folder.name, beside)
+        raise UserError(f"there is no folder {folder}; give the folder of a trained model.{hint}")
     if not path.is_file():
         inside = [p.parent.name for p in sorted(folder.glob(f"*/{FILE}"))]
         hint = f" Did you mean {folder / inside[0]}?" if inside else ""
