@@ -4,8 +4,8 @@ A test takes ``any_case`` (one per registered name and option set), ``causal_cas
 ``padding_case``, ``stateful_case``, ``aux_case`` (those with the capability), ``mode_case`` (one
 per mode the mechanism can run), ``core_case`` (the same, for functions of q, k and v) or, for what
 takes seconds a row, ``plain_case`` (the default options in the commonest mode) and ``graph_case``
-(modes with a mask, which contain those without). A mechanism registered later is covered without
-an edit here.
+(modes with a mask, which contain those without). ``time_case`` has one row for each value of
+``time=`` that a mechanism allows. A mechanism registered later is covered without an edit here.
 """
 
 import warnings
@@ -158,6 +158,11 @@ ROWS = {
         for row in MODE_ROWS
         if ("masked" in row.mode or not row.capabilities.padding)
         and not (row.is_slow and "cross" in row.mode)
+    ],
+    "time_case": [
+        Case(name, {"time": time})
+        for name in list_attentions()
+        for time in sorted(attention_entry(name).capabilities.time)
     ],
     "core_case": [
         row for row in MODE_ROWS if isinstance(row.build(device="meta"), MultiHeadAttention)

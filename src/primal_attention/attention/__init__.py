@@ -24,6 +24,7 @@ from primal_attention.attention.schoenbat import SchoenbatAttention
 from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
 from primal_attention.attention.softmax import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
+from primal_attention.attention.time import TimeAttention, TimeOptions
 
 __all__ = [
     "Attention",
@@ -53,6 +54,8 @@ __all__ = [
     "SkyformerAttention",
     "SoftmaxAttention",
     "State",
+    "TimeAttention",
+    "TimeOptions",
     "attention_entry",
     "create_attention",
     "ksvd_loss",

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 
 __all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
 
@@ -40,6 +40,8 @@ class Capabilities:
     """Accepts ``rotary=``: turns queries and keys by their positions."""
     mixes_without_order: bool = True
     """Without ``is_causal=True``, outputs depend on other tokens than their own."""
+    time: frozenset[str] = frozenset({"concat"})
+    """Values of ``time=`` in ``create_attention``: how the times of tokens can enter."""
 
 
 class Aux(NamedTuple):
@@ -100,6 +102,8 @@ class Attention(nn.Module):
     capabilities: Capabilities = Capabilities()
     undecayed: tuple[str, ...] = ()
     """Names of own parameters that weight decay must leave alone; any module may have this."""
+    takes_times: bool = False
+    """Whether ``forward`` and ``step`` take ``times``."""
 
     def __init__(self, dim: int, num_heads: int = 8, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -121,7 +125,7 @@ class Attention(nn.Module):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context``, or to ``x`` itself.
 
@@ -180,7 +184,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         return_aux: bool = False,
         state: State | None = None,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
         more: tuple[Any, ...] = (),
     ) -> None:
         """Raise for anything that this layer cannot do, before any work is done."""

@@ -32,7 +32,9 @@ class CosformerCore(FeatureCore):
         power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
     """
 
-    capabilities = Capabilities(relative_position=True)
+    capabilities = Capabilities(
+        relative_position=True, time=frozenset({"concat", "product", "rotary"})
+    )
     ordered = True
 
     def __init__(self, horizon: int = 1024, power: Literal[1, 2] = 2) -> None:

@@ -28,7 +28,7 @@ _UNIT_SCALE = 0.5
 class GaussianCore(CachingCore):
     """``κ(q̃, k̃) v`` at the cost of fused softmax; the decoding state grows with every token."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(time=frozenset({"concat", "rotary"}))
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from primal_attention.attention.base import Capabilities, is_plain
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = ["LinformerAttention", "LinformerCore"]
@@ -29,7 +29,7 @@ __all__ = ["LinformerAttention", "LinformerCore"]
 class LinformerCore(Core):
     """Softmax over ``s`` projected keys in ``O((n + m) s (d + v))`` time."""
 
-    capabilities = Capabilities(causal=False, stateful=False)
+    capabilities = Capabilities(causal=False, stateful=False, time=frozenset({"concat", "rotary"}))
     ordered = True
 
     def __init__(
@@ -146,7 +146,7 @@ class LinformerAttention(MultiHeadAttention):
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
 
     def _attend(
-        self, q: Tensor, memory: Tensor, rotary: Rotary | None, also: dict[str, Any]
+        self, q: Tensor, memory: Tensor, rotary: Turn | None, also: dict[str, Any]
     ) -> Float[Tensor, "b h n v"]:
         if rotary is not None:
             return super()._attend(q, memory, rotary, also)

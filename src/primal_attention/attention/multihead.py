@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from primal_attention.attention.base import Attention, Capabilities, State
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 
 __all__ = ["CachingCore", "Core", "FixedCoreAttention", "MultiHeadAttention"]
 
@@ -24,6 +24,8 @@ class Core(nn.Module):
     """Whether positions matter. If so, ``forward`` gets all padding behind the real tokens."""
     takes_query_mask: bool = False
     """Whether queries influence each other. If so, ``forward`` also takes ``query_mask``."""
+    takes_turn: bool = False
+    """Whether the core applies ``rotary`` itself. If so, ``forward`` and ``step`` take ``turn``."""
 
     def forward(
         self,
@@ -145,7 +147,7 @@ class MultiHeadAttention(Attention):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
@@ -175,12 +177,14 @@ class MultiHeadAttention(Attention):
         return y
 
     def _attend(
-        self, q: Tensor, memory: Tensor, rotary: Rotary | None, extra: dict[str, Any]
+        self, q: Tensor, memory: Tensor, rotary: Turn | None, extra: dict[str, Any]
     ) -> Float[Tensor, "b h n v"]:
         """Project the memory to keys and values, and return the output of the core."""
         k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
-        if rotary is not None:
-            q, k = rotary.turn(q), rotary.turn(k)
+        if rotary is not None and self.core.takes_turn:
+            extra = {**extra, "turn": rotary}
+        elif rotary is not None:
+            q, k = rotary.queries(q), rotary.keys(k)
         return self.core(q, k, v, **extra)
 
     def init_state(self, batch_size: int) -> State:
@@ -197,7 +201,7 @@ class MultiHeadAttention(Attention):
         state: State,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens; see :meth:`Attention.step` and :meth:`forward`."""
         if not self.capabilities.stateful:
@@ -206,9 +210,12 @@ class MultiHeadAttention(Attention):
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        if rotary is not None:
-            q, k = rotary.turn(q), rotary.turn(k)
-        y, state = self.core.step(q, k, v, state, key_mask=key_mask)
+        extra: dict[str, Any] = {"key_mask": key_mask}
+        if rotary is not None and self.core.takes_turn:
+            extra["turn"] = rotary
+        elif rotary is not None:
+            q, k = rotary.queries(q), rotary.keys(k)
+        y, state = self.core.step(q, k, v, state, **extra)
         y = self.dropout(self.out_proj(self._merge(y)))
         if key_mask is not None:
             y = torch.where(key_mask[:, :, None], y, 0.0)

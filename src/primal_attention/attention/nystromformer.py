@@ -48,7 +48,12 @@ class NystromformerCore(Core):
             )
         self.num_landmarks = num_landmarks
         # the convolution adds values to queries of the same position: not for cross-attention
-        self.capabilities = Capabilities(causal=False, stateful=False, cross=kernel_size is None)
+        self.capabilities = Capabilities(
+            causal=False,
+            stateful=False,
+            cross=kernel_size is None,
+            time=frozenset({"concat", "rotary"}),
+        )
         self.conv: nn.Parameter | None = None
         if kernel_size is not None:
             self.conv = nn.Parameter(
@@ -129,7 +134,9 @@ class NystromformerAttention(MultiHeadAttention):
 register_attention(
     "nystromformer",
     NystromformerAttention,
-    capabilities=Capabilities(causal=False, stateful=False, cross=False),
+    capabilities=Capabilities(
+        causal=False, stateful=False, cross=False, time=frozenset({"concat", "rotary"})
+    ),
     cost="n",
     summary="softmax by segment means, plus a short convolution",
 )

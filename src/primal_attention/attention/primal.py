@@ -35,7 +35,7 @@ from primal_attention.attention.primal_parameters import (
 )
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.regularizers import Regularizer, TokenCount, energy_term
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 from primal_attention.attention.sources import CausalTokens
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional.precision import accumulator
@@ -119,7 +119,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
@@ -176,7 +176,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             )
 
     def _needs_heads(
-        self, context: Tensor | None, regularizer: Regularizer | None, rotary: Rotary | None
+        self, context: Tensor | None, regularizer: Regularizer | None, rotary: Turn | None
     ) -> bool:
         """Return whether ``tie`` and ``attend`` alone are not enough."""
         if regularizer is not None and (regularizer == "kkt" or context is not None):
@@ -189,7 +189,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         context: Tensor | None,
         key_mask: Tensor | None,
         regularizer: Regularizer | None,
-        rotary: Rotary | None,
+        rotary: Turn | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return output and regulariser; every projection is called by itself."""
         heads = self.project_heads(x, rotary)
@@ -216,7 +216,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         key_mask: Tensor | None,
         start: State,
         regularizer: Regularizer | None,
-        rotary: Rotary | None,
+        rotary: Turn | None,
     ) -> tuple[Tensor, Tensor | None, State]:
         if regularizer == "kkt" and self.weights == "data":
             raise ValueError(
@@ -304,7 +304,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         state: State,
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Decode the next tokens at constant cost; see :meth:`Attention.step`."""
         self._check(x, key_mask=key_mask, is_causal=True, state=state, rotary=rotary)

@@ -23,7 +23,7 @@ from primal_attention.attention.published import (
     translate_state_dict,
 )
 from primal_attention.attention.regularizers import Regularizer
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 from primal_attention.attention.sources import SOURCES, Source, linear_map
 from primal_attention.functional import attend, split_heads
 from primal_attention.functional.precision import accumulator
@@ -49,7 +49,8 @@ def primal_capabilities(weights: Weights, **changes: bool) -> Capabilities:
     """Return the capabilities of a layer with these weights."""
     source = SOURCES[weights]
     own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
-    return Capabilities(**{"cross": source.cross, "aux_loss": True, **own, **changes})
+    can = {"cross": source.cross, "aux_loss": True, **own, **changes}
+    return Capabilities(time=source.time, **can)
 
 
 class PrimalParameters(Attention):
@@ -71,6 +72,8 @@ class PrimalParameters(Attention):
         dtype: Type of the parameters.
     """
 
+    feature_dim: int
+    """Width of the features of a head; a product with features of time makes them wider."""
     basis: Float[Tensor, "k m"]
     w_e: nn.Parameter
     w_r: nn.Parameter
@@ -126,6 +129,7 @@ class PrimalParameters(Attention):
             cross=self.source.cross and is_ours,
             aux_loss=regularizer is not None,
         )
+        self.feature_dim = self.head_dim
         factory = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(dim, dim, bias, **factory)
         self.k_proj = nn.Linear(dim, dim, bias, **factory)
@@ -180,11 +184,11 @@ class PrimalParameters(Attention):
     # maps
 
     def project_heads(
-        self, x: Float[Tensor, "b n c"], rotary: Rotary | None = None
+        self, x: Float[Tensor, "b n c"], rotary: Turn | None = None
     ) -> Float[Tensor, "b both n d"]:
         """Return the heads of the queries and, after them, of the keys."""
         heads = self._project_both(x, self.q_proj, self.k_proj)
-        return heads if rotary is None else rotary.turn(heads)
+        return heads if rotary is None else rotary.both(heads)
 
     def project_duals(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b both n s"]:
         """Return the dual variables of the query side and, after them, of the key side."""

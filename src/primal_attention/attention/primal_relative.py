@@ -19,7 +19,7 @@ from primal_attention.attention.base import Attention, Capabilities, State
 from primal_attention.attention.multihead import close_gaps, real_first, take_tokens
 from primal_attention.attention.positions import RelativePosition
 from primal_attention.attention.registry import register_attention
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
 from primal_attention.kernels.exact import unit
@@ -85,7 +85,7 @@ class PrimalRelativeAttention(Attention):
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
-        rotary: Rotary | None = None,
+        rotary: Turn | None = None,
     ) -> Any:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
         self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)

@@ -5,13 +5,29 @@ key depends on their distance only. A layer that takes ``rotary=`` turns the hea
 keys after projecting them and before its feature map.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Rotary"]
+__all__ = ["Rotary", "Turn"]
+
+
+class Turn(Protocol):
+    """What positions or times do to the heads of queries and keys, after the projections."""
+
+    def queries(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
+        """Return changed heads of queries."""
+
+    def keys(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n p"]:
+        """Return changed heads of keys."""
+
+    def both(self, x: Float[Tensor, "b both n d"]) -> Float[Tensor, "b both n p"]:
+        """Return changed heads of queries and, after them, of keys."""
+
+    def take(self, slots: Int[Tensor, "b k"]) -> Self:
+        """Return the changes of the tokens in the given slots of each sequence."""
 
 
 class Rotary(NamedTuple):
@@ -34,6 +50,18 @@ class Rotary(NamedTuple):
         first, second = turned.chunk(2, dim=-1)
         turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
         return torch.cat([turned, rest], dim=-1)
+
+    def queries(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """Return turned heads; queries, keys and both turn alike."""
+        return self.turn(x)
+
+    def keys(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
+        """Return turned heads."""
+        return self.turn(x)
+
+    def both(self, x: Float[Tensor, "b both n d"]) -> Float[Tensor, "b both n d"]:
+        """Return turned heads."""
+        return self.turn(x)
 
     def take(self, slots: Int[Tensor, "b k"]) -> Self:
         """Return the angles of the tokens in the given slots of each sequence."""

@@ -105,7 +105,9 @@ class SkyformerCore(GaussianCore):
             )
         self.landmarks, self.num_landmarks = landmarks, num_landmarks
         self.ridge, self.inverse, self.window = ridge, inverse, window
-        self.capabilities = Capabilities(causal=learned, stateful=learned)
+        # landmarks made of the tokens turn with them, learned ones do not
+        ways = {"concat"} if learned else {"concat", "rotary"}
+        self.capabilities = Capabilities(causal=learned, stateful=learned, time=frozenset(ways))
         if learned:
             # initial distribution of projected tokens: variance 1/3, times the scale of the points
             start = torch.randn(num_heads, num_landmarks, head_dim, **factory)
@@ -319,7 +321,7 @@ class SkyformerAttention(MultiHeadAttention):
 register_attention(
     "skyformer",
     SkyformerAttention,
-    capabilities=Capabilities(causal=False, stateful=False),
+    capabilities=Capabilities(causal=False, stateful=False, time=frozenset({"concat", "rotary"})),
     cost="n",
     summary="Gaussian kernel by landmarks among the tokens",
 )

@@ -1,5 +1,6 @@
 """Softmax attention: with the fused kernel, and with an explicit matrix of weights."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ __all__ = [
 class SoftmaxCore(CachingCore):
     """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; the decoding state grows with every token."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(time=frozenset({"concat", "rotary", "stationary-bias"}))
 
     def forward(
         self,
@@ -63,7 +64,7 @@ class ExplicitSoftmaxCore(SoftmaxCore):
             )
         self.weight_dropout = nn.Dropout(weight_dropout)
         if weight_dropout:
-            self.capabilities = Capabilities(deterministic=False)
+            self.capabilities = dataclasses.replace(self.capabilities, deterministic=False)
 
     def forward(
         self,

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from primal_attention.attention.base import State, is_plain
-from primal_attention.attention.rotary import Rotary
+from primal_attention.attention.rotary import Turn
 from primal_attention.functional import (
     Heads,
     LayerMaps,
@@ -64,7 +64,7 @@ class CausalTokens(NamedTuple):
     """``True`` where a token is real."""
     start: State
     """The state before the first token."""
-    rotary: Rotary | None
+    rotary: Turn | None
     """Turns of queries and keys."""
 
 
@@ -88,6 +88,7 @@ class Source:
     rotary = False
     mixes_without_order = True
     cross = True
+    time: frozenset[str] = frozenset({"concat"})
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the parameters of the weights to the layer."""
@@ -149,7 +150,7 @@ class Source:
 
     def state_shape(self, layer: "PrimalParameters") -> tuple[int, ...]:
         """Return the shape of one side of the decoding state of one sequence."""
-        return layer.num_heads, layer.head_dim, layer.rank
+        return layer.num_heads, layer.feature_dim, layer.rank
 
     def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Return scores of weights that see no later token, and the state after the last one.
@@ -292,6 +293,7 @@ class DualSource(Source):
     """``W_{e|X} = Φ_kᵀ H_r / n`` with dual variables ``H`` that are linear in the tokens."""
 
     rotary = True
+    time = frozenset({"concat", "product", "rotary"})
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the maps from tokens to dual variables."""

@@ -34,6 +34,7 @@ from primal_attention.kernels.time_base import (
     Spectrum,
     TimeFeatures,
     period_grid,
+    turn_back,
     waves,
 )
 
@@ -128,6 +129,21 @@ class BochnerTime(TimeFeatures):
         """Return the frequencies of one forward and their weights."""
         omega = self.frequencies()
         return Spectrum(omega, self._root_weights().square().expand_as(omega))
+
+    def advance(
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch p"]:
+        """Return the features after the origin of time moves forward by a gap.
+
+        Example:
+            >>> phi, t = BochnerTime(8), torch.tensor([3.0, 5.0])
+            >>> moved = phi.advance(phi(t), torch.tensor(2.0))
+            >>> bool((moved - phi(t - 2)).abs().max() < 1e-6)
+            True
+        """
+        cos, sin = features.chunk(2, dim=-1)
+        turned = turn_back(cos, sin, *waves(gap, self.frequencies(), features.dtype))
+        return torch.cat(turned, dim=-1)
 
     def extra_repr(self) -> str:
         """Return the options of the map."""
@@ -232,6 +248,18 @@ class MercerTime(TimeFeatures):
         constant = self.coefficients[:, :1].sum(0)
         frequency = torch.cat([torch.zeros_like(constant), self.frequencies()])
         return Spectrum(frequency, torch.cat([constant, self.coefficients[:, 1:].flatten()]))
+
+    def advance(
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch p"]:
+        """Return the features after the origin of time moves forward by a gap; needs ``tie``."""
+        if not self.is_stationary:
+            return super().advance(features, gap)
+        q = self.degree
+        constant, cos, sin = features.unflatten(-1, (self.num_periods, -1)).split([1, q, q], -1)
+        cos_gap, sin_gap = waves(gap, self.frequencies(), features.dtype)
+        angles = (t.unflatten(-1, (-1, q)) for t in (cos_gap, sin_gap))
+        return torch.cat([constant, *turn_back(cos, sin, *angles)], dim=-1).flatten(-2)
 
     def extra_repr(self) -> str:
         """Return the options of the map."""

@@ -14,6 +14,7 @@ __all__ = [
     "TimeFeatures",
     "observed_gaps",
     "period_grid",
+    "turn_back",
     "waves",
 ]
 
@@ -72,6 +73,23 @@ class TimeFeatures(nn.Module):
         """Return frequencies and weights of the kernel, in float64; for stationary maps."""
         raise ValueError(
             f"{type(self).__name__} has no spectrum: its kernel is not stationary. Use "
+            "BochnerTime, or MercerTime with tie=True."
+        )
+
+    def advance(
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch p"]:
+        """Return ``Φ(t − gap)`` from ``Φ(t)``, or sums of the one from sums of the other.
+
+        The result counts times from an origin that has moved forward by the gap. For stationary
+        maps this is a rotation, so a sum over a whole history moves without its events.
+
+        Args:
+            features: Features, or weighted sums of features.
+            gap: How far the origin moves; broadcast against the leading axes.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot move its origin: its kernel is not stationary. Use "
             "BochnerTime, or MercerTime with tie=True."
         )
 
@@ -160,6 +178,20 @@ def waves(
     turns = time.double()[..., None] * (omega.double() / (2 * math.pi))
     angle = 2 * math.pi * (turns - turns.round()).to(dtype)
     return angle.cos(), angle.sin()
+
+
+def turn_back(
+    cos: Float[Tensor, "*batch m"], sin: Float[Tensor, "*batch m"], c: Tensor, s: Tensor
+) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "*batch m"]]:
+    """Return cosines and sines whose angle is smaller by a given one.
+
+    Args:
+        cos: Cosines, or sums of them.
+        sin: Sines, or sums of them.
+        c: Cosines of the angles to subtract; broadcast against the others.
+        s: Sines of these angles.
+    """
+    return cos * c + sin * s, sin * c - cos * s
 
 
 def period_grid(shortest: float, longest: float, num: int) -> Float[Tensor, " num"]:

@@ -13,7 +13,8 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention import Rotary, State, create_attention
+from primal_attention.attention import Rotary, State, TimeOptions, create_attention
+from primal_attention.attention.time import Fusion
 from primal_attention.models.config import Norm
 
 __all__ = ["EncoderBlock"]
@@ -27,6 +28,7 @@ class EncoderBlock(nn.Module):
         num_heads: Heads; must divide ``dim``.
         attention: Name in the registry.
         attention_options: Options of that attention's constructor.
+        time: How the times of tokens enter the attention; see ``create_attention``.
         hidden_dim: Width inside the perceptron; by default ``4 * dim``.
         norm: ``"pre"``: the norm comes before a branch; ``"post"``: after the sum.
         dropout: Probability of dropping an element of each branch in training.
@@ -46,6 +48,7 @@ class EncoderBlock(nn.Module):
         *,
         attention: str = "primal",
         attention_options: Mapping[str, Any] | None = None,
+        time: Fusion | TimeOptions | None = None,
         hidden_dim: int | None = None,
         norm: Norm = "pre",
         dropout: float = 0.0,
@@ -60,7 +63,7 @@ class EncoderBlock(nn.Module):
         options.update(attention_options or {})
         self.norm = norm
         self.attention_norm = nn.LayerNorm(dim, device=device, dtype=dtype)
-        self.attention = create_attention(attention, dim, num_heads, **options)
+        self.attention = create_attention(attention, dim, num_heads, time=time, **options)
         self.mlp_norm = nn.LayerNorm(dim, device=device, dtype=dtype)
         self.mlp = nn.Sequential(
             nn.Linear(dim, hidden_dim, device=device, dtype=dtype),
@@ -77,6 +80,7 @@ class EncoderBlock(nn.Module):
         key_mask: Bool[Tensor, "b n"] | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        times: Float[Tensor, "b n"] | None = None,
         return_aux: bool = False,
     ) -> Any:
         """Return the stream after the block.
@@ -86,9 +90,10 @@ class EncoderBlock(nn.Module):
             key_mask: ``True`` where a token is real.
             is_causal: Let no output depend on a later token.
             rotary: Turns of queries and keys, for an attention that takes them.
+            times: Times of the tokens, for an attention that takes them; others ignore them.
             return_aux: Return ``(y, aux)`` with the attention's :class:`Aux` instead of ``y``.
         """
-        also = {} if rotary is None else {"rotary": rotary}
+        also = self._also(rotary, times)
         y = self.attention(
             self._before(x), key_mask=key_mask, is_causal=is_causal, return_aux=return_aux, **also
         )
@@ -107,11 +112,17 @@ class EncoderBlock(nn.Module):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
         rotary: Rotary | None = None,
+        times: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], State]:
         """Return the stream of the next tokens, and the state after them."""
-        also: Any = {} if rotary is None else {"rotary": rotary}
+        also = self._also(rotary, times)
         y, state = self.attention.step(self._before(x), state, key_mask=key_mask, **also)
         return self._after(x, y), state
+
+    def _also(self, rotary: Rotary | None, times: Tensor | None) -> dict[str, Any]:
+        """Return the arguments that only some attentions take."""
+        also: dict[str, Any] = {} if rotary is None else {"rotary": rotary}
+        return also | {"times": times} if self.attention.takes_times else also
 
     def _before(self, x: Tensor) -> Tensor:
         """Return the input of the attention."""

@@ -27,6 +27,7 @@ __all__ = [
 
 Norm = Literal["pre", "post"]
 Pooling = Literal["mean", "last"]
+TimeFusion = Literal["concat", "product", "rotary", "stationary-bias"]
 Positions = Literal["sinusoidal", "learned", "rotary", "none"]
 
 
@@ -60,6 +61,8 @@ class StackConfig:
     """Attention of the other blocks."""
     other_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Options of the other attention's constructor."""
+    time_fusion: TimeFusion | None = None
+    """How times enter the attentions of all blocks; for models whose tokens have times."""
     norm: Norm = "pre"
     """Norm before each branch, or after it (post)."""
     dropout: float = 0.1
@@ -77,6 +80,8 @@ class StackConfig:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
         for name, options in zip(self.layer_attentions, self.layer_options, strict=True):
             _check_options(name, options)
+        if self.time_fusion is not None:
+            self._check_time_fusion(self.time_fusion)
 
     def _check_choice(self, name: str, kind: Any) -> None:
         if getattr(self, name) not in get_args(kind):
@@ -88,6 +93,19 @@ class StackConfig:
         value = getattr(self, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+
+    def _check_time_fusion(self, fusion: str) -> None:
+        from primal_attention.attention import attention_entry, list_attentions
+
+        self._check_choice("time_fusion", TimeFusion)
+        for name in self.layer_attentions:
+            allowed = attention_entry(name).capabilities.time
+            if fusion not in allowed:
+                raise ValueError(
+                    f"{name!r} does not allow time_fusion={fusion!r}, only "
+                    f"{', '.join(sorted(allowed))}. Attentions that do: "
+                    f"{', '.join(list_attentions(time=fusion))}."
+                )
 
     def _check_causal(self) -> None:
         from primal_attention.attention import attention_entry, list_attentions

@@ -45,6 +45,7 @@ class BlockStack(nn.ModuleList):
                 config.num_heads,
                 attention=name,
                 attention_options=options,
+                time=config.time_fusion,
                 hidden_dim=config.mlp_dim,
                 norm=config.norm,
                 dropout=config.dropout,
@@ -62,6 +63,7 @@ class BlockStack(nn.ModuleList):
         key_mask: Bool[Tensor, "b n"] | None = None,
         is_causal: bool = False,
         rotary: Rotary | None = None,
+        times: Float[Tensor, "b n"] | None = None,
     ) -> StackOutput:
         """Return the stream after the last block, and the regularisers in training.
 
@@ -70,8 +72,10 @@ class BlockStack(nn.ModuleList):
             key_mask: ``True`` where a token is real.
             is_causal: Let no output depend on a later token.
             rotary: Turns of queries and keys, for attentions that take them.
+            times: Times of the tokens, for attentions that take them.
         """
-        options: dict[str, Any] = {"key_mask": key_mask, "is_causal": is_causal, "rotary": rotary}
+        options: dict[str, Any] = {"key_mask": key_mask, "is_causal": is_causal}
+        options.update(rotary=rotary, times=times)
         terms: dict[str, Tensor] = {}
         for i, block in enumerate(self._blocks):
             has_term = self.training and block.attention.capabilities.aux_loss
@@ -95,11 +99,12 @@ class BlockStack(nn.ModuleList):
         *,
         key_mask: Bool[Tensor, "b t"] | None = None,
         rotary: Rotary | None = None,
+        times: Float[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], tuple[State, ...]]:
         """Return the stream of the next tokens, and the states after them."""
         after = []
         for block, state in zip(self._blocks, states, strict=True):
-            x, state = block.step(x, state, key_mask=key_mask, rotary=rotary)
+            x, state = block.step(x, state, key_mask=key_mask, rotary=rotary, times=times)
             after.append(state)
         return x, tuple(after)
 
