@@ -395,6 +395,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.events.labels:EventLabelTask",
         "classify whole sequences of a log of events",
     ),
+    "irregular-series": TaskEntry(
+        "primal_attention.tasks.events.irregular:IrregularTask",
+        "values of irregular series with missing channels at any time",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

@@ -12,6 +12,8 @@ from .generators import (
     SampledSeries,
 )
 from .heads import LogNormalMixture
+from .interpolation import InterpolationConfig, InterpolationModel
+from .irregular import IrregularTask
 from .labels import EventLabelTask
 from .model import (
     EventClassifier,
@@ -21,9 +23,17 @@ from .model import (
     NextEventOutput,
     Past,
 )
+from .regressor import IrregularSeriesRegressor, PredictedValues
 from .results import EventSamples, EventScores, LogLikelihood, NextEvents
 from .scheme import LogScheme
-from .settings import EventLabelSettings, EventOptions, EventSettings
+from .series import IrregularSeries
+from .settings import (
+    EventLabelSettings,
+    EventOptions,
+    EventSettings,
+    InterpolationOptions,
+    IrregularSettings,
+)
 from .task import NextEventTask, load_stackoverflow
 from .windows import EventWindows, collate_events, last_windows, tile_windows
 
@@ -42,7 +52,14 @@ __all__ = [
     "EventWindows",
     "GapMarks",
     "HawkesProcess",
+    "InterpolationConfig",
+    "InterpolationModel",
+    "InterpolationOptions",
+    "IrregularSeries",
+    "IrregularSeriesRegressor",
+    "IrregularSettings",
     "IrregularSinusoids",
+    "IrregularTask",
     "LogColumn",
     "LogLikelihood",
     "LogNormalMixture",
@@ -56,6 +73,7 @@ __all__ = [
     "Past",
     "PeriodicMarks",
     "PoissonProcess",
+    "PredictedValues",
     "SampledEvents",
     "SampledSeries",
     "collate_events",

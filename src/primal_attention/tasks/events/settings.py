@@ -6,7 +6,14 @@ from typing import ClassVar, Literal
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["EventLabelSettings", "EventOptions", "EventSettings", "TimeCode"]
+__all__ = [
+    "EventLabelSettings",
+    "EventOptions",
+    "EventSettings",
+    "InterpolationOptions",
+    "IrregularSettings",
+    "TimeCode",
+]
 
 TimeCode = Literal[
     "bochner",
@@ -66,6 +73,22 @@ class EventLabelSettings(EventSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IrregularSettings(DataSettings):
+    """Irregular series: a .csv, .tsv or .parquet file with one row for every observation time."""
+
+    values: tuple[str, ...] = ()
+    """Columns of the channels; empty cells are missing values."""
+    time: str | None = None
+    """Column of the times: numbers, or dates as ISO 8601; by default recognised by its name."""
+    sequence: str | None = None
+    """Column that tells series apart; by default recognised by its name."""
+    unit: str | None = None
+    """Unit of times: milliseconds to weeks for dates (days), any name for numbers."""
+    length: int | None = WINDOW
+    """Most recent observations of a series that are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EventOptions(StackConfig):
     """A model of events without what the data decide: types, marks, covariates."""
 
@@ -93,3 +116,43 @@ class EventOptions(StackConfig):
         self._check_choice("time", TimeCode)
         for name in ("time_features", "components"):
             self._check_count(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterpolationOptions(StackConfig):
+    """A model of irregular series without what the data decide: the channels."""
+
+    hidden_ratio: ClassVar[int] = 2
+
+    dim: int = 64
+    """Model width."""
+    num_heads: int = 4
+    """Heads; must divide ``dim``."""
+    num_layers: int = 1
+    """Blocks over the reference points."""
+    attention: str = "softmax"
+    """Attention between observations, reference points and queries."""
+    dropout: float = 0.0
+    """Probability of dropping an element of each branch in training."""
+    time: TimeCode = "bochner"
+    """Features of time."""
+    time_features: int = 64
+    """Width of the features of time."""
+    references: int = 32
+    """Reference points, evenly spaced from the first to the last observation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        from primal_attention.attention import attention_entry, list_attentions
+
+        self._check_choice("time", TimeCode)
+        if self.time in ("none", "position"):
+            raise ValueError(f"Irregular series need features of time, got time={self.time!r}.")
+        for name in ("time_features", "references"):
+            self._check_count(name)
+        for name in self.layer_attentions:
+            if not attention_entry(name).capabilities.cross:
+                raise ValueError(
+                    f"{name!r} cannot attend to other tokens than its own; use one of: "
+                    f"{', '.join(list_attentions(cross=True))}."
+                )
