@@ -24,6 +24,7 @@ from primal_attention.tasks.events.windows import (
 
 SMALL = {"dim": 16, "num_heads": 2, "time_features": 14, "components": 4, "dropout": 0.0}
 ATTENTIONS = ["linear", "softmax", "primal-dual"]
+FUSIONS = [None, "concat", "rotary", "product", "stationary-bias"]
 TIMES = ["bochner", "mercer", "log-gap", "none"]
 
 
@@ -103,6 +104,28 @@ def test_t14_a_shift_of_all_times_changes_nothing(time):
             atol=1e-5,
             rtol=1e-5,
         )
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_invariances_hold_with_times_inside_attention(fusion):
+    """T12 to T14 for every way in which times enter the blocks, and decoding."""
+    attention = "softmax" if fusion == "stationary-bias" else "linear"
+    model = next_model(attention=attention, time_fusion=fusion)
+    types, times = events()
+    model.start_from(torch.rand(50).double() + 0.1, 20.0)
+    base = model(types, times).hidden
+    torch.testing.assert_close(model(types, times + 1e6).hidden, base, atol=1e-5, rtol=1e-5)
+    later = times.clone()
+    later[:, 5:] += 0.7
+    assert torch.equal(model(types, later).hidden[:, :5], base[:, :5])
+    junk = torch.full((2, 4), math.nan, dtype=torch.float64)
+    keep = (torch.arange(13) < 9).expand(2, -1)
+    padded = torch.cat([types, types[:, :4]], 1), torch.cat([times, junk], 1)
+    got = model(*padded, key_mask=keep).hidden[:, :9]
+    torch.testing.assert_close(got, base, atol=1e-5, rtol=1e-5)
+    past = model.read_past(*padded, key_mask=keep & (torch.arange(13) < 8))
+    past = model.read_next(types[:, 8], times[:, 8] - times[:, 7], past)
+    torch.testing.assert_close(past.hidden, base[:, 8], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])

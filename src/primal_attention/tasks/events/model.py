@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from primal_attention.attention import State
-from primal_attention.kernels import create_time
+from primal_attention.kernels import TimeFeatures, create_time
 from primal_attention.models import (
     BlockStack,
     ModelOutput,
@@ -274,8 +274,9 @@ class _EventModel(PretrainedModel):
         """
         gaps = gaps.double()
         self.features.start_from(gaps)
-        if self.features.time is not None:
-            self.features.time.start_from(gaps[gaps > 0], span)
+        for module in self.modules():
+            if isinstance(module, TimeFeatures):  # before the blocks and inside attentions
+                module.start_from(gaps[gaps > 0], span)
 
     def _position(self, count: Int[Tensor, "b n"]) -> list[Tensor]:
         """Return codes of positions, if the model uses them."""
@@ -380,7 +381,8 @@ class NextEventModel(_EventModel):
         gap, is_next = _gaps(times, key_mask)
         count = key_mask.cumsum(1) - 1
         x = self._embed(torch.where(key_mask, types, 0), gap, is_next, count, columns)
-        hidden, terms = self.blocks(x, key_mask=key_mask, is_causal=True)
+        # gaps are zero at padded positions, so sums of them are finite
+        hidden, terms = self.blocks(x, key_mask=key_mask, is_causal=True, times=gap.cumsum(1))
         return self.norm(hidden), self.collect("blocks", terms)
 
     def read_past(
@@ -410,7 +412,7 @@ class NextEventModel(_EventModel):
         count = key_mask.cumsum(1)
         x = self._embed(torch.where(key_mask, types, 0), gap, is_next, count - 1, columns)
         states = self.blocks.init_state(len(types))
-        hidden, states = self.blocks.step(x, states, key_mask=key_mask)
+        hidden, states = self.blocks.step(x, states, key_mask=key_mask, times=gap.cumsum(1))
         return Past(self.norm(hidden[:, -1]), states, gap.sum(1), count[:, -1], own)
 
     def read_next(self, types: Int[Tensor, " b"], gap: Float[Tensor, " b"], past: Past) -> Past:
@@ -423,10 +425,9 @@ class NextEventModel(_EventModel):
             columns["marks_levels"] = types.new_full((len(types), 1, sizes[1]), -1)
         is_next = torch.ones_like(types[:, None], dtype=torch.bool)
         x = self._embed(types[:, None], gap.double()[:, None], is_next, past.seen[:, None], columns)
-        hidden, states = self.blocks.step(x, past.states)
-        return Past(
-            self.norm(hidden[:, 0]), states, past.elapsed + gap, past.seen + 1, past.covariates
-        )
+        now = past.elapsed + gap
+        hidden, states = self.blocks.step(x, past.states, times=now[:, None])
+        return Past(self.norm(hidden[:, 0]), states, now, past.seen + 1, past.covariates)
 
     def type_logits(
         self, hidden: Float[Tensor, "*batch c"], gap: Float[Tensor, "*batch"]
@@ -516,7 +517,7 @@ class EventClassifier(_EventModel):
         left = keep.flip(1).cumsum(1).flip(1) - 1
         features = torch.cat([self.features(elapsed), *self._position(left)], -1)
         x = self.embed(types, features, **columns)
-        hidden, terms = self.blocks(x, key_mask=keep)
+        hidden, terms = self.blocks(x, key_mask=keep, times=-elapsed)
         hidden = self.norm(hidden)
         events = torch.where(keep[:, :-1, None], hidden[:, :-1], 0.0)
         mean = events.sum(1) / keep[:, :-1].sum(1, keepdim=True).clamp_min(1)
