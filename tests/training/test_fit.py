@@ -311,7 +311,7 @@ def test_streams_and_frozen_models_are_refused():
 
 def test_a_missing_accelerate_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ImportError, match=r"primal-attention\[train\]"):
+    with pytest.raises(ImportError, match=r"pip install -e .\.\[train\]"):
         fit(model(), data(), config=config())
 
 

@@ -136,7 +136,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             output_mask, key_mask = key_mask, None
         x, context = zero_padding(x, context, key_mask)
         if is_causal:
-            y, term, _ = self._causal(x, key_mask, self.init_state(len(x)), regularizer, rotary)
+            y, term, _ = self._causal(x, key_mask, self.init_state(x.shape[0]), regularizer, rotary)
         elif self._needs_heads(context, regularizer, rotary):
             y, term = self._attend_by_heads(x, context, key_mask, regularizer, rotary)
         else:
