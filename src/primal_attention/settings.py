@@ -254,8 +254,8 @@ def commented_yaml(settings: Any) -> str:
     Example:
         >>> from primal_attention.training.config import TrainingConfig
         >>> text = commented_yaml(TrainingConfig(epochs=3))
-        >>> print(text[: text.index("#") + 26])
-        epochs: 3                    # Epochs to train; the model
+        >>> print(text.partition(";")[0])
+        epochs: 3                    # Epochs to train
     """
     notes, lines, live = _field_notes(type(settings)), [], 0
     for field in fields(settings):
