@@ -8,6 +8,7 @@ import pytest
 
 from primal_attention.command import UserError
 from primal_attention.tasks.sources import look_at
+from primal_attention.tasks.timeseries import read_series
 
 
 def test_columns_of_tables_are_numbers_texts_and_quantities(tmp_path):
@@ -65,6 +66,18 @@ def test_broken_files_are_told(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         look_at(tmp_path / name)
+
+
+def test_files_beyond_the_limit_are_not_read(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "bomb.npz", X=np.zeros((10, 1, 10_000)))
+    (tmp_path / "long.ts").write_text("@data\n" + "1," * 50_000)
+    monkeypatch.setattr("primal_attention.tasks.files.MAX_BYTES", 90_000)
+    assert (tmp_path / "bomb.npz").stat().st_size < 90_000  # but it unpacks to more
+    for name in ("bomb.npz", "long.ts"):
+        with pytest.raises(UserError, match=f"{name} holds .* bytes, and at most 90,000 are read"):
+            look_at(tmp_path / name)
+        with pytest.raises(ValueError, match="at most 90,000 are read"):
+            read_series(tmp_path / name)
 
 
 def test_a_wrong_name_offers_the_nearest(tmp_path):

@@ -13,6 +13,7 @@ from primal_attention.command import MissingPackageError, install_hint
 __all__ = [
     "FILE_ERRORS",
     "TABLE_SUFFIXES",
+    "check_size",
     "ending",
     "list_some",
     "open_text",
@@ -28,6 +29,25 @@ FILE_ERRORS: tuple[type[Exception], ...] = (
 """What readers raise on a file that is missing, damaged or of another kind."""
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+
+MAX_BYTES = 8_000_000_000
+"""Largest file, or content of an archive, that is read into memory."""
+
+
+def check_size(path: Path) -> None:
+    """Raise if a file is, or unpacks to, more than is read into memory.
+
+    Raises:
+        ValueError: If it is too large.
+    """
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"{path} holds {size:,} bytes, and at most {MAX_BYTES:,} are read; split the file."
+        )
 
 
 def ending(path: Path) -> str:

@@ -18,6 +18,7 @@ from primal_attention.command import UserError, did_you_mean, user_errors
 from primal_attention.tasks.files import (
     FILE_ERRORS,
     TABLE_SUFFIXES,
+    check_size,
     ending,
     list_some,
     open_text,
@@ -143,6 +144,7 @@ def look_at(path: Path) -> Source:
         return _look_into(path)
     suffix = ending(path)
     with user_errors(str(path), *FILE_ERRORS):
+        check_size(path)
         if suffix in TABLE_SUFFIXES:
             frame = read_table(path, rows=_ROWS)
             columns = {str(name): _column(frame[name].tolist()) for name in frame.columns}

@@ -19,6 +19,7 @@ import numpy as np
 from primal_attention.command import needs
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
+    check_size,
     ending,
     open_text,
     read_table,
@@ -256,6 +257,7 @@ def read_tokens(
         text: Tables: column of the texts.
         target: Tables: column of the classes.
     """
+    check_size(path)
     suffix = ending(path)
     rows: list[Any]
     if path.is_dir() or (kind == "image" and suffix in IMAGES):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
+    check_size,
     ending,
     list_some,
     read_table,
@@ -69,6 +70,7 @@ def read_series(
         channels: Channels of series to be predicted: labels may be missing, and are not read.
     """
     path = existing(Path(path))
+    check_size(path)
     suffix = ending(path)
     if suffix == ".ts":
         return read_ts(path, classes=classes, channels=channels)
