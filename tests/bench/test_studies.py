@@ -37,6 +37,10 @@ TINY = {
     "approximation": ({"dim": 8, "tokens": 16, "draws": 2}, {"table.md", "picture.png"}),
     "kernel-convergence": ({"sizes": (32, 64), "draws": 2}, {"table.md", "picture.png"}),
     "nystrom": ({"tokens": 256}, {"inverse.md", "steps.md", "landmarks.md"}),
+    "time": (
+        {"names": ("linear",), "lengths": (16, 32), "repeats": 1, "sizes": (16,), "draws": 2},
+        {"cost.md", "cost.png", "kernel.md", "kernel.png"},
+    ),
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
     "ksvd-loss": (
         {"steps": 5, "layer_steps": 2},

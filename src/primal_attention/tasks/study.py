@@ -302,6 +302,7 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
     ),
     ("nystrom", "bench", "bench.nystrom:NystromStudy", "error of landmarks"),
     ("toeplitz", "bench", "bench.toeplitz:ToeplitzStudy", "error of sums weighted by distance"),
+    ("time", "bench", "bench.time_cost:TimeCostStudy", "what times cost in attention"),
     ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
     ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
     ("surgery-minilm", "bench", "bench.surgery:MinilmStudy", "a sentence encoder, converted"),

@@ -1,0 +1,31 @@
+"""The study of times in attention measures every way, and its errors are those of the theory."""
+
+from primal_attention.bench.time_cost import TimeCostOptions, TimeCostStudy
+from primal_attention.tasks.study import run_study
+
+
+def test_every_allowed_way_is_measured_beside_none(tmp_path):
+    options = TimeCostOptions(
+        parts=("cost",),
+        names=("linear", "softmax"),
+        lengths=(16, 32),
+        repeats=1,
+        quadratic_up_to=16,
+    )
+    rows = run_study(TimeCostStudy(), options, out=tmp_path)
+    ways = {(row["name"], row["time"]) for row in rows}
+    assert {t for n, t in ways if n == "linear"} == {"none", "concat", "product", "rotary"}
+    assert {t for n, t in ways if n == "softmax"} == {"none", "concat", "rotary", "stationary-bias"}
+    assert {row["n"] for row in rows if row["name"] == "softmax"} == {16}
+    table = (tmp_path / "cost.md").read_text("utf-8")
+    assert "(1.00)" in table
+    assert (tmp_path / "cost.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_mid_quantiles_beat_random_frequencies(tmp_path):
+    options = TimeCostOptions(parts=("kernel",), sizes=(16, 64), draws=4)
+    rows = run_study(TimeCostStudy(), options, out=tmp_path)
+    assert len(rows) == 8
+    assert all(row["mid-quantiles"] < row["random"] for row in rows)
+    assert "mid-quantiles" in (tmp_path / "kernel.md").read_text("utf-8")
+    assert (tmp_path / "kernel.png").exists()
