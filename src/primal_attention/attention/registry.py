@@ -1,12 +1,12 @@
 """The registry: attentions by name, with their capabilities and costs."""
 
-import difflib
 import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.attention.base import Attention, Capabilities
+from primal_attention.command import did_you_mean
 
 if TYPE_CHECKING:
     from primal_attention.attention.time import Fusion, TimeOptions
@@ -85,10 +85,8 @@ def _has(capabilities: Capabilities, name: str, value: bool | str) -> bool:
 def attention_entry(name: str) -> Entry:
     """Return the entry of an attention; an unknown name is an error that lists all names."""
     if name not in _ENTRIES:
-        close = difflib.get_close_matches(name, _ENTRIES, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
-            f"There is no attention named {name!r}.{hint} "
+            f"There is no attention named {name!r}.{did_you_mean(name, _ENTRIES)} "
             f"Known names: {', '.join(sorted(_ENTRIES))}."
         )
     return _ENTRIES[name]

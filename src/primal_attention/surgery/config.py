@@ -1,7 +1,6 @@
 """Configuration of a conversion, and its error."""
 
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from primal_attention.attention import attention_entry, create_attention
+from primal_attention.command import did_you_mean
 
 __all__ = ["ConversionError", "SurgeryConfig"]
 
@@ -81,8 +81,7 @@ class SurgeryConfig:
         known = [f.name for f in dataclasses.fields(cls)]
         for key in content:
             if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
+                hint = did_you_mean(str(key), known)
                 raise ValueError(f"There is no setting {key!r}.{hint} Known: {', '.join(known)}.")
         if "attention" not in content:
             raise ValueError("The setting 'attention' is missing; give the name of an attention.")
@@ -107,9 +106,7 @@ def _check_options(attention: str, options: Mapping[str, Any]) -> None:
     known = [name for name in inspect.signature(type(layer)).parameters if name not in _TAKEN]
     for key in options:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
             raise ValueError(
-                f"The attention {attention!r} has no option {key!r}.{hint} "
+                f"The attention {attention!r} has no option {key!r}.{did_you_mean(key, known)} "
                 f"Known: {', '.join(known)}."
             )

@@ -1,6 +1,6 @@
 """Recognise, read and replace the attention modules of other libraries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from primal_attention.surgery.layers import (
     LinearWeights,
 )
 
-__all__ = ["HostLibrary", "host_libraries", "plain_projection"]
+__all__ = ["HostLibrary", "host_libraries", "plain_projection", "refuse_other_parts"]
 
 
 class HostLibrary:
@@ -62,6 +62,19 @@ def host_libraries() -> list[HostLibrary]:
     from primal_attention.surgery.vision import Timm
 
     return [TorchMultihead(), Timm(), HuggingFace()]
+
+
+def refuse_other_parts(module: nn.Module, known: Iterable[str | None]) -> None:
+    """Raise if a module has children or parameters of its own besides the known children."""
+    names = set(known)
+    extra = [
+        name
+        for name, child in module.named_children()
+        if name not in names and not isinstance(child, nn.Dropout | nn.Identity)
+    ]
+    extra += [name for name, _ in module.named_parameters(recurse=False)]
+    if extra:
+        raise ConversionError(f"it has parts that our layers do not have: {', '.join(extra)}")
 
 
 def plain_projection(module: nn.Module, name: str) -> LinearWeights:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Attention, Rotary
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.hosts import HostLibrary, plain_projection
+from primal_attention.surgery.hosts import HostLibrary, plain_projection, refuse_other_parts
 from primal_attention.surgery.layers import (
     AttentionParts,
     ConvertedLayer,
@@ -204,9 +204,7 @@ class HuggingFace(HostLibrary):
             raise ConversionError(
                 f"it has a sliding window of {window} tokens, which is a mask over pairs"
             )
-        extra = self._extra(module, family)
-        if extra:
-            raise ConversionError(f"it has parts that our layers do not have: {', '.join(extra)}")
+        refuse_other_parts(module, _NAMES.get(str(family), ("c_attn", "c_proj")))
         q, k, v, out = self._projections(module, family)
         heads = self._heads(module)
         d = q.weight.shape[0] // heads
@@ -232,15 +230,6 @@ class HuggingFace(HostLibrary):
             return None
         return getattr(config, "sliding_window", None)
 
-    def _extra(self, module: nn.Module, family: str | None) -> list[str]:
-        known = {"c_attn", "c_proj"} if family == "gpt2" else {*_NAMES[str(family)]}
-        parts = [
-            name
-            for name, child in module.named_children()
-            if name not in known and not isinstance(child, nn.Dropout | nn.Identity)
-        ]
-        return parts + [name for name, _ in module.named_parameters(recurse=False)]
-
     def _projections(
         self, module: Any, family: str | None
     ) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights | None]:
@@ -251,9 +240,7 @@ class HuggingFace(HostLibrary):
             )
             return q, k, v, out  # type: ignore[return-value]
         fused, out = plain_projection(module, "c_attn"), plain_projection(module, "c_proj")
-        weights = fused.weight.chunk(3)
-        biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-        q, k, v = (LinearWeights(w, b) for w, b in zip(weights, biases, strict=True))
+        q, k, v = fused.split()
         return q, k, v, out
 
     def _heads(self, module: Any) -> int:

@@ -38,6 +38,11 @@ class LinearWeights(NamedTuple):
     weight: Float[Tensor, "o c"]
     bias: Float[Tensor, " o"] | None
 
+    def split(self) -> "list[LinearWeights]":
+        """Return queries, keys and values of a fused map."""
+        biases = (None,) * 3 if self.bias is None else self.bias.chunk(3)
+        return [LinearWeights(w, b) for w, b in zip(self.weight.chunk(3), biases, strict=True)]
+
     def linear(self) -> nn.Linear:
         """Return a layer with copies of the weights."""
         out, width = self.weight.shape

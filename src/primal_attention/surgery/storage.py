@@ -164,13 +164,16 @@ def _load_layer(
 ) -> None:
     prefix = f"{name}."
     own = {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
-    expected = {k: tuple(t.shape) for k, t in layer.state_dict().items()}
-    if {k: tuple(t.shape) for k, t in own.items()} != expected:
+    if _shapes(own) != _shapes(layer.state_dict()):
         raise ConversionError(
             f"The checkpoint is of another model ({model}): the weights of {name!r} have other "
             "names or shapes than this model's."
         )
     layer.load_state_dict(own)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _checksum(model: nn.Module, layers: Mapping[str, nn.Module]) -> str:
@@ -234,8 +237,7 @@ def load_pretrained(model_class: Any, folder: str | Path) -> nn.Module:
 
 
 def _load_all(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    expected = {k: tuple(t.shape) for k, t in model.state_dict().items()}
-    found = {k: tuple(t.shape) for k, t in tensors.items()}
+    expected, found = _shapes(model.state_dict()), _shapes(tensors)
     if found != expected:
         missing, unknown = sorted(expected.keys() - found), sorted(found.keys() - expected)
         other = [k for k in expected if k in found and found[k] != expected[k]]

@@ -146,10 +146,7 @@ class TorchMultihead(HostLibrary):
             raise ConversionError("keys or values have another width than queries (kdim, vdim)")
         if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
             raise ConversionError("it adds a key and a value (bias_k, bias_v, add_zero_attn)")
-        biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-        q, k, v = (
-            LinearWeights(w, b) for w, b in zip(module.in_proj_weight.chunk(3), biases, strict=True)
-        )
+        q, k, v = LinearWeights(module.in_proj_weight, module.in_proj_bias).split()
         out = LinearWeights(module.out_proj.weight, module.out_proj.bias)
         h = module.num_heads
         return AttentionParts(q, k, v, out, h, h, 1 / math.sqrt(module.head_dim))

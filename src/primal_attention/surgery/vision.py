@@ -18,12 +18,11 @@ from primal_attention.attention import (
 )
 from primal_attention.command import needs
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.hosts import HostLibrary, plain_projection
+from primal_attention.surgery.hosts import HostLibrary, plain_projection, refuse_other_parts
 from primal_attention.surgery.layers import (
     AttentionParts,
     ConvertedLayer,
     HostInputs,
-    LinearWeights,
 )
 from primal_attention.surgery.masks import key_mask_of
 
@@ -62,22 +61,13 @@ class Timm(HostLibrary):
 
     def read(self, module: Any) -> AttentionParts:
         """Return weights and sizes of the module."""
-        known = (nn.Dropout, nn.Identity)
-        extra = [
-            name
-            for name, child in module.named_children()
-            if name not in ("qkv", "proj") and not isinstance(child, known)
-        ]
-        extra += [name for name, _ in module.named_parameters(recurse=False)]
-        if extra:
-            raise ConversionError(f"it has parts that our layers do not have: {', '.join(extra)}")
+        refuse_other_parts(module, ("qkv", "proj"))
         fused, out = plain_projection(module, "qkv"), plain_projection(module, "proj")
         if fused.weight.shape[0] != 3 * fused.weight.shape[1]:
             raise ConversionError(
                 f"qkv has shape {tuple(fused.weight.shape)}, so keys are not as wide as tokens"
             )
-        biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-        q, k, v = (LinearWeights(w, b) for w, b in zip(fused.weight.chunk(3), biases, strict=True))
+        q, k, v = fused.split()
         h = module.num_heads
         drop = float(getattr(getattr(module, "proj_drop", None), "p", 0.0))
         return AttentionParts(q, k, v, out, h, h, float(module.scale), dropout=drop)
