@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from primal_attention import PrimalAttention
+from primal_attention import PrimalAttention, ksvd_loss
 from primal_attention.functional import naive
 
 few = settings(max_examples=20, deadline=None, derandomize=True)
@@ -138,6 +138,16 @@ def test_the_default_layer_is_the_naive_layer(n, masked, rank, bias):
         )
         for a, b in zip(by_layer, by_book, strict=True):
             assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("codes", ["basis", "table"])
+@pytest.mark.parametrize("n", [7, 40], ids=["short", "long"])
+def test_one_head_with_padding_has_gradients(codes, n):
+    layer, x = PrimalAttention(16, 1, rank=3, codes=codes), torch.randn(2, n, 16)
+    keep = torch.arange(n) < torch.tensor([[n], [n - 3]])
+    (layer(x.requires_grad_(), key_mask=keep).sum() + ksvd_loss(layer)).backward()
+    assert x.grad.isfinite().all()
+    assert (x.grad[keep] != 0).any()
 
 
 def test_the_first_product_is_at_most_five_frames_away(monkeypatch):

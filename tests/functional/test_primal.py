@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from primal_attention.functional import (
-    Heads,
     LayerMaps,
     LinearMap,
     attend,
@@ -27,7 +26,6 @@ from primal_attention.functional import (
     reduce_objective,
     sample_loss,
     sample_rows,
-    split_heads,
     standardize_rows,
     tie_dual,
     tie_sampled,
@@ -47,10 +45,9 @@ def _heads(b, h, n, d):
     return _randn(b, n, h, d).transpose(1, 2)
 
 
-def _parts(q):
-    """Return heads ``[b h n d]`` in the layout of the engine."""
-    (parts,) = split_heads(q.transpose(1, 2).flatten(2), q.shape[1], None)
-    return parts
+def _side_by_side(q):
+    """Return heads ``[b h n d]`` as ``[b n hd]``."""
+    return q.transpose(1, 2).flatten(2)
 
 
 class Projection(NamedTuple):
@@ -60,14 +57,13 @@ class Projection(NamedTuple):
 
 def project(q, w, **options):
     """Return scores and energy of heads ``[b h n d]``."""
-    scores, energy = attend(_parts(q), w, None, **options)
+    scores, energy = attend(_side_by_side(q), w, None, **options)
     return Projection(scores.unflatten(-1, (q.shape[1], -1)).transpose(1, 2), energy)
 
 
 def dual_weights(k, duals, **options):
     """Return ``Φᵀ H / m`` of one side."""
-    both = [_parts(torch.cat([t, t], dim=1)) for t in (k, duals)]
-    both[1] = Heads(both[1].parts, both[0].tiles, both[0].shape)
+    both = [_side_by_side(torch.cat([t, t], dim=1)) for t in (k, duals)]
     w, _ = tie_dual(*both, 2 * k.shape[1], **options)
     return w[:, : k.shape[1]]
 
@@ -344,8 +340,7 @@ def test_both_stages_of_dual_weights_are_the_textbook(monkeypatch, masked, biase
 
     def fast(x, a, v, c, o, *biases):
         first, second, third = biases or (None, None, None)
-        heads, duals = split_heads(x, 2 * h, LinearMap(a, first), LinearMap(v))
-        w, heads = tie_dual(heads, duals, 2 * h, key_mask=keep)
+        w, heads = tie_dual(x, (LinearMap(a, first), LinearMap(v)), 2 * h, key_mask=keep)
         unused = LinearMap(a)
         maps = LayerMaps(unused, unused, LinearMap(c, second), LinearMap(o, third))
         return flat(*attend(heads, w, maps, key_mask=keep), w)
@@ -394,8 +389,7 @@ def test_backward_cuts_the_tokens_as_forward_did(monkeypatch):
 
     def gradient(chunk_of_backward):
         _cut_small(monkeypatch, 2)
-        heads, duals = split_heads(x, 4, LinearMap(joint), LinearMap(joint))
-        both, heads = tie_dual(heads, duals, 4)
+        both, heads = tie_dual(x, (LinearMap(joint), LinearMap(joint)), 4)
         y = attend(x, w, maps)[0].square().sum() + attend(heads, both, maps)[0].square().sum()
         monkeypatch.setattr(tiles, "_CHUNK", chunk_of_backward)  # as other threads would
         return torch.autograd.grad(y, x)[0]

@@ -25,7 +25,7 @@ from primal_attention.attention.published import (
 from primal_attention.attention.regularizers import Regularizer
 from primal_attention.attention.rotary import Turn
 from primal_attention.attention.sources import SOURCES, Source, linear_map
-from primal_attention.functional import attend, split_heads
+from primal_attention.functional import attend
 from primal_attention.functional.precision import accumulator
 from primal_attention.functional.primal import fold_output, join
 
@@ -210,8 +210,8 @@ class PrimalParameters(Attention):
         self, heads: Tensor, w: Float[Tensor, "#b both d s"], key_mask: Tensor | None
     ) -> tuple[Float[Tensor, "b n both_s"], Float[Tensor, "b both s"] | None]:
         """Return the scores of heads, and their energy."""
-        (parts,) = split_heads(self._merge(heads), 2 * self.num_heads, None)
-        return attend(parts, w, None, key_mask=key_mask, eps=self.conventions.eps)
+        both, eps = self._merge(heads), self.conventions.eps
+        return attend(both, w, None, key_mask=key_mask, eps=eps)
 
     def project_out(self, scores: Float[Tensor, "b n both_s"]) -> Float[Tensor, "b n c"]:
         """Return the layer's output from the scores of all query and all key heads."""

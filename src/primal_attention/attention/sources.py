@@ -25,7 +25,6 @@ from primal_attention.functional import (
     decayed_sum,
     prefix_sum,
     sampled_features,
-    split_heads,
     standardize_rows,
     tie_dual,
     tie_sampled,
@@ -265,9 +264,8 @@ class StaticSource(Source):
         before = torch.cat(start.tensors, dim=-1)
         means, after = prefix_means(both, position, key_mask, before, layer.decay)
         joint, h = torch.cat([layer.w_e, layer.w_r])[None], 2 * layer.num_heads
-        (parts,) = split_heads(means, h, None)
         eps = layer.conventions.eps
-        scores, energy = attend(parts, joint, None, key_mask=key_mask, eps=eps)
+        scores, energy = attend(means, joint, None, key_mask=key_mask, eps=eps)
         scores, heads = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t in (scores, means))
         return CausalScores(scores, energy, joint, heads, after.chunk(2, dim=-1))
 
@@ -315,18 +313,15 @@ class DualSource(Source):
         key_mask: Bool[Tensor, "b m"] | None,
     ) -> ProjectionWeights:
         """Return mean outer products of features and duals; see :meth:`Source.tie`."""
-        h, eps, variables = 2 * layer.num_heads, layer.conventions.eps, None
-        maps = layer.q_proj, layer.k_proj, layer.dual_e, layer.dual_r
+        options: Any = {"key_mask": key_mask, "eps": layer.conventions.eps}
+        h, maps = 2 * layer.num_heads, (layer.q_proj, layer.k_proj, layer.dual_e, layer.dual_r)
         if heads is None and all(map(is_plain, maps)):
             q, k, e, r = map(linear_map, maps)
-            tiles, duals = split_heads(memory, h, join(q, k), join(e, r))
-        else:
-            heads = layer.project_heads(memory) if heads is None else heads
-            variables = layer.project_duals(memory)
-            (tiles,) = split_heads(layer._merge(heads), h, None)
-            (duals,) = split_heads(layer._merge(variables), h, None, like=tiles)
-        joint, tiles = tie_dual(tiles, duals, h, key_mask=key_mask, eps=eps)
-        return ProjectionWeights(joint, tiles, variables)
+            return ProjectionWeights(*tie_dual(memory, (join(q, k), join(e, r)), h, **options))
+        heads = layer.project_heads(memory) if heads is None else heads
+        duals = layer.project_duals(memory)
+        found = tie_dual(layer._merge(heads), layer._merge(duals), h, **options)
+        return ProjectionWeights(*found, duals)
 
     def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
         """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :meth:`Source.causal`."""

@@ -108,7 +108,8 @@ class _SampleLoss(torch.autograd.Function):
         share: float | Tensor,
         weight: float | Tensor,
     ) -> Tensor:
-        squares = lam.square().repeat(2, 1).view(-1)
+        squares = lam.square()
+        squares = torch.cat([squares, squares]).view(-1)
         trace = torch.dot(w_e.flatten(), w_r.flatten())
         mean = torch.mv(energy.view(energy.shape[0], -1), squares).mul_(share)
         mean.sub_(trace, alpha=1 / lam.shape[0])
@@ -120,7 +121,7 @@ class _SampleLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
-        each = mean * (2 * grad * ctx.weight)
+        each = mean * (grad * (2 * ctx.weight))
         trace = each.sum().mul_(-1 / lam.shape[0])
         each.mul_(ctx.share)
         by_lam = torch.mv(energy.view(each.shape[0], -1).T, each).view(2, *lam.shape).sum(0)

@@ -12,25 +12,20 @@ The norm is a scalar per token, so ``φ(q) W = (q W) / ‖q‖``: dividing the `
 of the ``n × d`` input saves a second copy of ``q`` and what autograd would keep of it.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from primal_attention.functional.engine import (
+from primal_attention.functional.engine import Heads, Plan, attend_tiles
+from primal_attention.functional.folding import (
     LayerMaps,
-    Plan,
-    attend_tiles,
     fold_bias,
     fold_output,
     fold_weights,
-    head_tiles,
     join,
-    sum_tiles,
-    tie_rows_tiles,
 )
 from primal_attention.functional.precision import (
     accumulator,
@@ -38,7 +33,8 @@ from primal_attention.functional.precision import (
     is_traced,
     representable,
 )
-from primal_attention.functional.tiles import LinearMap, Tile, cut
+from primal_attention.functional.ties import tie_dual_tiles, tie_rows_tiles
+from primal_attention.functional.tiles import LinearMap, cut
 
 __all__ = [
     "Heads",
@@ -54,7 +50,6 @@ __all__ = [
     "join",
     "sample_rows",
     "sampled_features",
-    "split_heads",
     "standardize_rows",
     "tie_dual",
     "tie_sampled",
@@ -252,39 +247,9 @@ def _basis_of_tokens(
 # the first stage: dual weights
 
 
-class Heads(NamedTuple):
-    """Heads of all tokens, in the layout of the engine."""
-
-    parts: tuple[Tensor, ...]
-    """One tile ``[g hd t]`` after another, or one tensor ``[b h n d]``."""
-    tiles: Sequence[Tile] | None
-    """How the tokens are cut; ``None`` for one tensor."""
-    shape: tuple[int, int]
-    """Sequences, and tokens of each."""
-
-
-def split_heads(
-    x: Float[Tensor, "b n c"], num_heads: int, *maps: LinearMap | None, like: Heads | None = None
-) -> list[Heads]:
-    """Return the heads of each map of the tokens, or of the tokens themselves for ``None``.
-
-    ``like`` are heads of the same tokens that share the layout.
-    """
-    shape = x.shape[0], x.shape[1]
-    if choose_engine(x, 0, 0) == "plain":
-        mapped = [x if m is None else linear(x, *m) for m in maps]
-        parts = [t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in mapped]
-        return [Heads((part,), None, shape) for part in parts]
-    cast = [m if m is None else _cast(m, x) for m in maps]
-    widest = max(x.shape[-1] if m is None else len(m.weight) for m in maps)
-    tiles = cut(*shape, widest) if like is None or like.tiles is None else like.tiles
-    found = head_tiles(x.to(_cast_type(x)), tiles, *cast)
-    return [Heads(parts, tiles, shape) for parts in found]
-
-
 def tie_dual(
-    heads: Heads,
-    duals: Heads,
+    x: Float[Tensor, "b n _"],
+    maps: tuple[LinearMap, LinearMap] | Float[Tensor, "b n _"],
     num_heads: int,
     *,
     key_mask: Bool[Tensor, "b n"] | None = None,
@@ -296,34 +261,36 @@ def tie_dual(
     Costs ``O(n d s)`` per head.
 
     Args:
-        heads: Of the queries and, after them, of the keys.
-        duals: Dual variables of both sides, in the same order.
+        x: Tokens; or, where ``maps`` are dual variables, the heads of the queries and, after them,
+            of the keys, side by side.
+        maps: From tokens to the heads of both sides and to their dual variables, or these
+            variables, side by side.
         num_heads: Heads of both sides together.
         key_mask: ``True`` where a token is real.
         eps: Norms below this count as this.
     """
-    like = heads.parts[0]
-    count: Tensor = torch.full((1,), max(heads.shape[1], 1), device=like.device)
+    count: Tensor = torch.full((1,), max(x.shape[1], 1), device=x.device)
     if key_mask is not None:
         count = key_mask.sum(1).clamp_min(1)
-    # half of the division before the sum, which a narrow type might not hold
-    root = count.to(accumulator(like)).rsqrt()[:, None, None, None]
-    if heads.tiles is None:
-        codes = duals.parts[0] * root.to(like.dtype)
-        total = like.mT @ (codes * inverse_norm(like, key_mask, eps).to(like.dtype))
+    share = count.to(accumulator(x)).reciprocal()[:, None, None, None]
+    if choose_engine(x, 0, 0) == "plain":
+        heads, duals = (x, maps) if isinstance(maps, Tensor) else (linear(x, *m) for m in maps)
+        like, codes = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (heads, duals))
+        # half of the division before the sum, which a narrow type might not hold
+        root = share.sqrt()
+        codes = codes * (root * inverse_norm(like, key_mask, eps)).to(like.dtype)
+        w_r, w_e = (like.mT @ codes * root).to(like.dtype).chunk(2, dim=1)
+        return torch.cat([w_e, w_r], dim=1), Heads((heads,), (), (), (x.shape[0], x.shape[1]))
+    if isinstance(maps, Tensor):
+        maps, widest = maps.to(x.dtype), max(x.shape[-1], maps.shape[-1])
     else:
-        parts: Sequence[Tensor] = duals.parts
-        if like.dtype == root.dtype:
-            root = root.square()
-        else:
-            small = root.to(like.dtype)
-            parts = [z * t.each(small) for t, z in zip(heads.tiles, parts, strict=True)]
-        given = num_heads, key_mask, representable(eps, like)
-        total, same = sum_tiles(heads.tiles, heads.parts, parts, *given)
-        heads = heads._replace(parts=same)
-    # the weights of queries come from keys, and the other way round
-    w_r, w_e = (total * root).to(like.dtype).chunk(2, dim=1)
-    return torch.cat([w_e, w_r], dim=1), heads
+        q, d = (_cast(m, x) for m in maps)
+        maps, widest = (q, d), max(len(q.weight), len(d.weight))
+        x = x.to(q.weight.dtype)
+    tiles = cut(x.shape[0], x.shape[1], widest)
+    given = num_heads, share, key_mask, representable(eps, x)
+    w, parts, norms = tie_dual_tiles(x, tiles, maps, *given)
+    return w, Heads(parts, norms, tiles, (x.shape[0], x.shape[1]))
 
 
 # the second stage
@@ -344,9 +311,10 @@ def attend(
     heads, scores and one norm per token and head for backward; without gradients it keeps nothing.
 
     Args:
-        x: Tokens, finite also at padded positions, or their heads.
+        x: Tokens, finite also at padded positions, or the heads that :func:`tie_dual` returns.
         w: Projection weights, one set per sequence or one for all.
-        maps: The maps of the layer; ``None`` returns the scores of all heads next to each other.
+        maps: The maps of the layer. Without them ``x`` holds the heads of all tokens side by side,
+            and so does the output the scores.
         key_mask: ``True`` where a token is real. Scores of padded tokens are zero.
         eps: Norms below this count as this.
         has_energy: Whether to return the energy.
@@ -358,29 +326,30 @@ def attend(
         tensor([[[0.6000, 0.8000]]])
     """
     d, s = w.shape[2:]
+    heads: Tensor | None = None
+    engine: Engine = "scores"
+    if not isinstance(x, Heads):
+        engine = choose_engine(x, d, s, maps, has_energy=has_energy)
+        if engine == "plain":
+            heads = x if maps is None else linear(x, *join(maps.q, maps.k))
+    elif not x.tiles:
+        heads = x.parts[0]
+    if heads is not None:
+        by_head = heads.unflatten(-1, w.shape[1:3]).transpose(1, 2)
+        if maps is not None and not isinstance(x, Heads) and _folds(x, d, s, maps, has_energy):
+            return _attend_folded(by_head, w, maps, key_mask, eps)
+        return _attend_plain(by_head, w, maps, key_mask, eps)
+    like = x.parts[0] if isinstance(x, Heads) else x
+    if _autocasts(like):
+        maps = None if maps is None else LayerMaps(*(_cast(m, like) for m in maps))
+        like = like.to(torch.get_autocast_dtype(like.device.type))
     if isinstance(x, Heads):
-        if x.tiles is None:
-            return _attend_plain(x.parts[0], w, maps, key_mask, eps)
-        like = x.parts[0]
-        cast = None if maps is None else LayerMaps(*(_cast(m, like) for m in maps))
-        plan = Plan(x.tiles, x.shape, key_mask, representable(eps, like), False, has_energy)
-        return attend_tiles(None, w.to(like.dtype), cast, plan, x.parts)
-    if maps is None:
-        raise ValueError("attend from tokens needs the maps of the layer; pass heads without them.")
-    engine = choose_engine(x, d, s, maps, has_energy=has_energy)
-    if engine == "plain":
-        heads = linear(x, *join(maps.q, maps.k)).unflatten(-1, w.shape[1:3]).transpose(1, 2)
-        folded = _folds(x, d, s, maps, has_energy)
-        return (_attend_folded if folded else _attend_plain)(heads, w, maps, key_mask, eps)
-    if _autocasts(x):
-        maps, x = LayerMaps(*(_cast(m, x) for m in maps)), x.to(_cast_type(x))
-    tiles, shape = cut(x.shape[0], x.shape[1], 2 * maps.q.weight.shape[0]), (x.shape[0], x.shape[1])
-    plan = Plan(tiles, shape, key_mask, representable(eps, x), engine == "folded", has_energy)
-    return attend_tiles(x, w.to(x.dtype), maps, plan)
-
-
-def _cast_type(x: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype(x.device.type) if _autocasts(x) else x.dtype
+        tiles, shape = x.tiles, x.shape
+    else:
+        x, shape = like, (x.shape[0], x.shape[1])
+        tiles = cut(*shape, x.shape[-1] if maps is None else 2 * maps.q.weight.shape[0])
+    plan = Plan(tiles, shape, key_mask, representable(eps, like), engine == "folded", has_energy)
+    return attend_tiles(x, w.to(like.dtype), maps, plan)
 
 
 def _cast(m: LinearMap, x: Tensor) -> LinearMap:

@@ -18,6 +18,7 @@ __all__ = [
     "Buffers",
     "LinearMap",
     "Tile",
+    "Totals",
     "add_up",
     "cut",
     "features_first",
@@ -63,6 +64,8 @@ class Tile(NamedTuple):
         if not self.is_all and per_sequence.shape[0] > 1:
             per_sequence = per_sequence[self.rows]
         rest = per_sequence.shape[1:]
+        if per_sequence.shape[0] == self.shape[0]:
+            return per_sequence.flatten(0, 1)
         if per_sequence.shape[0] > 1:
             return per_sequence[:, None].expand(-1, self.chunks, *rest).flatten(0, 2)
         return per_sequence.expand(self.shape[0], *rest).flatten(0, 1)
@@ -130,6 +133,24 @@ class Buffers:
         if last is None or self._keeps or last.shape != shape:
             last = self._last[name] = self._like.new_empty(shape, dtype=dtype)
         return last
+
+
+class Totals:
+    """Sums by name, in float32 or better."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, parts: Tensor, dims: tuple[int, ...] = (0,)) -> None:
+        """Add the sum over some axes."""
+        is_single = dims == (0,) and parts.shape[0] == 1 and parts.dtype == self._dtype
+        part = parts[0] if is_single else parts.sum(dims, dtype=self._dtype)
+        self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
+
+    def get(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """Return the sum so far; ``None`` if there is none."""
+        return self._sums[name].to(dtype) if name in self._sums else None
 
 
 def needs_grad(tensors: Sequence[Tensor | None]) -> bool:

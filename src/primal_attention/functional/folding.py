@@ -1,0 +1,102 @@
+"""Two linear maps as one: the maps of a primal layer, folded, and the gradients of folding."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import linear
+
+from primal_attention.functional.tiles import LinearMap
+
+__all__ = [
+    "LayerMaps",
+    "by_head",
+    "by_side",
+    "fold_bias",
+    "fold_output",
+    "fold_output_backward",
+    "fold_weights",
+    "fold_weights_backward",
+    "join",
+]
+
+
+class LayerMaps(NamedTuple):
+    """The four linear maps of a layer."""
+
+    q: LinearMap
+    """From tokens to the query heads."""
+    k: LinearMap
+    """From tokens to the key heads."""
+    concat: LinearMap
+    """From both scores of a head to the width of the head."""
+    out: LinearMap
+    """From all heads to the output."""
+
+
+def join(first: LinearMap, second: LinearMap) -> LinearMap:
+    """Return two maps of the same input as one."""
+    weight = torch.cat([first.weight, second.weight])
+    if first.bias is None and second.bias is None:
+        return LinearMap(weight, None)
+    biases = [
+        weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias for m in (first, second)
+    ]
+    return LinearMap(weight, torch.cat(biases))
+
+
+def fold_output(concat: LinearMap, out: LinearMap) -> LinearMap:
+    """Return ``O (C z + c) + o`` as one map of the scores of all query and all key heads."""
+    (d, both), c = concat.weight.shape, out.weight.shape[0]
+    by_head = (out.weight.reshape(-1, d) @ concat.weight).view(c, -1, 2, both // 2)
+    return LinearMap(by_head.transpose(1, 2).reshape(c, -1), fold_bias(concat, out))
+
+
+def fold_output_backward(
+    grad: Float[Tensor, "c all"], concat: LinearMap, out: LinearMap
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of both weights."""
+    (d, both), c = concat.weight.shape, out.weight.shape[0]
+    rows = grad.reshape(c, 2, -1, both // 2).transpose(1, 2).reshape(-1, both)
+    return out.weight.reshape(-1, d).T @ rows, (rows @ concat.weight.T).view(c, -1)
+
+
+def fold_weights(
+    w: Float[Tensor, "#b both d s"], concat: LinearMap
+) -> Float[Tensor, "#b h pair e"]:
+    """Return ``W C``, which maps the unit query and key of a head to its output."""
+    b, both, d, s = w.shape
+    by_side = concat.weight.view(-1, 2, 1, s).permute(1, 2, 3, 0)  # [2 1 s e]
+    folded = w.view(b, 2, both // 2, d, s) @ by_side
+    return folded.transpose(1, 2).reshape(b, both // 2, 2 * d, -1)
+
+
+def fold_weights_backward(
+    grad: Float[Tensor, "#b h pair e"], w: Float[Tensor, "#b both d s"], concat: LinearMap
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the projection weights and of the weight of ``concat``."""
+    b, both, d, s = w.shape
+    by_side = grad.view(b, both // 2, 2, d, -1).transpose(1, 2)  # [b 2 h d e]
+    grad_w = by_side @ concat.weight.view(-1, 2, 1, s).permute(1, 2, 0, 3)
+    sides = by_side, w.view(grad_w.shape)
+    rows, columns = (t.transpose(0, 1).reshape(2, -1, t.shape[-1]) for t in sides)
+    return grad_w.flatten(1, 2), torch.bmm(rows.mT, columns).transpose(0, 1).reshape(-1, 2 * s)
+
+
+def fold_bias(concat: LinearMap, out: LinearMap) -> Float[Tensor, " c"] | None:
+    """Return what the two biases add to the output."""
+    if concat.bias is None:
+        return out.bias
+    heads = out.weight.shape[1] // concat.bias.shape[0]
+    return linear(concat.bias.expand(heads, -1).reshape(-1), out.weight, out.bias)
+
+
+def by_head(rows: Tensor, h: int, dim: int = 0) -> Tensor:
+    """Order an axis by heads, query before key, instead of all queries before all keys."""
+    return rows.unflatten(dim, (2, h, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def by_side(rows: Tensor, h: int, dim: int = 0) -> Tensor:
+    """Undo :func:`by_head`."""
+    return rows.unflatten(dim, (h, 2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 2)

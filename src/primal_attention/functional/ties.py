@@ -1,0 +1,239 @@
+"""The first stage of a primal layer on tiles: the projection weights that tokens imply::
+
+    W = Fᵀ codes  or  W = Φᵀ H / n          [b 2h d s], all that tokens share
+
+Each function has a backward pass of its own and also returns what to attend from. Attending from
+that lets the gradients of both stages add up in place.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from primal_attention.functional.tiles import (
+    Buffers,
+    LinearMap,
+    Tile,
+    Totals,
+    add_up,
+    features_first,
+    inverse_norms,
+    needs_grad,
+    norm_gradient,
+    tokens_first,
+)
+
+__all__ = ["tie_dual_tiles", "tie_rows_tiles"]
+
+
+class _TieRows(torch.autograd.Function):
+    """Keeps the sampled rows for backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        w_e: Tensor,
+        w_r: Tensor,
+        basis: Tensor | None,
+        index: Tensor | None,
+        variance: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        (b, _, c), (h, k, s) = x.shape, w_e.shape
+        rows = x
+        if index is not None:
+            per = k if basis is None else basis.shape[-1]
+            # an index per sequence counts through all of them
+            rows = (x if index.shape[0] == per else x.reshape(1, -1, c)).index_select(1, index)
+        unit, mean, deviation = rows, None, None
+        if variance is not None:
+            unit, mean, deviation = torch.native_layer_norm(rows, (c,), None, None, variance)
+        f = unit if basis is None else torch.bmm(basis.expand(b, -1, -1), unit.view(b, -1, c))
+        # all sequences in one product per head
+        f = f.view(b, k, h, c // h).permute(2, 0, 3, 1).reshape(h, -1, k)
+        codes = torch.cat([w_e, w_r], dim=-1)
+        w = torch.bmm(f, codes).view(h, b, c // h, 2, s).permute(1, 3, 0, 2, 4)  # [b 2 h d s]
+        ctx.save_for_backward(basis, index, rows, mean, deviation, f, codes)
+        return w.flatten(1, 2), x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_w: Tensor, grad_x: Tensor) -> tuple[Tensor | None, ...]:
+        basis, index, rows, mean, deviation, f, codes = ctx.saved_tensors
+        (b, _, d, s), (h, _, k) = grad_w.shape, f.shape
+        by_head = grad_w.view(b, 2, h, d, s).permute(2, 0, 3, 1, 4).reshape(h, b * d, 2 * s)
+        grad_e, grad_r = torch.bmm(f.mT, by_head).chunk(2, dim=-1)
+        if not ctx.needs_input_grad[0]:
+            return None, grad_e, grad_r, None, None, None
+        grad = torch.bmm(by_head, codes.mT).view(h, b, d, k).permute(1, 3, 0, 2)
+        grad = grad.reshape(b, k, h * d)
+        grad = grad if basis is None else torch.bmm(basis.mT.expand(b, -1, -1), grad)
+        grad = grad.reshape(rows.shape)
+        if mean is not None:
+            grad = torch.ops.aten.native_layer_norm_backward.default(
+                *(grad, rows, rows.shape[-1:], mean, deviation, None, None, [True, False, False])
+            )[0]
+        # the tokens went through this function, so their gradient is at hand: no second one
+        if index is None:
+            grad_x.add_(grad)
+        else:
+            grad_x.view(rows.shape[0], -1, h * d).index_add_(1, index, grad)
+        return grad_x, grad_e, grad_r, None, None, None
+
+
+def tie_rows_tiles(
+    x: Float[Tensor, "b n c"],
+    w_e: Float[Tensor, "h k s"],
+    w_r: Float[Tensor, "h k s"],
+    *,
+    basis: Float[Tensor, "*#b k m"] | None,
+    index: Int[Tensor, " rows"] | None,
+    variance: float | None,
+) -> tuple[Float[Tensor, "b both d s"], Float[Tensor, "b n c"]]:
+    """Return the projection weights of both sides, and the tokens to attend from.
+
+    Attending from the returned tokens and not from ``x`` lets both gradients add up in place.
+
+    Args:
+        x: Tokens, zero where padded, in the precision of all parameters.
+        w_e: Codes of the query side.
+        w_r: Codes of the key side.
+        basis: Functions of position, for all sequences or for each.
+        index: Which tokens make the weights: the same of every sequence, or as many of each,
+            counted through all sequences; ``None`` for all.
+        variance: Smallest variance of a token in standardising it; ``None`` to leave it as it is.
+    """
+    return _TieRows.apply(x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
+
+
+class _TieDual(torch.autograd.Function):
+    """Keeps heads, dual variables and one number per token and head for backward.
+
+    The sum is the gradient of scores in their weights, so its own gradients are scores.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tiles: Sequence[Tile],
+        key_mask: Tensor | None,
+        h: int,
+        eps: float,
+        keeps: bool,
+        share: Tensor,
+        x: Tensor,
+        z: Tensor | None,
+        a: Tensor | None,
+        a_bias: Tensor | None,
+        v: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        inward = None if a is None else LinearMap(a, a_bias)
+        outward = None if v is None else LinearMap(v)
+        # half of the division before the sum, which a narrow type might not hold
+        ctx.root = None if x.dtype == share.dtype else share.sqrt()
+        buffers, kept, sums = Buffers(x, keeps), [], []
+        for tile in tiles:
+            g, t = tile.shape
+            tokens = tile.of(x)
+            d = (tokens.shape[-1] if a is None else a.shape[0]) // h
+            q = x.new_empty(g * h, d, t)
+            features_first(tokens, inward, q.view(g, h * d, t))
+            norm = x.new_empty(g * h, 1, t, dtype=share.dtype)
+            inverse_norms(q, None if key_mask is None else tile.of(key_mask), eps, norm)
+            given = tokens if z is None else tile.of(z)
+            s = (given.shape[-1] if v is None else v.shape[0]) // h
+            duals = buffers("duals", g * h, s, t)
+            features_first(given, outward, duals.view(g, h * s, t))
+            unit = duals * _weigh(norm, tile, ctx.root, x.dtype)
+            sums.append(tile.sums(torch.bmm(unit, q.mT), h))
+            kept.append((q, norm, duals))
+        heads, norms, duals_of = zip(*kept, strict=True)
+        total = add_up(tiles, sums, x.shape[0]).mul_(share if ctx.root is None else ctx.root)
+        if keeps:
+            ctx.save_for_backward(x, a, a_bias, v, share, *heads, *norms, *duals_of)
+        ctx.tiles, ctx.h, ctx.eps = tiles, h, eps
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*norms)
+        return _swap(total).mT.to(x.dtype), *heads, *norms
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_w: Tensor | None, *of_heads: Tensor | None) -> Any:
+        (x, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
+        n, count = x.shape[1], len(tiles)
+        heads, norms, duals = (kept[i * count : (i + 1) * count] for i in range(3))
+        if grad_w is None:
+            grad_w = x.new_zeros(x.shape[0], h, heads[0].shape[1], duals[0].shape[1])
+        pulls = (_swap(grad_w.mT) * (share if ctx.root is None else ctx.root)).to(x.dtype)
+        grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[6] else None
+        grad_z = None if v is not None else x.new_empty(x.shape[0], n, h * duals[0].shape[1])
+        buffers, total = Buffers(x, keeps=False), Totals(share.dtype)
+        for tile, q, norm, z, given in zip(tiles, heads, norms, duals, of_heads, strict=False):
+            (g, t), pull, narrow = tile.shape, tile.each(pulls), norm.to(x.dtype)
+            weight = _weigh(norm, tile, ctx.root, x.dtype)
+            own = torch.bmm(pull, q, out=buffers("own", *z.shape)).mul_(weight)
+            radial = torch.mul(own, z, out=buffers("work", *z.shape)).sum(1, keepdim=True)
+            radial.mul_(narrow).mul_(norm_gradient(narrow, ctx.eps))
+            unit = torch.mul(z, weight, out=buffers("work", *z.shape))
+            grad_q = q * radial if given is None else given.view_as(q).addcmul_(q, radial)
+            rows = grad_q.baddbmm_(pull.mT, unit).view(g, -1, t)
+            own = own.view(g, -1, t)
+            if a is not None:
+                total.add("a", torch.bmm(rows, tile.of(x)))
+                total.add("v", torch.bmm(own, tile.of(x)))
+            if a_bias is not None:
+                total.add("bias", rows, (0, 2))
+            if grad_z is not None:
+                tokens_first(own, None, tile.of(grad_z))
+            if grad_x is not None:
+                into = tile.of(grad_x)
+                tokens_first(rows, None if a is None else LinearMap(a.T), into)
+                if v is not None:
+                    into.baddbmm_(own.mT, v.expand(g, -1, -1))
+        of_maps = (total.get(name, x.dtype) for name in ("a", "bias", "v"))
+        return *[None] * 6, grad_x, grad_z, *of_maps
+
+
+def _weigh(
+    norm: Float[Tensor, "gh 1 t"], tile: Tile, root: Tensor | None, dtype: torch.dtype
+) -> Float[Tensor, "gh 1 t"]:
+    """Return the factor of the dual variables of each token and head."""
+    if root is None:
+        return norm
+    return (norm.view(tile.shape[0], -1, tile.shape[1]) * tile.each(root)).view_as(norm).to(dtype)
+
+
+def _swap(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
+    """Exchange the sides: the weights of queries come from keys, and the other way round."""
+    queries, keys = both.chunk(2, dim=1)
+    return torch.cat([keys, queries], dim=1)
+
+
+def tie_dual_tiles(
+    x: Float[Tensor, "b n _"],
+    tiles: Sequence[Tile],
+    maps: tuple[LinearMap, LinearMap] | Float[Tensor, "b n _"],
+    h: int,
+    share: Float[Tensor, "#b 1 1 1"],
+    key_mask: Bool[Tensor, "b n"] | None,
+    eps: float,
+) -> tuple[Float[Tensor, "b {h} d s"], tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the projection weights, the heads of each tile, and their inverse norms.
+
+    Args:
+        x: Tokens, or the heads of the queries and, after them, of the keys.
+        tiles: How the tokens are cut.
+        maps: From tokens to heads and to dual variables of both sides, or these variables.
+        h: Heads of both sides together.
+        share: One over the number of real tokens, in float32 or better.
+        key_mask: ``True`` where a token is real.
+        eps: Norms below this count as this.
+    """
+    given: tuple[Tensor | None, ...]
+    given = (maps, None, None, None) if isinstance(maps, Tensor) else (None, *maps[0], maps[1][0])
+    keeps = needs_grad((x, *given))
+    found = _TieDual.apply(tiles, key_mask, h, eps, keeps, share, x, *given)  # type: ignore[no-untyped-call]
+    return found[0], found[1 : 1 + len(tiles)], found[1 + len(tiles) :]
