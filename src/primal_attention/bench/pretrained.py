@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from primal_attention.bench.sequences import data_folder
 from primal_attention.command import UserError
+from primal_attention.tasks.datasets import data_folder
 
 __all__ = [
     "compare_embeddings",

@@ -234,7 +234,8 @@ def _grid_accuracy(cell: Cell, data: Path | None, scratch: Path) -> float:
     import torch
 
     from primal_attention.bench.relative_models import grid_model, grid_pictures
-    from primal_attention.bench.sequences import accuracy_on, data_folder, train_classifier
+    from primal_attention.bench.sequences import accuracy_on, train_classifier
+    from primal_attention.tasks.datasets import data_folder
 
     folder = data_folder(data) / "vision/cifar-10"
     torch.manual_seed(cell["seed"])

@@ -1,24 +1,14 @@
 """Long Range Arena for the studies of single attentions: its data, and a short training."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from primal_attention.command import UserError
 from primal_attention.tasks.longrange.study import AccuracyOptions, Splits, load_splits
 from primal_attention.training import TrainingConfig, evaluate, fit
 
-__all__ = ["Splits", "accuracy_on", "data_folder", "longrange_parts", "train_classifier"]
-
-
-def data_folder(data: Path | None) -> Path:
-    """Return the folder of data sets: the given one, or that of ``PRIMAL_DATA``."""
-    given = data or os.environ.get("PRIMAL_DATA")
-    if given is None:
-        raise UserError("this study reads data sets: pass --data, or set PRIMAL_DATA.")
-    return Path(given)
+__all__ = ["Splits", "accuracy_on", "longrange_parts", "train_classifier"]
 
 
 def longrange_parts(task: str, data: Path | None = None, **changes: Any) -> Splits:

@@ -204,9 +204,9 @@ class EncoderOptions(SequenceConfig):
     """An encoder without what the data decide: its inputs and its classes."""
 
     is_causal: bool = False
-    """Let no token see a later one; ``primal-static`` needs it to mix tokens at all."""
+    """Let no output depend on a later token; ``primal-static`` mixes tokens only then."""
     pooling: Pooling = "mean"
-    """What the head sees: the mean over real tokens, or the last of them."""
+    """Input of the head: the mean over real tokens, or the last of them."""
     head_dim: int | None = None
     """Width of a hidden layer in the head; by default the head is linear."""
 

@@ -34,7 +34,7 @@ class SequenceModel(PretrainedModel):
         config: Configuration of the model.
         num_features: Channels of each token, for inputs ``[b n features]``.
         vocab_size: Distinct token ids, for inputs ``[b n]``.
-        is_causal: Let no token see a later one.
+        is_causal: Let no output depend on a later token.
         device: Where to create the parameters.
         dtype: Type of the parameters.
     """

@@ -105,7 +105,7 @@ def data_folder(root: Path | None = None) -> Path:
     if root is None and not os.environ.get("PRIMAL_DATA"):
         raise UserError(
             "there is no folder for data sets: set the environment variable PRIMAL_DATA, as in "
-            "export PRIMAL_DATA=$HOME/data, or give --root."
+            "export PRIMAL_DATA=$HOME/data, or name the folder with --root or --data."
         )
     return root or Path(os.environ["PRIMAL_DATA"])
 
