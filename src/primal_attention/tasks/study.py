@@ -259,6 +259,24 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.longrange.study:Accuracy",
         "Long Range Arena: accuracy at equal processor time or equal steps",
     ),
+    (
+        "events",
+        "repro",
+        "tasks.events.study:TimeCodes",
+        "time codes on StackOverflow badges (Xu et al. 2019)",
+    ),
+    (
+        "events-peers",
+        "repro",
+        "tasks.events.peer_study:Peers",
+        "next events: ours beside RMTPP, THP and AttNHP",
+    ),
+    (
+        "events-planted",
+        "repro",
+        "tasks.events.planted:Planted",
+        "periods, decays and likelihoods of processes that are known",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

@@ -17,10 +17,13 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.events.data import EventSequences
 
 __all__ = [
     "EventProcess",
@@ -44,6 +47,17 @@ class SampledEvents(NamedTuple):
     """Times of the events."""
     types: Int[np.ndarray, "b n"]
     """Types of the events, counted from 0."""
+
+    def to_log(self, unit: str | None = None) -> "EventSequences":
+        """Return the sequences as a log; the types are named by their numbers.
+
+        Example:
+            >>> PoissonProcess((1.0, 0.5)).sample(2, 5).to_log(unit="hours")
+            EventSequences(2 sequences, 10 events, 2 types, times in 'hours')
+        """
+        from primal_attention.tasks.events.data import EventSequences
+
+        return EventSequences.from_arrays(list(self.times), list(self.types), unit=unit)
 
 
 class EventProcess(ABC):
