@@ -1,14 +1,14 @@
 """What a report shows of a model of next events: kernel, calibration, influence, sequences."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from primal_attention.analysis.plots import model_colors, panel_layout
-from primal_attention.kernels import TimeKernel
+from primal_attention.kernels import BochnerTime
 from primal_attention.tasks.events.model import NextEventModel
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.windows import collate_events
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["inspect_model", "kernel_curve", "show_events"]
 
-_POINTS = 400
-"""Points of a kernel's curve."""
+_POINTS, _FINE = 200, 32
+"""Points of a kernel's curve, and times over which each is a mean."""
 _PROBED = 32
 """Sequences in the measurement of influence."""
 _BINS = 12
@@ -60,19 +60,39 @@ def kernel_curve(model: NextEventModel, scheme: LogScheme) -> dict[str, Tensor]:
     if time is None or not time.is_stationary:
         return {}
     low, high = np.log10(scheme.gap_quantiles[5]), np.log10(max(scheme.span, scheme.longest_gap))
-    gap = torch.logspace(low, high, _POINTS, dtype=torch.float64)
+    gap = torch.logspace(low, high, _POINTS * _FINE, dtype=torch.float64)
     was, _ = time.training, time.eval()
     frequency, weight = time.spectrum()
-    psi = TimeKernel(time).psi(gap / scheme.scale)
     time.train(was)
+    if isinstance(time, BochnerTime):
+        weight = weight * _energy(model, len(frequency))
+    weight = weight / weight.sum()
+    psi = torch.stack(
+        [
+            (torch.cos(part[:, None] / scheme.scale * frequency) * weight).sum(1)
+            for part in gap.chunk(_FINE)
+        ]
+    )
     turning = frequency.abs() > 0
     period = 2 * torch.pi / frequency.abs()[turning] * scheme.scale
     return {
-        "kernel_gap": gap,
-        "kernel_psi": psi,
+        "kernel_gap": gap.view(_POINTS, _FINE).log().mean(1).exp(),
+        # waves shorter than a step of the curve cancel
+        "kernel_psi": psi.view(_POINTS, _FINE).mean(1),
         "kernel_period": period,
         "kernel_weight": weight[turning],
     }
+
+
+def _energy(model: NextEventModel, count: int) -> Tensor:
+    """Return how strongly the layers behind the features of time read each frequency."""
+    first = model.embed.project.weight[:, model.config.dim :]
+    readers = (
+        [first] if model.type_head.from_gap is None else [first, model.type_head.from_gap.weight]
+    )
+    # cosines come first, then sines
+    columns = sum(w[:, : 2 * count].double().square().sum(0) for w in readers)
+    return cast(Tensor, columns).view(2, count).sum(0)
 
 
 def _influence(
@@ -160,8 +180,9 @@ _T_REF = (
     "when the next event happens, as in the tables of most papers."
 )
 _KERNEL = (
-    "Kernel ψ(Δ) of the time features: how alike the model takes two times at distance Δ. Ticks "
-    "below: the learned periods, longer ticks for larger weights."
+    "Kernel ψ(Δ) of the time features, mean over neighbouring Δ: how alike the model takes two "
+    "times at distance Δ. Ticks below: the learned periods, longer for larger weights. A weight "
+    "counts how strongly the layers behind the features read a frequency."
 )
 _CALIBRATION = (
     "Left: of the events whose most likely type had the probability on the horizontal axis, the "
@@ -295,6 +316,7 @@ def _plot_kernels(answers: Mapping[str, Mapping[str, Tensor]], unit: str) -> "Fi
     axis.set(
         xscale="log", xlabel=f"Δ ({unit})", ylabel="ψ(Δ)", xlim=(float(gaps[0]), float(gaps[-1]))
     )
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     return figure
@@ -315,6 +337,8 @@ def _plot_influence(answers: Mapping[str, Mapping[str, Tensor]], unit: str) -> "
         ylabel="share of influence of an event",
         ylim=(0, None),
     )
+    for formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        formatter("{x:g}")
     axis.grid(alpha=0.25)
     axis.legend(frameon=False)
     return figure
