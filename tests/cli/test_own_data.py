@@ -157,6 +157,10 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
     assert "there is no task 'timeserie'. Did you mean 'timeseries'" in fails(
         "train", "my_train.ts", "--task", "timeserie"
     )
+    told = fails("train", "my_train.ts", "--tarhget", "x")
+    assert "there is no option --tarhget. Did you mean '--target'?" in told
+    (tmp_path / "empty").mkdir()
+    assert "the folder holds no files" in fails("train", "empty")
     assert "--task is for data" in fails("train", "japanese-vowels", "--task", "longrange")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tyro
 
 from primal_attention.cli.recipes import find_recipe, is_run, read_recipe, recipe_comment
-from primal_attention.command import UserError, user_errors
+from primal_attention.command import UserError, did_you_mean, user_errors
 from primal_attention.settings import build, parse, unchecked
 from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
 from primal_attention.tasks.sources import Recognition, Source, look_at
@@ -121,13 +121,22 @@ def _given(words: Sequence[str]) -> dict[str, str]:
 
 
 def _full_names(words: Sequence[str], kind: Any) -> list[str]:
-    """Return options with ``data.`` before those that only the data have; without ``--task``."""
-    other = {f.name for part in (TrainOptions, TrainingConfig, kind.Model) for f in fields(part)}
-    short = {f.name for f in fields(kind.Settings)} - other
+    """Return options with ``data.`` before those that only the data have; without ``--task``.
+
+    Raises:
+        UserError: If there is no option of a name without a dot.
+    """
+    own = {f.name for f in fields(TrainOptions)}
+    other = {f.name for part in (TrainingConfig, kind.Model) for f in fields(part)}
+    short = {f.name for f in fields(kind.Settings)} - own - other
+    known = [f"--{name.replace('_', '-')}" for name in (*own, *short, "help")]
     full: list[str] = []
     skip = False
     for word in words:
         key, equals, value = word.removeprefix("--").partition("=")
+        option = f"--{key.removeprefix('no-').replace('_', '-')}"
+        if word.startswith("--") and "." not in key and option not in known:
+            raise UserError(f"there is no option --{key}.{did_you_mean(option, known)}")
         if skip or (word.startswith("--") and key == "task"):
             skip = not skip and not equals
         elif word.startswith("--") and key.replace("-", "_") in short:

@@ -205,8 +205,8 @@ def _recognize_folder(source: Source) -> tuple[str, dict[str, Any]]:
         kind = "image"
     else:
         raise UserError(
-            f"the folder holds the files {ends or 'none'}; a folder of data holds one kind: .txt, "
-            f"or pictures ({', '.join(IMAGES)})."
+            f"the folder holds {f'the files {ends}' if ends else 'no files'}; a folder of data has "
+            f"one kind: .txt, or pictures ({', '.join(IMAGES)})."
         )
     if not source.folders:
         raise UserError(
