@@ -184,6 +184,7 @@ def test_two_tasks_that_read_a_file_are_named(tmp_path, fails):
         assert "timeseries (time series in the UEA format) and other (other series)" in told
         assert "choose with --task timeseries or --task other" in told
         assert main(["train", "a.ts", "--task", "timeseries", *QUICK]) == 0
+        assert main(["train", "--task", "timeseries", "a.ts", *QUICK, "--overwrite"]) == 0
     finally:
         del TASKS["other"]
 

@@ -25,6 +25,8 @@ def main(argv: list[str]) -> int:
         return 0
     if argv[:1] == ["--task"] and len(argv) > 2:
         argv = [argv[2], *argv[:2], *argv[3:]]  # the file comes first for everything below
+    if argv[:1] == ["--task"]:
+        argv = [*argv[2:], *argv[:2]]  # the name of the data may come after it
     if not argv or argv[0].startswith("-"):
         raise UserError(
             f"which recipe? One of {', '.join(recipe_paths())}, a YAML file, or a file or folder "
