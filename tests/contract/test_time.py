@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from primal_attention.attention import (
+    Rotary,
     TimeOptions,
     attention_entry,
     create_attention,
@@ -237,6 +238,14 @@ def test_a_context_has_times_of_its_own_or_is_refused(time_case):
     assert not torch.allclose(layer(x, context, **arguments), y)
     with pytest.raises(ValueError, match="context_times is missing"):
         layer(x, context, times=_times(2, 4))
+
+
+def test_what_times_exclude_is_refused_with_a_way_out():
+    layer, x = create_attention("linear", 16, 2, time="product"), torch.randn(2, N, 16)
+    with pytest.raises(ValueError, match="cannot attend to a context; use time='concat'"):
+        layer(x, x, times=_times(), context_times=_times())
+    with pytest.raises(ValueError, match="times take the place of positions"):
+        layer(x, times=_times(), rotary=Rotary(*torch.randn(2, 1, N, 2)))
 
 
 @pytest.mark.parametrize("fusion", get_args(Fusion))

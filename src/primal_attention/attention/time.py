@@ -185,6 +185,16 @@ class TimeAttention(Attention):
             "features. Use time='product' or 'rotary' with an attention of constant state."
         )
 
+    def _cannot(self, what: str, capability: str) -> str:
+        if capability == "rotary":
+            return (
+                f"An attention with time={self.fusion!r} cannot {what}: times take the place of "
+                "positions. Leave rotary out."
+            )
+        if capability == "cross" and self.inner.capabilities.cross:
+            return f"An attention with time={self.fusion!r} cannot {what}; use time='concat'."
+        return self.inner._cannot(what, capability)
+
     def _check_times(self, name: str, times: Tensor | None, x: Tensor) -> Tensor:
         if times is None:
             raise ValueError(

@@ -25,8 +25,8 @@ _RELATIONS: tuple[Relation, ...] = ("exact", "unbiased", "truncated", "near")
 
 
 def kronecker(
-    x: Float[Tensor, "*batch p"], y: Float[Tensor, "*batch q"]
-) -> Float[Tensor, "*batch pq"]:
+    x: Float[Tensor, "*#batch p"], y: Float[Tensor, "*#batch q"]
+) -> Float[Tensor, "... pq"]:
     """Return ``x ⊗ y`` for every row; its inner products are products of inner products.
 
     Example:

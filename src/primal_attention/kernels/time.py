@@ -131,7 +131,7 @@ class BochnerTime(TimeFeatures):
         return Spectrum(omega, self._root_weights().square().expand_as(omega))
 
     def advance(
-        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*#batch"]
     ) -> Float[Tensor, "*batch p"]:
         """Return the features after the origin of time moves forward by a gap.
 
@@ -250,7 +250,7 @@ class MercerTime(TimeFeatures):
         return Spectrum(frequency, torch.cat([constant, self.coefficients[:, 1:].flatten()]))
 
     def advance(
-        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*#batch"]
     ) -> Float[Tensor, "*batch p"]:
         """Return the features after the origin of time moves forward by a gap; needs ``tie``."""
         if not self.is_stationary:

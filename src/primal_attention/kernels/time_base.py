@@ -77,7 +77,7 @@ class TimeFeatures(nn.Module):
         )
 
     def advance(
-        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*batch"]
+        self, features: Float[Tensor, "*batch p"], gap: Float[Tensor, "*#batch"]
     ) -> Float[Tensor, "*batch p"]:
         """Return ``Φ(t − gap)`` from ``Φ(t)``, or sums of the one from sums of the other.
 
