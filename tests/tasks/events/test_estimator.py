@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -136,6 +137,17 @@ def test_dates_marks_and_covariates(dated, tmp_path):
     model.save(tmp_path)
     again = NextEventPredictor.load(tmp_path)
     np.testing.assert_array_equal(again.predict_next(dated).median, found.median)
+
+
+def test_reference_times_are_dates_of_any_kind(dated):
+    model = NextEventPredictor(**SMALL, random_state=0).fit(dated)
+    last = dated.dates[dated.offsets[1:] - 1]
+    later = last + np.timedelta64(2, "D")
+    kinds = later, later.astype("datetime64[ns]"), pd.Series(later), list(pd.to_datetime(later))
+    found = [model.predict_next(dated, t_ref=t).median for t in kinds]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0])
+    assert not np.allclose(found[0], model.predict_next(dated).median)
 
 
 def test_single_events_can_be_predicted_after_and_do_not_count_in_scores(predictor):

@@ -69,7 +69,8 @@ def find_references(log: EventSequences, t_ref: Any) -> References:
             "'last_event', or the time at which you predict. score and log_likelihood use 'target'."
         )
     if isinstance(t_ref, list | tuple | np.ndarray) or hasattr(t_ref, "to_numpy"):
-        given = [log.moment(t) for t in (t_ref.tolist() if hasattr(t_ref, "tolist") else t_ref)]
+        # not tolist: it would turn dates of numpy into numbers
+        given = [log.moment(t) for t in np.asarray(t_ref)]
         if len(given) != len(log):
             raise ValueError(
                 f"t_ref must be one time, or one for each of the {len(log)} sequences, got "

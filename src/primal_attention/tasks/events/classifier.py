@@ -60,7 +60,7 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
     batch_size : int, default=32
         Sequences per step.
 
-    lr : float, default=2e-3
+    lr : float, default=4e-3
         Peak learning rate.
 
     eta : float, default=0.1
@@ -126,7 +126,7 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
         epochs: int = 20,
         patience: int | None = 5,
         batch_size: int = 32,
-        lr: float = 2e-3,
+        lr: float = 4e-3,
         eta: float = 0.1,
         validation: float = 0.1,
         time_limit: float | None = None,

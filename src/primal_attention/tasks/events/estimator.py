@@ -85,7 +85,7 @@ class NextEventPredictor(EventEstimator):
     batch_size : int, default=32
         Windows per step.
 
-    lr : float, default=2e-3
+    lr : float, default=4e-3
         Peak learning rate.
 
     eta : float, default=0.1
@@ -143,7 +143,7 @@ class NextEventPredictor(EventEstimator):
         epochs: int = 20,
         patience: int | None = 5,
         batch_size: int = 32,
-        lr: float = 2e-3,
+        lr: float = 4e-3,
         eta: float = 0.1,
         validation: float = 0.1,
         time_limit: float | None = None,

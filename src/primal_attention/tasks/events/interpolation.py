@@ -1,4 +1,4 @@
-"""Values of irregular series at any time, through reference points and attention.
+"""Values of irregular series at any time, through reference points and attention::
 
     observations [values ; observed ; Φ(t)]  →  attention onto reference points  →  blocks
     query [Φ(t) ; neighbours]  →  attention onto reference points and observations

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from primal_attention.tasks.events.data import EventSequences
     from primal_attention.tasks.events.model import EventClassifier
     from primal_attention.tasks.events.windows import EventWindows
+    from primal_attention.training.scores import Answers
 
 __all__ = ["EventLabelTask"]
 
@@ -143,6 +144,10 @@ class EventLabelTask(ClassificationTask):
             labels=np.zeros(len(log), np.int64) if labels is None else labels,
             references=log.last_times if references is None else references,
         )
+
+    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+        """Return index, class, probabilities, and the reference time."""
+        return [{**row, "t_ref": "last_event"} for row in super().records(answers)]
 
     def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
         """Return a padded batch, always with a mask."""

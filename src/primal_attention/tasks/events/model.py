@@ -1,4 +1,4 @@
-"""Models of event sequences, with any attention of the registry.
+"""Models of event sequences, with any attention of the registry::
 
     next event:  [type ; features of the gap before ; marks] → causal blocks → h_i
                  p(gap, type | history) = p(gap | h_i) · p(type | gap, h_i)

@@ -33,7 +33,7 @@ STACKOVERFLOW = Path("events") / "stackoverflow" / "stackoverflow.npz"
 """The file of the StackOverflow badges, below the folder of ``PRIMAL_DATA``."""
 
 TRAINING: Mapping[str, Any] = {
-    "training": {"epochs": 20, "min_steps": 600, "batch_size": 32, "lr": 2e-3, "patience": 5}
+    "training": {"epochs": 20, "min_steps": 600, "batch_size": 32, "lr": 4e-3, "patience": 5}
 }
 """Settings for logs of which nothing is known; those of the estimator."""
 
