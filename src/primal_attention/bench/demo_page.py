@@ -53,7 +53,7 @@ def demo_files(rows: Sequence[Row]) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {"picture.png": overview_picture(steps)}
     if training:
         files["training.png"] = _curves(training)
-        tables += [_training_table(training), _diagnostics_table(training)]
+        tables.append(_training_table(training))
     files["table.md"] = page(*verdict, *(markdown_table(head, body) for head, *body in tables))
     files["report.html"] = _html(verdict, steps, training, conversion, files)
     return files
@@ -159,7 +159,7 @@ def _diagnostics_table(training: Sequence[Row]) -> Table:
     for name in names:
         pairs = [row["diagnostics"].get(name) for row in training]
         body.append([name, *("–" if p is None else f"{p[0]:.3g} ({p[1]:.3g})" for p in pairs)])
-    return [["diagnostics", *(row["name"] for row in training)], *body]
+    return [["", *(row["name"] for row in training)], *body]
 
 
 def _curves(training: Sequence[Row]) -> bytes:
@@ -230,5 +230,5 @@ def _html(
     report.section("Next").config(_NEXT)
     if training:
         head, *body = _diagnostics_table(training)
-        report.section("Diagnostics").table(["", *head[1:]], body).text(_DIAGNOSTICS)
+        report.section("Diagnostics").table(head, body).text(_DIAGNOSTICS)
     return report.html()
