@@ -94,6 +94,13 @@ def test_classes_of_sequences_from_a_table(table, tmp_path):
     assert main(["eval", str(out / "linear"), "--data", str(table)]) == 0
 
 
+@pytest.mark.parametrize("task", ["events", "event-labels", "irregular-series"])
+def test_the_starter_of_a_task_trains_without_a_file(task):
+    assert main(["init", "start.yaml", "--task", task]) == 0
+    quick = ["--data.train-size", "12", "--data.test-size", "6", *QUICK]
+    assert main(["train", "start.yaml", *quick]) == 0
+
+
 def test_a_log_is_recognised_and_other_tables_are_not(table):
     events, labels = (TASKS[name].kind for name in ("events", "event-labels"))
     source = look_at(table)

@@ -35,6 +35,10 @@ class IrregularTask(RegressionTask):
     Settings: ClassVar[type[IrregularSettings]] = IrregularSettings
     Model: ClassVar[type[InterpolationOptions]] = InterpolationOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
+    starter: ClassVar[Mapping[str, Any]] = {
+        "data": {"name": "sinusoids"},
+        "training": {"epochs": 40, "min_steps": 1200, "lr": 2e-3, "patience": 15},
+    }
 
     scheme: LogScheme
     """Unit, scale, and mean and deviation of every channel."""
@@ -49,17 +53,23 @@ class IrregularTask(RegressionTask):
         """Return the task and the three parts of a file; whole series go to one part."""
         import numpy as np
 
+        from primal_attention.tasks.events.examples import sinusoid_series
         from primal_attention.tasks.events.series import IrregularSeries
 
-        if settings.train is None or not settings.values:
+        is_example = settings.name == "sinusoids"
+        if not is_example and (settings.train is None or not settings.values):
             raise UserError(
-                "data.train, a file of series, and data.values, its columns of values, are missing."
+                "data.train, a file of series, and data.values, its columns of values, are "
+                "missing; or give data.name: sinusoids."
             )
         columns: dict[str, Any] = {
             name: getattr(settings, name) for name in ("values", "time", "sequence", "unit")
         }
         with user_errors(str(settings.train), *FILE_ERRORS):
-            series = IrregularSeries.from_csv(settings.train, **columns)
+            if settings.train is None:
+                series = sinusoid_series(settings.seed)
+            else:
+                series = IrregularSeries.from_csv(settings.train, **columns)
             order = np.random.default_rng(settings.seed).permutation(len(series))
             held = 0 if settings.test else max(1, round(settings.test_share * len(series)))
             chosen = order[held:][: settings.train_size]

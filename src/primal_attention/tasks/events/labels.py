@@ -33,6 +33,7 @@ class EventLabelTask(ClassificationTask):
     Settings: ClassVar[type[EventLabelSettings]] = EventLabelSettings
     Model: ClassVar[type[EventOptions]] = EventOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "bursts"}, **TRAINING}
 
     scheme: LogScheme
     """Types, unit, scale and columns of the training log."""
@@ -56,17 +57,23 @@ class EventLabelTask(ClassificationTask):
         """Return the task and the three parts of a log with classes."""
         import numpy as np
 
+        from primal_attention.tasks.events.examples import bursts_log
         from primal_attention.tasks.splits import choose, hold_out
 
-        if settings.train is None:
-            raise UserError("data.train, a file of events with a class, is missing.")
+        if settings.train is None and settings.name != "bursts":
+            raise UserError(
+                "data.train, a file of events with a class, is missing; or give data.name: bursts."
+            )
         with user_errors(str(settings.train), *FILE_ERRORS):
-            log, words = _read_labelled(settings.train, settings)
+            if settings.train is None:
+                log, words = bursts_log(settings.seed)
+            else:
+                log, words = _read_labelled(settings.train, settings)
             classes = tuple(sorted(set(words)))
             labels = _indices(words, classes)
         pool = np.arange(len(log))
         held = pool[:0]
-        if settings.test is None:
+        if settings.test is None or settings.train is None:
             pool, held = hold_out(labels, settings.test_share, settings.seed + 1)
         chosen = pool[choose(labels[pool], settings.train_size)]
         split = hold_out(labels[chosen], settings.valid, settings.seed)

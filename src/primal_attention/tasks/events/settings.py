@@ -34,7 +34,7 @@ WINDOW = 128
 
 @dataclass(frozen=True, kw_only=True)
 class EventSettings(DataSettings):
-    """A log of events: the StackOverflow badges by name, or a .csv, .tsv or .parquet file.
+    """A log of events: stackoverflow, hawkes (generated), or a .csv, .tsv or .parquet file.
 
     A file has one row for every event. Columns with usual names are recognised.
     """
@@ -66,7 +66,7 @@ class EventSettings(DataSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EventLabelSettings(EventSettings):
-    """A log of events with a class for every sequence: a .csv, .tsv or .parquet file."""
+    """A log with a class for every sequence: bursts (generated), or a table as a file."""
 
     target: str = "label"
     """Column of the classes, constant in a sequence."""
@@ -74,7 +74,7 @@ class EventLabelSettings(EventSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class IrregularSettings(DataSettings):
-    """Irregular series: a .csv, .tsv or .parquet file with one row for every observation time."""
+    """Irregular series: sinusoids (generated), or a table with one row for every time."""
 
     values: tuple[str, ...] = ()
     """Columns of the channels; empty cells are missing values."""

@@ -56,7 +56,7 @@ class NextEventTask(Task):
     Settings: ClassVar[type[EventSettings]] = EventSettings
     Model: ClassVar[type[EventOptions]] = EventOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "stackoverflow"}, **TRAINING}
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "hawkes"}, **TRAINING}
 
     scheme: LogScheme
     """Types, unit, scale and columns of the training log."""
@@ -250,6 +250,7 @@ def _read_parts(
     import numpy as np
 
     from primal_attention.tasks.events.data import EventSequences
+    from primal_attention.tasks.events.examples import hawkes_log
 
     rng = np.random.default_rng(settings.seed)
     if settings.train is not None:
@@ -267,6 +268,10 @@ def _read_parts(
             test = EventSequences.from_csv(settings.test, **options)
         order = rng.permutation(len(log))
         held = 0 if test is not None else max(1, round(settings.test_share * len(log)))
+    elif settings.name == "hawkes":
+        log, test = hawkes_log(settings.seed), None
+        order = rng.permutation(len(log))
+        held = max(1, round(settings.test_share * len(log)))
     elif settings.name == "stackoverflow":
         log, is_test = load_stackoverflow(settings.fold)
         test = None
@@ -275,8 +280,8 @@ def _read_parts(
         held = int(is_test.sum())
     else:
         raise UserError(
-            f"there is no log named {settings.name!r}; give data.name: stackoverflow, or a file as "
-            "data.train."
+            f"there is no log named {settings.name!r}; give data.name: stackoverflow or hawkes "
+            "(generated), or a file as data.train."
         )
     chosen = order[held:][: settings.train_size]
     count = max(1, round(settings.valid * len(chosen)))
