@@ -13,7 +13,7 @@ from primal_attention.attention.time_fusions import StationaryBias
 from primal_attention.functional import naive, naive_time
 from primal_attention.kernels import BochnerTime, MercerTime
 from primal_attention.kernels.time_base import waves
-from primal_attention.models import BlockStack, StackConfig
+from primal_attention.models import BlockStack, DecoderConfig, StackConfig
 
 F64 = torch.float64
 N = 23
@@ -260,7 +260,7 @@ def test_a_stream_of_100_000_events_equals_the_dense_computation(name, fusion):
     time = TimeOptions(fusion, num_features=8 if fusion == "product" else None)
     layer = create_attention(name, 8, 2, time=time).eval()
     x, times = torch.randn(1, n, 8), torch.rand(1, n, dtype=F64).mul(2).cumsum(1)
-    rows = torch.arange(99, n, 999)
+    rows = torch.arange(99, n, 3_996)
     state, outputs = layer.init_state(1), []
     size = state.numel
     for tokens, when in zip(x.split(piece, 1), times.split(piece, 1), strict=True):
@@ -331,6 +331,11 @@ def test_a_stack_refuses_a_fusion_that_its_attention_does_not_allow():
         StackConfig(time_fusion="rotary")
     with pytest.raises(ValueError, match="time_fusion must be one of"):
         StackConfig(time_fusion="sum")
+
+
+def test_a_model_without_times_refuses_a_fusion():
+    with pytest.raises(ValueError, match="time_fusion is 'concat', but this model takes no times"):
+        DecoderConfig(vocab_size=5, time_fusion="concat")
 
 
 def test_a_stack_trains_with_checkpointing_and_times():

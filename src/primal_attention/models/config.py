@@ -183,6 +183,11 @@ class SequenceConfig(StackConfig):
         super().__post_init__()
         self._check_count("max_length")
         self._check_choice("positions", Positions)
+        if self.time_fusion is not None:
+            raise ValueError(
+                f"time_fusion is {self.time_fusion!r}, but this model takes no times; leave it "
+                "out, or use a model of events."
+            )
         if (self.positions == "learned") != (self.max_length is not None):
             raise ValueError(
                 f"Learned positions need max_length, and only they have one; got positions="
