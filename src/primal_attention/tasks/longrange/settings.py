@@ -20,7 +20,7 @@ class TokenSettings(DataSettings):
     """
 
     kind: Kind = "text"
-    """Kind of sequence: text (bytes), listops, retrieval (pairs), image or pathfinder."""
+    """What the sequences are, such as text (bytes), retrieval (pairs of texts) or image."""
     text: str = "text"
     """Tables: column of the texts."""
     target: str = "label"
