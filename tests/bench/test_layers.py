@@ -72,7 +72,8 @@ def test_decoding_state_is_constant_for_primal_and_grows_for_softmax(tmp_path):
 
 
 def _row(name, n, step_ms):
-    return {"name": name, "heads": 8, "n": n, "step_ms": step_ms, "kept_mb": 1.0}
+    costs = {"step_ms": step_ms, "kept_mb": 1.0}
+    return {"name": name, "heads": 8, "head_dim": 64, "n": n, **costs}
 
 
 def test_verdicts_follow_the_numbers():

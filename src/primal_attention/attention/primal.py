@@ -136,7 +136,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             output_mask, key_mask = key_mask, None
         x, context = zero_padding(x, context, key_mask)
         if is_causal:
-            y, term, _ = self._causal(x, key_mask, self.init_state(x.shape[0]), regularizer, rotary)
+            start, simple = self.init_state(x.shape[0]), regularizer != "kkt"
+            y, term, _ = self._causal(x, key_mask, start, regularizer, rotary, is_simple=simple)
         elif self._needs_heads(context, regularizer, rotary):
             y, term = self._attend_by_heads(x, context, key_mask, regularizer, rotary)
         else:
@@ -217,6 +218,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         start: State,
         regularizer: Regularizer | None,
         rotary: Turn | None,
+        *,
+        is_simple: bool = False,
     ) -> tuple[Tensor, Tensor | None, State]:
         if regularizer == "kkt" and self.weights == "data":
             raise ValueError(
@@ -224,17 +227,17 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
                 "with every token. Use regularizer='ksvd', or weights='dual'."
             )
         position = start.seen[:, None] + count_tokens(x, key_mask)
-        found = self.source.causal(self, CausalTokens(x, position, key_mask, start, rotary))
-        y = self.project_out(self._merge(found.scores.to(x.dtype)))
+        tokens = CausalTokens(x, position, key_mask, start, rotary, is_simple)
+        found = self.source.causal(self, tokens)
         count = start.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
         state = State(found.state, count)
-        if regularizer != "kkt":
+        heads = found.heads
+        if regularizer != "kkt" or heads is None:
             n = x.shape[1]
             term = self._energy_term(regularizer, found.energy, found.weights, n, key_mask)
-            return y, term, state
-        heads = found.heads
+            return found.y, term, state
         problem = pose_problem(self, heads, x, heads, found.weights, found.duals, key_mask)
-        return y, problem.term("kkt", self.conventions.reduction, found.scores), state
+        return found.y, problem.term("kkt", self.conventions.reduction, found.scores), state
 
     # regulariser and diagnostics
 

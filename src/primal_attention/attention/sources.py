@@ -35,7 +35,7 @@ from primal_attention.functional.primal import inverse_norm, join
 if TYPE_CHECKING:
     from primal_attention.attention.primal_parameters import PrimalParameters
 
-__all__ = ["SOURCES", "CausalScores", "CausalTokens", "DualSource", "ProjectionWeights", "Source"]
+__all__ = ["SOURCES", "CausalOutput", "CausalTokens", "DualSource", "ProjectionWeights", "Source"]
 
 _HORIZON = 2.0**16
 """Codes of the causal layer vary smoothly in ``log t`` and repeat beyond this many tokens."""
@@ -65,19 +65,23 @@ class CausalTokens(NamedTuple):
     """The state before the first token."""
     rotary: Turn | None
     """Turns of queries and keys."""
+    is_simple: bool
+    """Whether output and energy are enough: nothing came before, and nobody needs the rest."""
 
 
-class CausalScores(NamedTuple):
+class CausalOutput(NamedTuple):
     """What ``causal`` returns."""
 
-    scores: Float[Tensor, "b both n s"]
+    y: Float[Tensor, "b n c"]
+    """The layer's output."""
     energy: Float[Tensor, "b both s"] | None
-    """``Σ_t scores²``, in float32 or better."""
+    """Sum of the squared scores over tokens, in float32 or better."""
     weights: Float[Tensor, "#b both d s"]
     """The weights after the last token, or those that never change."""
-    heads: Float[Tensor, "b both n d"]
-    """What the scores were made of."""
     state: tuple[Tensor, ...]
+    """The state after the last token; may be empty for simple tokens, and so may the rest."""
+    heads: Float[Tensor, "b both n d"] | None = None
+    scores: Float[Tensor, "b both n s"] | None = None
     duals: Float[Tensor, "b both n s"] | None = None
 
 
@@ -151,7 +155,7 @@ class Source:
         """Return the shape of one side of the decoding state of one sequence."""
         return layer.num_heads, layer.feature_dim, layer.rank
 
-    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalOutput:
         """Return scores of weights that see no later token, and the state after the last one.
 
         Args:
@@ -206,9 +210,9 @@ class SampledSource(Source):
             *tie_sampled(memory, *codes, key_mask=key_mask, **self._options(layer))
         )
 
-    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalOutput:
         """Project on ``Σ_{u ≤ t} f_u w_uᵀ``; see :meth:`Source.causal`."""
-        x, position, key_mask, start, _ = tokens
+        x, position, key_mask, start = tokens[:4]
         heads, wide = layer.project_heads(x), accumulator(x)
         f = layer._split(standardize_rows(x) if layer.conventions.standardize else x)
         codes = self._codes_at(layer, position - 1)
@@ -218,7 +222,8 @@ class SampledSource(Source):
         scale = scale * inverse_norm(heads, key_mask, layer.conventions.eps)
         scores, after = _causal_scores(heads, torch.cat([f, f], dim=1), codes, scale, start)
         joint = torch.cat([layer.w_e, layer.w_r])[None]
-        return CausalScores(scores, scores.square().sum(2), joint, heads, after)
+        y = layer.project_out(layer._merge(scores.to(x.dtype)))
+        return CausalOutput(y, scores.square().sum(2), joint, after)
 
     def _codes_at(
         self, layer: "PrimalParameters", position: Int[Tensor, "b n"]
@@ -257,17 +262,23 @@ class StaticSource(Source):
         """Return the width: the state is a sum of queries and one of keys."""
         return (layer.dim,)
 
-    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalOutput:
         """Project the prefix means of queries and keys; see :meth:`Source.causal`."""
-        x, position, key_mask, start, _ = tokens
-        both = layer._merge(layer.project_heads(x))
-        before = torch.cat(start.tensors, dim=-1)
-        means, after = prefix_means(both, position, key_mask, before, layer.decay)
+        x, position, key_mask, start = tokens[:4]
         joint, h = torch.cat([layer.w_e, layer.w_r])[None], 2 * layer.num_heads
-        eps = layer.conventions.eps
-        scores, energy = attend(means, joint, None, key_mask=key_mask, eps=eps)
-        scores, heads = (t.unflatten(-1, (h, -1)).transpose(1, 2) for t in (scores, means))
-        return CausalScores(scores, energy, joint, heads, after.chunk(2, dim=-1))
+        before = torch.cat(start.tensors, dim=-1)
+        if tokens.is_simple and all(map(is_plain, layer.projections)):
+            # queries and keys are linear in the tokens: so are their means in the means of tokens
+            zero = before[:, : layer.dim]
+            means, _ = prefix_means(x, position, key_mask, zero, layer.decay)
+            y, energy = self.attend(layer, means, joint, key_mask, has_energy=True)
+            return CausalOutput(y, energy, joint, ())
+        both = layer._merge(layer.project_heads(x))
+        means, after = prefix_means(both, position, key_mask, before, layer.decay)
+        heads = means.unflatten(-1, (h, -1)).transpose(1, 2)
+        scores, energy = layer.project_scores(heads, joint, key_mask)
+        y = layer.project_out(scores)
+        return CausalOutput(y, energy, joint, after.chunk(2, dim=-1), heads)
 
 
 def prefix_means(
@@ -278,13 +289,15 @@ def prefix_means(
     decay: float | None,
 ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b c"]]:
     """Return the prefix means in the type of ``x``, and the sums after the last token."""
+    count = position.clamp_min(1).to(start.dtype)[:, :, None]
     if decay is not None:
-        means = sums = decayed_sum(x, decay, key_mask=key_mask, start=start)
+        sums = decayed_sum(x, decay, key_mask=key_mask, start=start)
+        count = (1 - decay**count) / (1 - decay)
     else:
         real = x if key_mask is None else torch.where(key_mask[:, :, None], x, 0.0)
         sums = prefix_sum(real, start)
-        means = sums / position.clamp_min(1)[:, :, None]  # sums may exceed a narrow type
-    return means.to(x.dtype), sums[:, -1] if x.shape[1] else start
+    # divided before the cast: sums may exceed a narrow type
+    return (sums / count).to(x.dtype), sums[:, -1] if x.shape[1] else start
 
 
 class DualSource(Source):
@@ -323,9 +336,9 @@ class DualSource(Source):
         found = tie_dual(layer._merge(heads), layer._merge(duals), h, **options)
         return ProjectionWeights(*found, duals)
 
-    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalScores:
+    def causal(self, layer: "PrimalParameters", tokens: CausalTokens) -> CausalOutput:
         """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :meth:`Source.causal`."""
-        x, position, key_mask, start, rotary = tokens
+        x, position, key_mask, start, rotary = tokens[:5]
         heads, duals = layer.project_heads(x, rotary), layer.project_duals(x)
         norm = inverse_norm(heads, key_mask, layer.conventions.eps)
         scale = norm / position.clamp_min(1)[:, None, :, None]
@@ -333,7 +346,8 @@ class DualSource(Source):
         scores, after = _causal_scores(heads, _swap(heads), _swap(duals * norm), scale, start)
         last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
         joint = torch.cat(after, dim=1) / last.clamp_min(1)[:, None, :, None]
-        return CausalScores(scores, scores.square().sum(2), joint, heads, after, duals)
+        y = layer.project_out(layer._merge(scores.to(x.dtype)))
+        return CausalOutput(y, scores.square().sum(2), joint, after, heads, scores, duals)
 
 
 def _swap(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:

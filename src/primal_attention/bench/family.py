@@ -8,6 +8,7 @@ table of that page from the rows of this study.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from primal_attention.bench.family_table import MIDDLE, family_page, family_picture
 from primal_attention.settings import at_least_one
@@ -97,7 +98,7 @@ class FamilyStudy(Study[FamilyOptions]):
         for name, option in cell["rivals"]:
             torch.manual_seed(cell["seed"])
             key, _, value = option.partition("=")
-            options_of = {key: int(value)} if key else {}
+            options_of: dict[str, Any] = {key: int(value)} if key else {}
             layers[name, option] = build_rival(name, cell["dim"], cell["num_heads"], **options_of)
         x = tokens(cell["n"], cell["dim"], cell["seed"]).requires_grad_()
         costs = layer_costs(layers, x, options.repeats, seconds=options.seconds)

@@ -30,19 +30,20 @@ class LayerOptions:
 
     lengths: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 16384, 65536)
     """Sequence lengths."""
-    shapes: tuple[tuple[int, int], ...] = ((2, 32), (8, 64))
+    shapes: tuple[tuple[int, int], ...] = ((2, 32), (8, 32), (8, 64))
     """Heads and their width, in turns: 2 32 8 64."""
     names: tuple[str, ...] = (
         "floor",
+        "primal-default",
         "primal",
         "primal-naive",
         "primal-dual",
         "linear",
         "softmax",
     )
-    """Layers: names of the registry, floor or primal-naive."""
+    """Layers: names of the registry, floor, primal-default or primal-naive."""
     ranks: tuple[int, ...] = (20,)
-    """Directions of the primal layers."""
+    """Directions of the primal layers, except of primal-default, which has its default rank."""
     batch: int = 4
     """Sequences per batch."""
     quadratic_up_to: int = 16384
@@ -53,6 +54,8 @@ class LayerOptions:
     """A layer that has used this time takes no further turn."""
     compiled: bool = False
     """Measure torch.compile(dynamic=True) instead of eager; memory is not counted then."""
+    causal: bool = False
+    """Measure causal attention."""
     seed: int = 0
     """Seed of parameters and inputs."""
     threads: int = 2
@@ -76,6 +79,7 @@ class LayerStudy(Study[LayerOptions]):
         registered = [name for name in options.names if name not in EXTRA]
         quadratic = {name for name in registered if "²" in attention_entry(name).cost}
         common = {"compiled": options.compiled, "seed": options.seed, "threads": options.threads}
+        common |= {"causal": True} if options.causal else {}
         cells: list[Cell] = []
         for heads, head_dim in options.shapes:
             shape = {"heads": heads, "head_dim": head_dim}
@@ -83,10 +87,13 @@ class LayerStudy(Study[LayerOptions]):
                 for n in sorted(options.lengths):
                     is_long = n > options.quadratic_up_to
                     names = [a for a in options.names if not (is_long and a in quadratic)]
+                    if options.causal:
+                        names = [a for a in names if a != "primal-naive"]  # it has no order
                     size = {"rank": rank, "batch": options.batch, "n": n}
                     cells.append({"names": names, **shape, **size, **common})
         positions = [64, max(options.lengths)]
-        if not options.compiled and registered and len(options.ranks) == 1:
+        decodes = not options.compiled and not options.causal
+        if decodes and registered and len(options.ranks) == 1:
             prefix = {"rank": options.ranks[0], "positions": positions}
             cells.append({"names": registered, **shape, **prefix, **common})
         return cells
@@ -110,9 +117,10 @@ class LayerStudy(Study[LayerOptions]):
             del facts["rank"]
         settings = ", ".join(f"{key} {value}" for key, value in facts.items())
         mode = ", torch.compile(dynamic=True)" if first["compiled"] else ""
+        mode += ", causal" if first.get("causal") else ""
         parts = [f"{first['machine']}; {settings}{mode}.", *_cost_tables(lengths)]
         claims = []
-        if not first["compiled"] and "rank" in facts:
+        if not first["compiled"] and not first.get("causal") and "rank" in facts:
             claims = check_promises(lengths)
         if steps:
             columns = ["name", "position", "step_us", "state_numbers"]
@@ -127,7 +135,7 @@ class LayerStudy(Study[LayerOptions]):
         files: dict[str, str | bytes] = {"table.md": page(*parts)}
         if "rank" in facts and lengths:
             files["picture.png"] = _picture(lengths)
-            if {"primal", "softmax"} <= {row["name"] for row in lengths} and not first["compiled"]:
+            if {"primal", "softmax"} <= {row["name"] for row in lengths} and not mode:
                 files["overview.png"] = overview_picture(lengths)
         return files
 
@@ -143,7 +151,7 @@ def _costs(cell: Cell, options: LayerOptions) -> list[dict[str, Any]]:
     layers = {}
     for name in cell["names"]:
         extra = {"rank": cell["rank"]} if name.startswith("primal") else {}
-        layers[name] = build_rival(name, dim, heads, **extra)
+        layers[name] = build_rival(name, dim, heads, is_causal=cell.get("causal", False), **extra)
     if cell["compiled"]:
         # layers share their forward; past the default of 8 variants the rest would run eagerly
         torch._dynamo.config.recompile_limit = 16 * len(layers)
@@ -247,7 +255,7 @@ def _picture(rows: Sequence[Row]) -> bytes:
         for heads, head_dim in shapes:
             title = f"{heads} heads of {head_dim}" + (", memory" if field == "kept_mb" else "")
             for r in rows:
-                if r["heads"] == heads:
+                if (r["heads"], r["head_dim"]) == (heads, head_dim):
                     line = panels.setdefault(title, {}).setdefault(r["name"], [])
                     line.append((r["n"], r.get(field) or 0.0))
     return plot_lines(

@@ -18,48 +18,49 @@ class Claim(NamedTuple):
 
 
 _EVER = 2**62
-_PROMISES: tuple[tuple[str, str, str, int, int, int, str, float], ...] = (
-    # words, numerator, denominator, heads, first and last length, field, bound: positive if the
+_WIDE, _NARROW = (8, 64), (2, 32)
+_PROMISES: tuple[tuple[str, str, str, tuple[int, int], int, int, str, float], ...] = (
+    # words, numerator, denominator, shape, first and last length, field, bound: positive if the
     # ratio must be at most this, negative if it must be at least this
     *(
-        (f"step ≤ {bound} × projection floor, {of}, n ≥ 2,048", "primal", "floor", heads, 2048,
+        (f"step ≤ {bound} × projection floor, {of}, n ≥ 2,048", "primal", "floor", shape, 2048,
          _EVER, "step_ms", bound)
-        for heads, of, bound in ((8, "8 heads of 64", 1.2), (2, "2 heads of 32", 1.8))
+        for shape, of, bound in ((_WIDE, "8 heads of 64", 1.2), (_NARROW, "2 heads of 32", 1.8))
     ),
     *(
-        (f"kept for backward ≤ 0.6 × naive, {of}", "primal", "primal-naive", heads, 2048,
+        (f"kept for backward ≤ 0.6 × naive, {of}", "primal", "primal-naive", shape, 2048,
          _EVER, "kept_mb", 0.6)
-        for heads, of in ((8, "8 heads of 64"), (2, "2 heads of 32"))
+        for shape, of in ((_WIDE, "8 heads of 64"), (_NARROW, "2 heads of 32"))
     ),
-    ("faster than softmax from n = 128, 8 heads of 64", "softmax", "primal", 8, 128, _EVER,
+    ("faster than softmax from n = 128, 8 heads of 64", "softmax", "primal", _WIDE, 128, _EVER,
      "step_ms", -1.0),
-    ("5 × faster than softmax at 4,096, 8 heads of 64", "softmax", "primal", 8, 4096, 4096,
+    ("5 × faster than softmax at 4,096, 8 heads of 64", "softmax", "primal", _WIDE, 4096, 4096,
      "step_ms", -5.0),
-    ("15 × faster than softmax at 16,384, 8 heads of 64", "softmax", "primal", 8, 16384, 16384,
+    ("15 × faster than softmax at 16,384, 8 heads of 64", "softmax", "primal", _WIDE, 16384, 16384,
      "step_ms", -15.0),
     *(
-        (f"faster than linear attention at n ≥ 1,024, {of}", "linear", "primal", heads, 1024, _EVER,
+        (f"faster than linear attention at n ≥ 1,024, {of}", "linear", "primal", shape, 1024, _EVER,
          "step_ms", -1.0)
-        for heads, of in ((8, "8 heads of 64"), (2, "2 heads of 32"))
+        for shape, of in ((_WIDE, "8 heads of 64"), (_NARROW, "2 heads of 32"))
     ),
 )  # fmt: skip
 
 
 def check_promises(rows: Sequence[Row]) -> list[Claim]:
     """Return every promise about layers with its verdict."""
-    table = {(r["name"], r["heads"], r["n"]): r for r in reversed(rows)}
+    table = {(r["name"], (r["heads"], r["head_dim"]), r["n"]): r for r in reversed(rows)}
     claims = []
-    for words, top, bottom, heads, first, last, field, bound in _PROMISES:
+    for words, top, bottom, shape, first, last, field, bound in _PROMISES:
         ratios = {}
-        for n in sorted({n for _, h, n in table if h == heads and first <= n <= last}):
-            a, b = (table.get((name, heads, n), {}).get(field) for name in (top, bottom))
+        for n in sorted({n for _, of, n in table if of == shape and first <= n <= last}):
+            a, b = (table.get((name, shape, n), {}).get(field) for name in (top, bottom))
             if a and b:
                 ratios[n] = a / b
         claims.append(_claim(words, ratios, bound))
-    for heads in (8, 2):
-        a, b = (table.get(("primal", heads, n), {}).get("step_ms") for n in (65536, 4096))
+    for shape in (_WIDE, _NARROW):
+        a, b = (table.get(("primal", shape, n), {}).get("step_ms") for n in (65536, 4096))
         growth = {65536: a / b} if a and b else {}
-        claims.append(_claim(f"time(65,536) ≤ 17 × time(4,096), {heads} heads", growth, 17.0))
+        claims.append(_claim(f"time(65,536) ≤ 17 × time(4,096), {shape[0]} heads", growth, 17.0))
     return claims
 
 

@@ -56,17 +56,21 @@ class CausalLayer(nn.Module):
         return self.layer(x, is_causal=True)
 
 
-def build_rival(name: str, dim: int, num_heads: int, **options: Any) -> nn.Module:
+def build_rival(
+    name: str, dim: int, num_heads: int, is_causal: bool = False, **options: Any
+) -> nn.Module:
     """Return a layer of the registry, or one of :data:`EXTRA`, in training mode.
 
     ``primal-default`` has its default rank, as many directions as a head is wide up to 32.
     """
     if name == "floor":
         return ProjectionFloor(dim)
-    if name == "primal-default":
-        return PrimalAttention(dim, num_heads)
     if name == "primal-naive":
         return NaivePrimal(PrimalAttention(dim, num_heads, **options))
-    layer = create_attention(name, dim, num_heads, **options)
+    layer: nn.Module
+    if name == "primal-default":
+        layer = PrimalAttention(dim, num_heads)
+    else:
+        layer = create_attention(name, dim, num_heads, **options)
     # static weights mix tokens in causal order only
-    return CausalLayer(layer) if name == "primal-static" else layer
+    return CausalLayer(layer) if is_causal or name == "primal-static" else layer
