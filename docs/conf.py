@@ -34,8 +34,9 @@ html_css_files = ["wide.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
-# scikit-learn adds this method to estimators
-autodoc_default_options = {"exclude-members": "set_score_request"}
+# scikit-learn adds these methods to estimators
+_ADDED = ("fit", "predict", "predict_proba", "score")
+autodoc_default_options = {"exclude-members": ", ".join(f"set_{m}_request" for m in _ADDED)}
 napoleon_numpy_docstring = True
 napoleon_preprocess_types = True
 

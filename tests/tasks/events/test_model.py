@@ -324,3 +324,18 @@ def test_reading_event_by_event_equals_reading_all_at_once(attention, time):
         past = model.read_next(types[rows, at], times[rows, at] - times[rows, at - 1], past)
         torch.testing.assert_close(past.hidden, whole[rows, at], atol=1e-5, rtol=1e-4)
     assert past.seen.tolist() == [10, 12, 8]
+
+
+def test_types_without_the_gap_are_the_mean_over_its_distribution():
+    model = next_model(components=3)
+    model.start_from(torch.rand(50).double() + 0.1, 20.0)
+    types, times = events(3, 9)
+    output = model(types, times)
+    waiting = output.waiting.double()
+    found = model.type_marginal(output.hidden, waiting.nodes(9)).exp().detach()
+    generator = torch.Generator().manual_seed(0)
+    draws = [waiting.sample(generator) for _ in range(400)]
+    mean = torch.stack([model.type_logits(output.hidden, g).softmax(-1) for g in draws]).mean(0)
+    torch.testing.assert_close(found.float(), mean.detach(), atol=0.01, rtol=0)
+    coarse = model.type_marginal(output.hidden, waiting.nodes()).exp().detach()
+    torch.testing.assert_close(coarse, found, atol=0.01, rtol=0)

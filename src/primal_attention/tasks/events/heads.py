@@ -127,7 +127,7 @@ class LogNormalMixture(NamedTuple):
         z = -torch.special.ndtri((draw * tail).clamp_min(1e-300))
         return (location + z * log_std.exp()).exp().maximum(gone)
 
-    def nodes(self, count: int = 5) -> "Nodes":
+    def nodes(self, count: int = 3) -> "Nodes":
         """Return gaps and weights that integrate functions of the gap, by Gauss–Hermite."""
         import numpy as np
 

@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+_PLACES = 512
+"""Places of which the type is integrated over the gap at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NextEventConfig(EventConfig):
     """Configuration of a :class:`NextEventModel`.
@@ -314,8 +318,13 @@ class NextEventModel(_EventModel):
         self, hidden: Float[Tensor, "*batch c"], nodes: Nodes
     ) -> Float[Tensor, "*batch types"]:
         """Return log-probabilities of the next type in float64, the gap integrated out."""
-        logp = self.type_head(hidden, self.features(nodes.gap)).double().log_softmax(-1)
-        return (logp + nodes.log_weight.double()[..., None]).logsumexp(-2)
+        rows = hidden.flatten(0, -2), *(t.flatten(0, -2) for t in nodes)
+        parts = []
+        # all nodes of all places at once would take gigabytes
+        for h, gap, log_weight in zip(*(t.split(_PLACES) for t in rows), strict=True):
+            logp = self.type_head(h, self.features(gap)).double().log_softmax(-1)
+            parts.append((logp + log_weight.double()[..., None]).logsumexp(-2))
+        return torch.cat(parts).unflatten(0, hidden.shape[:-1])
 
     def _embed(
         self, types: Tensor, gap: Tensor, is_next: Tensor, count: Tensor, columns: dict[str, Tensor]

@@ -203,7 +203,7 @@ class LogLikelihood:
     """Unit of the densities."""
 
     t_ref: str = "target"
-    """The type is predicted at the time of its event: the joint likelihood has no other form."""
+    """The type is predicted at the time of its event; the joint likelihood has no other form."""
 
     @property
     def total(self) -> float:

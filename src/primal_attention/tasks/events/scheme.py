@@ -63,7 +63,7 @@ class LogScheme:
     is_dated: bool
     """Whether times are dates."""
     scale: float
-    """Median gap in units of the log: the unit of time inside a model."""
+    """Median gap in units of the log, which is the unit of time inside a model."""
     smallest_gap: float
     """Shorter gaps count as this in likelihoods, in units of the log: the smallest positive gap,
     at least a millionth of the median."""

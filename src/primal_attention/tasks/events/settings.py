@@ -26,7 +26,7 @@ TimeCode = Literal[
     "position",
     "none",
 ]
-"""Features of time: those of ``create_time``, the position in the sequence, or none."""
+"""Features of ``create_time``, the position in the sequence, or none."""
 
 WINDOW = 128
 """Events of a training window."""
@@ -40,21 +40,21 @@ class EventSettings(DataSettings):
     """
 
     time: str | None = None
-    """Column of the times: numbers, or dates as ISO 8601; by default recognised by its name."""
+    """Column of the times (numbers, or dates as ISO 8601); by default recognised by its name."""
     event: str | None = None
     """Column of the types of events; by default recognised by its name."""
     sequence: str | None = None
     """Column that tells sequences apart; by default recognised by its name."""
     marks: tuple[str, ...] = ()
-    """Columns with more about every event: numbers or categories."""
+    """Columns with more about every event, numbers or categories."""
     covariates: tuple[str, ...] = ()
-    """Columns with one value for each sequence: numbers or categories."""
+    """Columns with one value for each sequence, numbers or categories."""
     unit: str | None = None
-    """Unit of times: milliseconds to weeks for dates (days), any name for numbers."""
+    """Unit of times, milliseconds to weeks for dates (days), any name for numbers."""
     length: int | None = WINDOW
     """Events of a window; longer sequences are trained in windows, the most recent one predicts."""
     fold: int = 0
-    """StackOverflow: which of the five test parts."""
+    """Which of the five test parts of StackOverflow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,11 +79,11 @@ class IrregularSettings(DataSettings):
     values: tuple[str, ...] = ()
     """Columns of the channels; empty cells are missing values."""
     time: str | None = None
-    """Column of the times: numbers, or dates as ISO 8601; by default recognised by its name."""
+    """Column of the times (numbers, or dates as ISO 8601); by default recognised by its name."""
     sequence: str | None = None
     """Column that tells series apart; by default recognised by its name."""
     unit: str | None = None
-    """Unit of times: milliseconds to weeks for dates (days), any name for numbers."""
+    """Unit of times, milliseconds to weeks for dates (days), any name for numbers."""
     length: int | None = WINDOW
     """Most recent observations of a series that are read."""
 
