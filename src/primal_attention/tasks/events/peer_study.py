@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerOptions", "Peers"]
 
-_SMALL: dict[str, Any] = {"dim": 32, "num_heads": 2, "num_layers": 1, "components": 8}
+_SMALL: dict[str, Any] = {
+    "dim": 32,
+    "num_heads": 2,
+    "num_layers": 1,
+    "components": 8,
+    "dropout": 0.0,
+}
 _OURS: dict[str, dict[str, Any]] = {
     "small": _SMALL,
     "default": {},
@@ -35,6 +41,8 @@ _OURS: dict[str, dict[str, Any]] = {
     "small, primal-dual": {**_SMALL, "attention": "primal-dual"},
 }
 """Options of ours by name; linear attention is the default."""
+_TRAINING: dict[str, Any] = {"batch_size": 64, "lr": 6e-3}
+"""Training of ours; like that of the peers chosen on the validation users."""
 _PEERS = ("RMTPP", "THP", "AttNHP")
 _MODELS = ("small", "default", "THP", "RMTPP", *list(_OURS)[2:], "AttNHP")
 """All models in the order of the table."""
@@ -57,9 +65,9 @@ class PeerOptions:
     slow_seconds: float = 160.0
     """Processor seconds of AttNHP, which has only the first seed."""
     batch_size: int = 16
-    """Sequences of a step."""
+    """Sequences of a step of the peers."""
     lr: float = 3e-3
-    """Learning rate: the peak of ours, which falls, and that of the peers, which is constant."""
+    """Learning rate of the peers."""
     lengths: tuple[int, ...] = (1024, 4096, 16_384, 65_536)
     """Events of one sequence in the part about cost."""
     data: Path | None = None
@@ -78,11 +86,11 @@ class PeerOptions:
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
 
-    @property
-    def mark(self) -> str:
-        """Fingerprint of everything that decides a run besides model and seed."""
+    def mark(self, model: str) -> str:
+        """Return a fingerprint of everything that decides a run besides model and seed."""
         chosen = ("models", "seeds", "data", "lengths")
-        return fingerprint({k: v for k, v in asdict(self).items() if k not in chosen})
+        values = {k: v for k, v in asdict(self).items() if k not in chosen}
+        return fingerprint(values, *([_OURS[model], _TRAINING] if model in _OURS else ()))
 
 
 class Peers(Study[PeerOptions]):
@@ -95,12 +103,12 @@ class Peers(Study[PeerOptions]):
         """Return a seed after the other; after the first one the costs and AttNHP."""
         fast = [model for model in options.models if model != "AttNHP"]
         trained: list[Cell] = [
-            {"part": "badges", "model": model, "seed": seed, "settings": options.mark}
+            {"part": "badges", "model": model, "seed": seed, "settings": options.mark(model)}
             for seed in options.seeds
             for model in fast
         ]
         slow: list[Cell] = [
-            {"part": "badges", "model": "AttNHP", "seed": seed, "settings": options.mark}
+            {"part": "badges", "model": "AttNHP", "seed": seed, "settings": options.mark("AttNHP")}
             for seed in options.seeds[:1]
             if "AttNHP" in options.models
         ]
@@ -124,7 +132,7 @@ class Peers(Study[PeerOptions]):
         """Return a table of scores and one of costs, and a picture of both."""
         trained: dict[str, list[Row]] = {}
         for row in rows:
-            if row["part"] == "badges" and row["settings"] == options.mark:
+            if row["part"] == "badges" and row["settings"] == options.mark(row["model"]):
                 trained.setdefault(row["model"], []).append(row)
         trained = {model: trained[model] for model in _MODELS if model in trained}
         timed = [row for row in rows if row["part"] == "length"]
@@ -163,8 +171,7 @@ def _train_ours(
         data[0],
         config=TrainingConfig(
             epochs=1_000_000,
-            batch_size=options.batch_size,
-            lr=options.lr,
+            **_TRAINING,
             max_seconds=options.seconds,
             seed=cell["seed"],
         ),
@@ -185,7 +192,7 @@ def _train_ours(
     ).numpy()
     sums = np.add.reduceat(columns, np.concatenate([[0], counts.cumsum()[:-1]]))
     last = history.records[-1]
-    passes = last.step * options.batch_size / len(data[0])
+    passes = last.step * _TRAINING["batch_size"] / len(data[0])
     return _row(
         sums, model, last.seconds, passes, passes * (train.lengths - 1).sum(), history.best.epoch
     )
