@@ -137,6 +137,26 @@ def test_joined_features_are_seen_by_every_projection():
     torch.testing.assert_close(layer(x, times=times), expected)
 
 
+def test_added_features_are_mapped_to_the_width_of_the_tokens():
+    layer = create_attention("softmax", 12, 2, time=TimeOptions("add", num_features=8), dtype=F64)
+    x, times = torch.randn(2, N, 12, dtype=F64), _times()
+    known = x + layer.features(times) @ layer.time_proj.weight.T
+    q, k, v = _heads(layer, known)
+    expected = layer.inner.out_proj(layer.inner._merge(naive.softmax_attention(q, k, v)))
+    torch.testing.assert_close(layer(x, times=times), expected)
+
+
+def test_joined_features_pass_one_hidden_layer_with_a_residual():
+    time = TimeOptions("concat-mlp", num_features=8)
+    layer = create_attention("softmax", 12, 2, time=time, dtype=F64)
+    x, times = torch.randn(2, N, 12, dtype=F64), _times()
+    wide = torch.cat([x, layer.features(times)], dim=-1)
+    w1, b1, w2, b2 = layer.mlp.parameters()
+    q, k, v = _heads(layer, wide + (wide @ w1.T + b1).clamp_min(0) @ w2.T + b2)
+    expected = layer.inner.out_proj(layer.inner._merge(naive.softmax_attention(q, k, v)))
+    torch.testing.assert_close(layer(x, times=times), expected)
+
+
 def test_t10_the_bias_is_stationary_and_equals_its_formula():
     bias = StationaryBias(BochnerTime(16, dtype=F64), 3, dtype=F64)
     for parameter in (bias.even, bias.odd):
@@ -302,7 +322,7 @@ def test_one_event_costs_the_same_after_a_long_history(name, fusion):
     assert work[0] == work[1]
 
 
-@pytest.mark.parametrize("fusion", ["concat", "product", "rotary"])
+@pytest.mark.parametrize("fusion", ["add", "concat", "concat-mlp", "product", "rotary"])
 def test_a_stack_gives_times_to_its_attentions(fusion):
     config = StackConfig(
         dim=16, num_heads=2, num_layers=2, attention="primal-dual", time_fusion=fusion, dropout=0.0

@@ -58,7 +58,7 @@ SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "skyformer-learned": ({"num_landmarks": 4, "window": 3, "normalize": False},),
 }
 QUICK = {"linear", "primal", "softmax"}
-"""Mechanisms whose ``plain_case`` belongs to every run; the others' are slow."""
+"""Mechanisms whose ``plain_case`` and ``time_case`` with ``"add"`` belong to every run."""
 MODES = {
     "full": {},
     "masked": {"padding": True},
@@ -160,7 +160,8 @@ ROWS = {
         and not (row.is_slow and "cross" in row.mode)
     ],
     "time_case": [
-        Case(name, {"time": time})
+        # what changes the tokens alone does the same before every mechanism
+        Case(name, {"time": time}, is_slow=name not in QUICK and time in ("add", "concat-mlp"))
         for name in list_attentions()
         for time in sorted(attention_entry(name).capabilities.time)
     ],

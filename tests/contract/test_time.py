@@ -17,6 +17,7 @@ from primal_attention.attention import (
     create_attention,
     list_attentions,
 )
+from primal_attention.attention.base import JOINED_TIME
 from primal_attention.attention.time import Fusion
 from primal_attention.kernels import TimeScaler
 
@@ -47,7 +48,7 @@ def _decode(layer, x, times, sizes, key_mask=None):
 @pytest.mark.parametrize("name", list_attentions())
 def test_a_way_is_allowed_or_refused_with_the_reason_and_the_alternatives(name, fusion):
     allowed = attention_entry(name).capabilities.time
-    assert "concat" in allowed
+    assert allowed >= JOINED_TIME
     if fusion in allowed:
         assert create_attention(name, 16, 2, time=fusion).fusion == fusion
         return
@@ -106,7 +107,7 @@ def test_t14_shifting_all_timestamps_changes_nothing(time_case):
         outputs = []
         for shift in (0.0, 86_400.0 * 777):
             stamps = seconds + shift
-            if layer.fusion == "concat":
+            if layer.fusion in JOINED_TIME:
                 # general weights see the time itself: give elapsed times
                 times = scaler(stamps, stamps[:, -1])
             else:
@@ -277,7 +278,7 @@ def test_features_that_do_not_suit_are_refused_in_words(name, time, message):
 
 
 def test_an_unknown_way_is_refused_in_words():
-    with pytest.raises(ValueError, match=r"time must be one of concat, product, .* got 'sum'"):
+    with pytest.raises(ValueError, match=r"must be one of add, concat, concat-mlp, .* got 'sum'"):
         create_attention("linear", 16, 2, time="sum")
 
 
@@ -296,6 +297,7 @@ def test_features_are_chosen_by_name(features):
     [
         *(("softmax", f) for f in ("rotary", "stationary-bias")),
         *((n, f) for n in ("linear", "primal-dual") for f in ("concat", "product", "rotary")),
+        *(("linear", f) for f in ("add", "concat-mlp")),
     ],
 )
 def test_one_captured_program_serves_every_length(name, fusion):

@@ -18,6 +18,10 @@ from primal_attention.attention.rotary import Turn
 __all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
 
 
+JOINED_TIME = frozenset({"add", "concat", "concat-mlp"})
+"""Values of ``time=`` that change the tokens alone, so that every attention allows them."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a mechanism can do. Anything else raises."""
@@ -40,7 +44,7 @@ class Capabilities:
     """Accepts ``rotary=``: turns queries and keys by their positions."""
     mixes_without_order: bool = True
     """Without ``is_causal=True``, outputs depend on other tokens than their own."""
-    time: frozenset[str] = frozenset({"concat"})
+    time: frozenset[str] = JOINED_TIME
     """Values of ``time=`` in ``create_attention``: how the times of tokens can enter."""
 
 

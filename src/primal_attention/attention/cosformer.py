@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.base import JOINED_TIME, Capabilities, State
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
@@ -32,9 +32,7 @@ class CosformerCore(FeatureCore):
         power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
     """
 
-    capabilities = Capabilities(
-        relative_position=True, time=frozenset({"concat", "product", "rotary"})
-    )
+    capabilities = Capabilities(relative_position=True, time=JOINED_TIME | {"product", "rotary"})
     ordered = True
 
     def __init__(self, horizon: int = 1024, power: Literal[1, 2] = 2) -> None:

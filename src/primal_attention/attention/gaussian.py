@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.gaussian import gaussian_attention
@@ -28,7 +28,7 @@ _UNIT_SCALE = 0.5
 class GaussianCore(CachingCore):
     """``κ(q̃, k̃) v`` at the cost of fused softmax; the decoding state grows with every token."""
 
-    capabilities = Capabilities(time=frozenset({"concat", "rotary"}))
+    capabilities = Capabilities(time=JOINED_TIME | {"rotary"})
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import FixedCoreAttention
 from primal_attention.attention.registry import register_attention
@@ -14,7 +14,7 @@ __all__ = ["LinearAttention", "LinearCore"]
 class LinearCore(FeatureCore):
     """``φ(q) (φ(k)ᵀ v) / φ(q) (φ(k)ᵀ 1)`` in ``O(n d v)`` time, state ``d × (v + 1)`` per head."""
 
-    capabilities = Capabilities(time=frozenset({"concat", "product", "rotary"}))
+    capabilities = Capabilities(time=JOINED_TIME | {"product", "rotary"})
 
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from primal_attention.attention.base import Capabilities, is_plain
+from primal_attention.attention.base import JOINED_TIME, Capabilities, is_plain
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Turn
@@ -29,7 +29,7 @@ __all__ = ["LinformerAttention", "LinformerCore"]
 class LinformerCore(Core):
     """Softmax over ``s`` projected keys in ``O((n + m) s (d + v))`` time."""
 
-    capabilities = Capabilities(causal=False, stateful=False, time=frozenset({"concat", "rotary"}))
+    capabilities = Capabilities(causal=False, stateful=False, time=JOINED_TIME | {"rotary"})
     ordered = True
 
     def __init__(

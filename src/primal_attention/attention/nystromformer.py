@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.landmarks import segment_means
@@ -52,7 +52,7 @@ class NystromformerCore(Core):
             causal=False,
             stateful=False,
             cross=kernel_size is None,
-            time=frozenset({"concat", "rotary"}),
+            time=JOINED_TIME | {"rotary"},
         )
         self.conv: nn.Parameter | None = None
         if kernel_size is not None:
@@ -135,7 +135,7 @@ register_attention(
     "nystromformer",
     NystromformerAttention,
     capabilities=Capabilities(
-        causal=False, stateful=False, cross=False, time=frozenset({"concat", "rotary"})
+        causal=False, stateful=False, cross=False, time=JOINED_TIME | {"rotary"}
     ),
     cost="n",
     summary="softmax by segment means, plus a short convolution",

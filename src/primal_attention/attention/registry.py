@@ -106,9 +106,10 @@ def create_attention(
         name: Name in the registry.
         dim: Model width.
         num_heads: Heads; must divide ``dim``.
-        time: How the times of tokens enter: ``"concat"``, ``"stationary-bias"``, ``"rotary"``,
-            ``"product"``, or more in a :class:`~primal_attention.attention.TimeOptions`. The layer
-            then takes ``times``. ``Capabilities.time`` lists what an attention allows.
+        time: How the times of tokens enter: ``"concat"``, ``"concat-mlp"``, ``"add"``,
+            ``"stationary-bias"``, ``"rotary"``, ``"product"``, or more in a
+            :class:`~primal_attention.attention.TimeOptions`. The layer then takes ``times``.
+            ``Capabilities.time`` lists what an attention allows.
         options: Further arguments of its constructor.
 
     Example:

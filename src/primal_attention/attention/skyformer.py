@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.base import JOINED_TIME, Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
 from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, count_seen
 from primal_attention.attention.registry import register_attention
@@ -106,8 +106,8 @@ class SkyformerCore(GaussianCore):
         self.landmarks, self.num_landmarks = landmarks, num_landmarks
         self.ridge, self.inverse, self.window = ridge, inverse, window
         # landmarks made of the tokens turn with them, learned ones do not
-        ways = {"concat"} if learned else {"concat", "rotary"}
-        self.capabilities = Capabilities(causal=learned, stateful=learned, time=frozenset(ways))
+        ways = JOINED_TIME if learned else JOINED_TIME | {"rotary"}
+        self.capabilities = Capabilities(causal=learned, stateful=learned, time=ways)
         if learned:
             # initial distribution of projected tokens: variance 1/3, times the scale of the points
             start = torch.randn(num_heads, num_landmarks, head_dim, **factory)
@@ -321,7 +321,7 @@ class SkyformerAttention(MultiHeadAttention):
 register_attention(
     "skyformer",
     SkyformerAttention,
-    capabilities=Capabilities(causal=False, stateful=False, time=frozenset({"concat", "rotary"})),
+    capabilities=Capabilities(causal=False, stateful=False, time=JOINED_TIME | {"rotary"}),
     cost="n",
     summary="Gaussian kernel by landmarks among the tokens",
 )

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
@@ -24,7 +24,7 @@ __all__ = [
 class SoftmaxCore(CachingCore):
     """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; the decoding state grows with every token."""
 
-    capabilities = Capabilities(time=frozenset({"concat", "rotary", "stationary-bias"}))
+    capabilities = Capabilities(time=JOINED_TIME | {"rotary", "stationary-bias"})
 
     def forward(
         self,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import State, is_plain
+from primal_attention.attention.base import JOINED_TIME, State, is_plain
 from primal_attention.attention.rotary import Turn
 from primal_attention.functional import (
     Heads,
@@ -91,7 +91,7 @@ class Source:
     rotary = False
     mixes_without_order = True
     cross = True
-    time: frozenset[str] = frozenset({"concat"})
+    time: frozenset[str] = JOINED_TIME
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the parameters of the weights to the layer."""
@@ -304,7 +304,7 @@ class DualSource(Source):
     """``W_{e|X} = Φ_kᵀ H_r / n`` with dual variables ``H`` that are linear in the tokens."""
 
     rotary = True
-    time = frozenset({"concat", "product", "rotary"})
+    time = JOINED_TIME | {"product", "rotary"}
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the maps from tokens to dual variables."""

@@ -3,14 +3,16 @@
 ``create_attention(name, dim, num_heads, time=...)`` makes any attention of the registry take
 ``times``. The values of ``time`` are ways in which times can enter:
 
-- ``"concat"``: features of time are joined to each token before the projections. Works for every
-  attention. Weights see the times as they are given: give elapsed times.
+- ``"concat"``: features of time are joined to each token before the projections.
+- ``"concat-mlp"``: the same, then ``x + W₂ ReLU(W₁ x)``, so that times and contents mix.
+- ``"add"``: features of time are mapped to the width of the tokens and added.
 - ``"stationary-bias"``: a learned function of the gap is added to the logits.
 - ``"rotary"``: queries and keys turn by angles that grow with time.
 - ``"product"``: the kernel of the contents times a kernel of the gap.
 
-The last three depend on differences of times alone. ``Capabilities.time`` lists the values that an
-attention allows.
+The first three work for every attention. Weights see the times as they are given: give elapsed
+times. The last three depend on differences of times alone. ``Capabilities.time`` lists the values
+that an attention allows.
 """
 
 import dataclasses
@@ -22,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from primal_attention.attention.base import Attention, State
+from primal_attention.attention.base import JOINED_TIME, Attention, State
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.primal import PrimalAttention
@@ -39,15 +41,15 @@ from primal_attention.attention.time_fusions import (
 from primal_attention.kernels import BochnerTime, TimeFeatures, create_time
 
 __all__ = [
-    "ConcatTimeAttention",
     "FusedTimeAttention",
     "Fusion",
+    "JoinedTimeAttention",
     "TimeAttention",
     "TimeOptions",
     "add_time",
 ]
 
-Fusion = Literal["concat", "product", "rotary", "stationary-bias"]
+Fusion = Literal["add", "concat", "concat-mlp", "product", "rotary", "stationary-bias"]
 
 _WIDTH, _PRODUCT_WIDTH = 32, 16
 _MOST_PRODUCTS = 1024
@@ -69,7 +71,7 @@ class TimeOptions:
     fusion: Fusion = "concat"
     """Where times enter."""
     features: str = "bochner"
-    """Name of features of time; all but ``"concat"`` need a stationary kernel."""
+    """Name of features of time; product, rotary and bias need a stationary kernel."""
     num_features: int | None = None
     """Width of the features; by default 32, for a product 16 or less, for rotary the head width."""
 
@@ -213,7 +215,7 @@ class TimeAttention(Attention):
         return f"time={self.fusion!r}"
 
 
-class ConcatTimeAttention(TimeAttention):
+class JoinedTimeAttention(TimeAttention):
     """Attention on tokens with features of their time joined to them.
 
     Queries, keys and values are projections of both parts.
@@ -221,18 +223,25 @@ class ConcatTimeAttention(TimeAttention):
     Args:
         dim: Width of the tokens.
         num_heads: Number of heads.
-        inner: Attention of the wider tokens; its output projection is replaced.
+        inner: Attention of the joined tokens; its output projection is replaced if they are wider.
+        fusion: How times join.
         features: Features of time.
     """
 
-    def __init__(self, dim: int, num_heads: int, inner: Attention, features: TimeFeatures) -> None:
-        super().__init__(dim, num_heads, inner, "concat")
+    def __init__(
+        self, dim: int, num_heads: int, inner: Attention, fusion: Fusion, features: TimeFeatures
+    ) -> None:
+        super().__init__(dim, num_heads, inner, fusion)
         self.time_features = features
-        wide = cast(nn.Linear, inner.out_proj)
-        has_bias = wide.bias is not None
-        inner.out_proj = nn.Linear(
-            inner.dim, dim, has_bias, device=wide.weight.device, dtype=wide.weight.dtype
-        )
+        wide, last = inner.dim, cast(nn.Linear, inner.out_proj)
+        factory: dict[str, Any] = {"device": last.weight.device, "dtype": last.weight.dtype}
+        if fusion == "add":
+            self.time_proj = nn.Linear(features.num_features, dim, bias=False, **factory)
+        else:
+            inner.out_proj = nn.Linear(wide, dim, last.bias is not None, **factory)
+        if fusion == "concat-mlp":
+            layers = (nn.Linear(wide, wide, **factory) for _ in range(2))
+            self.mlp = nn.Sequential(next(layers), nn.ReLU(), next(layers))
         self.capabilities = _capabilities(inner, features)
 
     @property
@@ -241,10 +250,18 @@ class ConcatTimeAttention(TimeAttention):
         return self.time_features
 
     def _join(self, x: Tensor, times: Tensor, mask: Tensor | None) -> Tensor:
-        """Return tokens, features of their times, and zeros up to the width of the layer."""
+        """Return tokens that know their times, in the width of the inner attention."""
         features = self.time_features(times, mask).to(x.dtype)
+        if self.fusion == "add":
+            return x + self.time_proj(features)
         missing = self.inner.dim - x.shape[-1] - features.shape[-1]
-        return torch.cat([x, pad(features, (0, missing))], dim=-1)
+        x = torch.cat([x, pad(features, (0, missing))], dim=-1)
+        if self.fusion == "concat":
+            return x
+        if mask is not None:
+            # NaN in a padded slot would reach the gradients of the MLP
+            x = torch.where(mask[..., None], x, 0.0)
+        return x + self.mlp(x)
 
     def _self(self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]) -> Any:
         return self.inner(self._join(x, times, key_mask), key_mask=key_mask, **also)
@@ -323,17 +340,18 @@ def add_time(
     time = time if isinstance(time, TimeOptions) else TimeOptions(time)
     if time.fusion not in entry.capabilities.time:
         able = ", ".join(list_attentions(time=time.fusion))
+        reason = _REASONS.get(time.fusion, "it takes no times.")
         raise ValueError(
-            f"{entry.name} cannot use time={time.fusion!r}: {_REASONS[time.fusion]} It allows "
+            f"{entry.name} cannot use time={time.fusion!r}: {reason} It allows "
             f"{', '.join(sorted(entry.capabilities.time))}. Attentions with time={time.fusion!r}: "
             f"{able}."
         )
     factory = {name: options.get(name) for name in ("device", "dtype")}
-    if time.fusion == "concat":
+    if time.fusion in JOINED_TIME:
         features = create_time(time.features, time.num_features or _WIDTH, **factory)
-        wide = dim + features.num_features
+        wide = dim if time.fusion == "add" else dim + features.num_features
         inner = entry.factory(wide + -wide % max(num_heads, 1), num_heads, **options)
-        return ConcatTimeAttention(dim, num_heads, inner, features)
+        return JoinedTimeAttention(dim, num_heads, inner, time.fusion, features)
     inner = entry.factory(dim, num_heads, **options)
     turn = _FUSIONS[time.fusion](inner, time, factory)
     return FusedTimeAttention(dim, num_heads, inner, time.fusion, turn)
@@ -413,7 +431,6 @@ def _capabilities(inner: Attention, features: TimeFeatures, **also: bool) -> Any
 
 _FUSIONS = {"rotary": _rotary, "product": _product, "stationary-bias": _bias}
 _REASONS = {
-    "concat": "it takes no times.",
     "stationary-bias": "it has no logits to which a function of the gap could be added.",
     "rotary": "not all it compares would turn with time, so outputs would depend on the date.",
     "product": "it does not sum plain features that could be multiplied with features of time.",

@@ -27,7 +27,7 @@ __all__ = [
 
 Norm = Literal["pre", "post"]
 Pooling = Literal["mean", "last"]
-TimeFusion = Literal["concat", "product", "rotary", "stationary-bias"]
+TimeFusion = Literal["add", "concat", "concat-mlp", "product", "rotary", "stationary-bias"]
 Positions = Literal["sinusoidal", "learned", "rotary", "none"]
 
 
