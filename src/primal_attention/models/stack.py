@@ -1,6 +1,6 @@
 """The blocks of a model, one after the other, and the regularisers of their layers."""
 
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -38,9 +38,11 @@ class BlockStack(nn.ModuleList):
         (torch.Size([2, 7, 16]), '0.attention')
     """
 
+    block_class: ClassVar[type[EncoderBlock]] = EncoderBlock
+
     def __init__(self, config: StackConfig, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__(
-            EncoderBlock(
+            self.block_class(
                 config.dim,
                 config.num_heads,
                 attention=name,

@@ -24,7 +24,7 @@ from primal_attention.tasks.events.windows import (
 
 SMALL = {"dim": 16, "num_heads": 2, "time_features": 14, "components": 4, "dropout": 0.0}
 ATTENTIONS = ["linear", "softmax", "primal-dual"]
-FUSIONS = [None, "concat", "rotary", "product", "stationary-bias"]
+FUSIONS = [None, "add", "concat", "concat-mlp", "rotary", "product", "stationary-bias"]
 TIMES = ["bochner", "mercer", "log-gap", "none"]
 
 
@@ -160,6 +160,55 @@ def test_t18_times_and_unit_in_other_units_change_nothing():
         batch.pop("labels")
         hidden.append(model(**batch).hidden)
     torch.testing.assert_close(*hidden, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fusion", [None, "concat"])
+def test_a_legacy_block_has_the_norms_and_residuals_of_the_published_code(fusion):
+    options = {"attention": "softmax", "num_layers": 2, "time_fusion": fusion}
+    model = classifier(legacy_block=True, **options).double()
+    x, times = torch.randn(2, 9, 16, dtype=torch.float64), events()[1]
+    keep = torch.arange(9) < torch.tensor([[9], [6]])
+    expected = x
+    for block, is_last in zip(model.blocks, (False, True), strict=True):
+        queries = torch.nn.functional.layer_norm(
+            expected, (16,), block.attention_norm.weight, block.attention_norm.bias
+        )
+        also = {} if fusion is None else {"times": times, "context_times": times}
+        middle = queries + block.attention(queries, expected, key_mask=keep, **also)
+        expected = block.mlp(block.mlp_norm(middle)) + (0 if is_last else middle)
+    found = model.blocks(x, key_mask=keep, times=times).hidden
+    torch.testing.assert_close(found, expected)
+    # a standard block with the same weights differs
+    plain = classifier(**options).double()
+    plain.load_state_dict(model.state_dict())
+    assert not torch.allclose(plain.blocks(x, key_mask=keep, times=times).hidden, found)
+
+
+def test_a_legacy_classifier_ignores_padding_and_trains_with_a_regulariser():
+    model = classifier(legacy_block=True, attention="primal-dual")
+    types, times = events()
+    more = torch.cat([times, torch.full((2, 4), math.nan)], 1)
+    padded = torch.cat([types, types[:, :4]], 1)
+    mask = (torch.arange(13) < 9).expand(2, -1)
+    found = model(padded, more, key_mask=mask).logits
+    torch.testing.assert_close(found, model(types, times).logits, atol=1e-6, rtol=1e-5)
+    output = model.train()(types, times)
+    (output.logits.square().sum() + output.aux_loss).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "nystromformer"}, "which 'nystromformer' cannot do; use one of: "),
+        ({"time_fusion": "rotary"}, "allows time_fusion add, concat, concat-mlp or none, got"),
+    ],
+)
+def test_what_a_legacy_block_cannot_do_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        EventClassifierConfig(num_types=4, num_classes=3, legacy_block=True, **options)
+    with pytest.raises(ValueError, match="cannot decode step by step"):
+        classifier(legacy_block=True).blocks.init_state(2)
 
 
 def test_times_matter_and_not_only_their_order():

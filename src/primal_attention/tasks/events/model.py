@@ -31,6 +31,7 @@ from primal_attention.tasks.events.heads import (
     TypeHead,
     WaitingHead,
 )
+from primal_attention.tasks.events.published import PublishedStack, check_published
 
 __all__ = [
     "EventClassifier",
@@ -76,10 +77,14 @@ class EventClassifierConfig(EventConfig):
 
     num_classes: int
     """Classes of sequences."""
+    legacy_block: bool = False
+    """Norms and residuals of the published code, to compare with it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_count("num_classes")
+        if self.legacy_block:
+            check_published(self)
 
 
 @dataclass(frozen=True)
@@ -361,6 +366,8 @@ class EventClassifier(_EventModel):
         self, config: EventClassifierConfig, *, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__(config, extra_types=1, flags=0)
+        if config.legacy_block:
+            self.blocks = PublishedStack(config)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(2 * config.dim, config.num_classes)
         self.to(device=device, dtype=dtype)
