@@ -16,6 +16,7 @@ from primal_attention.kernels import (
     TimeScaler,
     create_time,
 )
+from primal_attention.kernels.quantiles import monotone_spline
 
 F64 = torch.float64
 
@@ -182,6 +183,28 @@ def test_baselines_are_labelled_and_are_not_stationary(name, apart):
         phi.spectrum()
 
 
+def test_time2vec_and_tgat_are_their_formulas_with_any_phase():
+    t = _times()[:, None] * 40
+    for phi in (Time2VecTime(6, dtype=F64), TGATTime(6, dtype=F64)):
+        for parameter in phi.parameters():
+            torch.nn.init.normal_(parameter)
+        angle = phi.omega * t + phi.phase
+        if isinstance(phi, TGATTime):
+            expected = angle.cos() / 6**0.5
+        else:
+            expected = torch.cat([phi.trend[0] * t + phi.trend[1], angle.sin()], dim=-1)
+        torch.testing.assert_close(phi(t[:, 0]), expected)
+
+
+def test_log_gap_is_an_mlp_of_the_logarithm_that_keeps_the_direction_of_time():
+    phi = LogGapTime(6, dtype=F64).start_from([0.5, 1.0, 9.0], span=20.0)
+    logs = torch.tensor([0.5, 1.0, 9.0], dtype=F64).log1p()
+    t = _times() - 2.5
+    log = torch.where(t < 0, -1.0, 1.0) * (1 + t.abs()).log()
+    log = (log - logs.mean()) / logs.std(correction=0)
+    torch.testing.assert_close(phi(t), phi.out(phi.hidden(log[:, None]).clamp_min(0)))
+
+
 @pytest.mark.parametrize("name", TIME_FEATURES)
 def test_t16_gradients_of_all_parameters_match_finite_differences(name):
     phi = create_time(name, 14, dtype=F64).eval()
@@ -245,6 +268,24 @@ def test_inverse_cdf_increases_for_any_parameters():
         for parameter in phi.quantile.parameters():
             torch.nn.init.normal_(parameter, std=2.0)
         assert (phi.quantile(u).diff() > 0).all()
+
+
+def test_the_spline_has_its_values_and_slopes_at_the_knots():
+    widths, heights, slopes = *torch.randn(2, 5, dtype=F64), torch.randn(4, dtype=F64)
+    at, value = (
+        6 * torch.cat([torch.zeros(1), (1e-3 + 0.995 * logits.softmax(0)).cumsum(0)]) - 3
+        for logits in (widths, heights)
+    )
+    # the slope is one at both ends, where the spline turns into the identity
+    one = torch.ones(1, dtype=F64)
+    start = math.log(math.expm1(1 - 1e-3))
+    slope = torch.cat([one, (1 + (slopes + start).exp()).log() + 1e-3, one])
+    for side in (-1e-7, 1e-7):
+        x = (at + side).requires_grad_()
+        y = monotone_spline(x, widths, heights, slopes, 3.0)
+        y.sum().backward()
+        torch.testing.assert_close(y.detach(), value, rtol=0, atol=1e-5)
+        torch.testing.assert_close(x.grad, slope, rtol=0, atol=1e-4)
 
 
 def test_inverse_cdf_learns_a_uniform_spectrum():
