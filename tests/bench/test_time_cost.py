@@ -1,8 +1,14 @@
 """The study of times in attention measures every way, and its errors are those of the theory."""
 
+import json
+from pathlib import Path
+
 from primal_attention.attention.base import JOINED_TIME
 from primal_attention.bench.time_cost import TimeCostOptions, TimeCostStudy
 from primal_attention.tasks.study import run_study
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, ROWS = DOCS / "evidence" / "time.md", DOCS / "results" / "time" / "rows.jsonl"
 
 
 def test_every_allowed_way_is_measured_beside_none(tmp_path):
@@ -31,3 +37,18 @@ def test_mid_quantiles_beat_random_frequencies(tmp_path):
     assert all(row["mid-quantiles"] < row["random"] for row in rows)
     assert "mid-quantiles" in (tmp_path / "kernel.md").read_text("utf-8")
     assert (tmp_path / "kernel.png").exists()
+
+
+def test_the_page_states_the_ranges_of_the_table():
+    costs = {}
+    for line in map(json.loads, ROWS.read_text("utf-8").splitlines()):
+        if line["cell"]["part"] == "cost":
+            n = line["cell"]["n"]
+            costs |= {(row["name"], row["time"], n): row["step_ms"] for row in line["rows"]}
+    ratios: dict[str, list[float]] = {}
+    for (name, time, n), cost in costs.items():
+        ratios.setdefault(time, []).append(cost / costs[name, "none", n])
+    ratios.pop("none")
+    text = " ".join(PAGE.read_text("utf-8").split())
+    for time, found in ratios.items():
+        assert f"`{time}` takes {min(found):.1f} to {max(found):.1f} times" in text
