@@ -13,7 +13,7 @@ from torch import nn
 from training_cases import data, model
 
 from primal_attention.attention import create_attention
-from primal_attention.kernels import BochnerTime
+from primal_attention.kernels import TIME_FEATURES, BochnerTime, create_time
 from primal_attention.models import CausalDecoder, DecoderConfig
 from primal_attention.training import (
     Columns,
@@ -157,6 +157,13 @@ def test_frequencies_learn_at_a_tenth_of_the_rate_and_do_not_decay(optimizer):
     assert created.param_groups[2]["weight_decay"] == 0
     set_progress(created, dataclasses.replace(config, schedule="linear"), 0.5)
     assert [g["lr"] for g in created.param_groups] == pytest.approx([0.25, 0.25, 0.025])
+
+
+@pytest.mark.parametrize("name", TIME_FEATURES)
+def test_no_frequency_period_phase_or_coefficient_of_time_decays(name):
+    decayed = parameter_groups(create_time(name, 14), 0.1)[0]["params"]
+    # only the matrices of the MLP of log-gaps do
+    assert len(decayed) == (2 if name == "log-gap" else 0)
 
 
 def test_frozen_and_shared_parameters_are_counted_rightly():

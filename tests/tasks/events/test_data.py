@@ -69,6 +69,19 @@ def test_files_give_the_same_log(tmp_path, suffix):
     assert log.names == read().names
 
 
+def test_ratings_of_movielens_are_a_log_of_items(tmp_path):
+    path = tmp_path / "ratings.dat"
+    path.write_text("1::1193::5::978300760\n1::661::3::978387160\n22::1193::4::978298413\n")
+    log = EventSequences.from_csv(path, marks=["rating"])
+    assert (log.keys, log.names, log.unit) == (("1", "22"), ("661", "1193"), "days")
+    assert log.gaps[1] == 1.0
+    assert log.marks["rating"].values.tolist() == [5.0, 3.0, 4.0]
+    for bad in ("1::2::3\n", "1::2::five::978300760\n", "a,b\n1,2\n", ""):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match="user::item::rating::seconds"):
+            EventSequences.from_csv(path)
+
+
 def test_arrays_give_the_same_log_as_a_frame():
     whole = read()
     log = EventSequences.from_arrays(

@@ -1,6 +1,7 @@
 """The predictor of next events: what a user meets, and what goes wrong."""
 
 import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,12 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from primal_attention.tasks.events import EventSequences, NextEventPredictor, PoissonProcess
+from primal_attention.tasks.events import (
+    EventSequences,
+    NextEventPredictor,
+    PoissonProcess,
+    scoring,
+)
 from primal_attention.tasks.trained import load_trained, save_trained
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}
@@ -98,6 +104,28 @@ def test_scores_state_both_reference_times(predictor, hawkes):
     assert 0 < scores["accuracy, t_ref=last_event"] <= 1
     assert 0 < scores["accuracy, t_ref=target"] <= 1
     assert "t_ref=target" in repr(scores)
+
+
+def test_true_types_are_ranked_among_many_types(monkeypatch, predictor, hawkes):
+    assert "at 10" not in repr(predictor.evaluate(hawkes))
+    data = predictor.task_.windows(hawkes, labelled=True)
+    read = predictor.task_.measure(predictor.model_, data)
+    told, label = read.answers["log_type"], read.answers["type"]
+    # of two types the true one is first if its probability is above one half
+    first = (told > math.log(0.5)).double()
+    answers = dict(read.answers, rank=2 - first.long(), rank_blind=torch.where(label > 0, 11, 10))
+    scores = predictor.task_.score(answers)
+    assert scores["hit rate at 10, t_ref=target"].value == 1
+    expected = (first + (1 - first) / math.log2(3)).mean()
+    assert scores["NDCG at 10, t_ref=target"].value == pytest.approx(float(expected))
+    share = float((label == 0).double().mean())
+    assert scores["hit rate at 10, t_ref=last_event"].value == pytest.approx(share)
+    gain = share / math.log2(11)
+    assert scores["NDCG at 10, t_ref=last_event"].value == pytest.approx(gain)
+    monkeypatch.setattr(scoring, "MANY_TYPES", 2)
+    ranked = predictor.task_.measure(predictor.model_, data)
+    assert torch.equal(ranked.answers["rank"] == 1, first.bool())
+    assert set(ranked.answers["rank_blind"].tolist()) == {1, 2}
 
 
 def test_other_units_change_the_likelihood_by_their_logarithm_only():

@@ -197,7 +197,11 @@ class EventSequences:
 
     @classmethod
     def from_csv(cls, path: str | Path, **columns: Any) -> Self:
-        """Return the log in a ``.csv`` or ``.tsv`` file; options as in :meth:`from_frame`."""
+        """Return the log in a ``.csv`` or ``.tsv`` file; options as in :meth:`from_frame`.
+
+        A ``.dat`` file has lines ``user::item::rating::seconds``, as MovieLens-1M has. Items are
+        the events; ``marks=["rating"]`` keeps the ratings.
+        """
         from primal_attention.tasks.events.tables import read_log_table
 
         return cls.from_frame(read_log_table(Path(path)), **columns)

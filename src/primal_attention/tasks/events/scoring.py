@@ -25,6 +25,8 @@ __all__ = [
     "score_events",
 ]
 
+TOP, MANY_TYPES = 10, 50
+"""Ranks count from this many types on: among few types, the first ten say little."""
 MOST_WAIT = 10.0
 """Waits beyond this many times the longest gap of the training count as that in a mean."""
 
@@ -80,7 +82,12 @@ def answer_events(read: Read, labels: Int[Tensor, "b n"], scale: float) -> dict[
     blind = model.type_marginal(hidden, waiting.nodes())
     half = torch.full_like(gap, 0.5)
     place = torch.arange(len(labels), device=labels.device)[:, None].expand_as(labels)
+    ranks = {}
+    if told.shape[1] >= MANY_TYPES:
+        for name, logs in (("rank", told), ("rank_blind", blind)):
+            ranks[name] = 1 + (logs > logs.gather(1, label[:, None])).sum(1)
     return {
+        **ranks,
         "type": label,
         "gap": gap * scale,
         "log_time": waiting.log_prob(gap) - math.log(scale),
@@ -163,7 +170,20 @@ def score_events(answers: Mapping[str, Tensor], unit: str, scale: float) -> dict
         "miscalibration of the wait": Score(
             float((pit - even).abs().max()), larger_is_better=False
         ),
+        **_rank_scores(answers),
     }
+
+
+def _rank_scores(answers: Mapping[str, Tensor]) -> dict[str, Score]:
+    """Return how high the true types rank among all types, if there are many."""
+    scores = {}
+    for t_ref, name in (("last_event", "rank_blind"), ("target", "rank")):
+        if name in answers:
+            rank = answers[name].double()
+            gain = torch.where(rank <= TOP, 1 / (1 + rank).log2(), 0.0)
+            scores[f"hit rate at {TOP}, t_ref={t_ref}"] = _share(rank <= TOP)
+            scores[f"NDCG at {TOP}, t_ref={t_ref}"] = _mean(gain)
+    return scores
 
 
 def encode_names(names: Sequence[str]) -> Int[Tensor, "b width"]:
