@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from primal_attention.tasks.events import EventSequences
-from primal_attention.tasks.events.heads import LogNormalMixture
+from primal_attention.tasks.events.heads import LogNormalMixture, WaitingHead
 from primal_attention.tasks.events.model import (
     EventClassifier,
     EventClassifierConfig,
@@ -295,6 +295,36 @@ def test_the_waiting_head_starts_at_the_distribution_of_the_gaps():
     start = LogNormalMixture(*(t[0, 20] for t in found))
     # the entropy of an exponential of rate 2 is 1 - log 2
     assert float(start.log_prob(gaps).mean().detach()) == pytest.approx(-(1 - math.log(2)), abs=0.1)
+    # one component at each mid-quantile
+    head = WaitingHead(8, 4)
+    head.start_from(gaps)
+    middle = gaps.log().quantile(torch.tensor([1, 3, 5, 7], dtype=torch.float64) / 8)
+    location = head(torch.zeros(8)).location.double().detach()
+    torch.testing.assert_close(location, middle, atol=1e-4, rtol=0)
+
+
+def test_a_classifier_sees_the_time_elapsed_until_the_reference():
+    model, (types, times) = classifier(time_fusion="concat"), events()
+    seen = {}
+    model.features.register_forward_pre_hook(lambda _, args: seen.update(features=args[0]))
+    model.blocks.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(blocks=kwargs["times"]), with_kwargs=True
+    )
+    for given in (None, times[:, -1:] + 2.5):
+        t_ref = times[:, -1:] if given is None else given
+        model(types, times, t_ref=given)
+        # the summary token is at the reference time
+        elapsed = torch.cat([t_ref - times, torch.zeros(2, 1)], 1)
+        torch.testing.assert_close(seen["features"], elapsed)
+        torch.testing.assert_close(seen["blocks"], -elapsed)
+
+
+def test_a_step_back_in_time_counts_as_no_time():
+    types, model = torch.tensor([[0, 1, 2, 3]]), next_model(time_fusion="rotary")
+    back, flat = torch.tensor([[[0.0, 2, 1, 3]], [[0.0, 2, 2, 4]]], dtype=torch.float64)
+    found, expected = model(types, back), model(types, flat)
+    torch.testing.assert_close(found.hidden, expected.hidden)
+    torch.testing.assert_close(found.log_density, expected.log_density)
 
 
 def test_zero_gaps_have_a_finite_likelihood():
