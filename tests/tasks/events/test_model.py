@@ -243,6 +243,22 @@ def test_marks_and_covariates_matter_and_missing_ones_are_allowed():
         model(types, times)
 
 
+def test_a_tenth_of_the_events_hide_all_their_marks_in_training():
+    embed = next_model(mark_numbers=1, mark_levels=(3,)).embed
+    types = torch.zeros(1, 4_000, dtype=torch.long)
+    features = torch.zeros(1, 4_000, embed.project.in_features - 16 - 2 - 8)
+    marks = {"marks_numbers": torch.ones(1, 4_000, 1), "marks_levels": types[..., None]}
+    none = {
+        "marks_numbers": marks["marks_numbers"] * math.nan,
+        "marks_levels": types[..., None] - 1,
+    }
+    shown, hidden = embed(types, features, **marks), embed(types, features, **none)
+    found = embed.train()(types, features, **marks)
+    is_shown, is_hidden = ((found - x).abs().amax(-1) < 1e-6 for x in (shown, hidden))
+    assert (is_shown ^ is_hidden).all()
+    assert float(is_hidden.double().mean()) == pytest.approx(0.1, abs=0.02)
+
+
 def test_a_mixture_agrees_with_numerical_integration():
     mixture = LogNormalMixture(
         torch.tensor([0.2, 0.5, 0.3]).log(),
