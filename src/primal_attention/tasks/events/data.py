@@ -176,11 +176,11 @@ class EventSequences:
 
         Args:
             frame: The table.
-            time: LogColumn of the times: numbers, ``datetime64`` with or without a time zone, or
+            time: Column of the times: numbers, ``datetime64`` with or without a time zone, or
                 ISO 8601 text. Dates without a time zone are UTC. By default a column with a usual
                 name, such as ``time`` or ``timestamp``.
-            event: LogColumn of the types. By default one named ``event``, ``type`` and so on.
-            sequence: LogColumn that tells sequences apart. By default one named ``sequence``,
+            event: Column of the types. By default one named ``event``, ``type`` and so on.
+            sequence: Column that tells sequences apart. By default one named ``sequence``,
                 ``user``, ``id`` and so on; if there is none, all events are one sequence.
             marks: Columns with more about every event: numbers or categories.
             covariates: Columns that are constant in a sequence: numbers or categories.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from primal_attention.command import needs
+from primal_attention.tasks.datasets import data_folder
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
     check_size,
@@ -39,7 +40,6 @@ from primal_attention.tasks.splits import class_indices
 
 __all__ = [
     "Tokens",
-    "data_root",
     "encode_bytes",
     "load_tokens",
     "pack_texts",
@@ -202,16 +202,6 @@ def _as_bytes(text: str) -> bytes:
     return text.encode()
 
 
-def data_root() -> Path:
-    """Return the folder of ``PRIMAL_DATA``, which holds ``text/imdb`` and ``vision/cifar-10``."""
-    if "PRIMAL_DATA" not in os.environ:
-        raise ValueError(
-            "texts, pairs and pictures are read from the folder in the environment variable "
-            "PRIMAL_DATA, which is not set; set it, or give data.train and data.test."
-        )
-    return Path(os.environ["PRIMAL_DATA"])
-
-
 def load_tokens(settings: TokenSettings, part: str) -> Tokens:
     """Return one part of a known set: generated, or read from the folder of ``PRIMAL_DATA``."""
     size = settings.train_size if part == "train" else settings.test_size
@@ -226,7 +216,7 @@ def load_tokens(settings: TokenSettings, part: str) -> Tokens:
         return generate_listops(
             count, split=part, seed=settings.seed, config=config, workers=workers
         )
-    root = data_root()
+    root = data_folder()
     if settings.kind == "text":
         return read_imdb(root / "text" / "imdb" / f"{part}.jsonl.xz")
     if settings.kind == "retrieval":

@@ -175,8 +175,9 @@ def load_splits(task: str, options: AccuracyOptions) -> Splits:
     """Return the data of a task; the validation part is never part of the training data."""
     import numpy as np
 
+    from primal_attention.tasks.datasets import data_folder
     from primal_attention.tasks.longrange.listops import ListOpsConfig, generate_listops
-    from primal_attention.tasks.longrange.readers import data_root, read_cifar10, read_imdb
+    from primal_attention.tasks.longrange.readers import read_cifar10, read_imdb
 
     counts = (options.num_train, options.num_valid, options.num_test)
     if task == "listops":
@@ -187,7 +188,7 @@ def load_splits(task: str, options: AccuracyOptions) -> Splits:
             for count, name in zip(counts, names, strict=True)
         )
         return Splits(*parts)
-    root = options.data or data_root()
+    root = data_folder(options.data)
     if task == "text":
         train, test = (
             read_imdb(root / f"text/imdb/{part}.jsonl.xz", length=options.max_length)

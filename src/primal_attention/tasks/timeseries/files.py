@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.tasks.datasets import data_folder
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
     check_size,
@@ -346,14 +347,7 @@ def npz_from_archive(archive: Path, name: str) -> bytes:
 
 def series_root(root: str | Path | None = None) -> Path:
     """Return the folder of the UEA sets: ``root``, else ``uea`` in that of ``PRIMAL_DATA``."""
-    if root is not None:
-        return Path(root)
-    if "PRIMAL_DATA" not in os.environ:
-        raise ValueError(
-            "No folder of data sets: set the environment variable PRIMAL_DATA to the folder that "
-            "contains uea/, or pass root; primal data list shows the sets."
-        )
-    return Path(os.environ["PRIMAL_DATA"]) / "uea"
+    return data_folder() / "uea" if root is None else Path(root)
 
 
 def packaged_root(name: str) -> Path | None:
