@@ -31,6 +31,7 @@ from primal_attention.functional import (
 )
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.primal import inverse_norm, join
+from primal_attention.functional.ties import swap_sides
 
 if TYPE_CHECKING:
     from primal_attention.attention.primal_parameters import PrimalParameters
@@ -343,17 +344,13 @@ class DualSource(Source):
         norm = inverse_norm(heads, key_mask, layer.conventions.eps)
         scale = norm / position.clamp_min(1)[:, None, :, None]
         # the weights of queries come from keys, and the other way round
-        scores, after = _causal_scores(heads, _swap(heads), _swap(duals * norm), scale, start)
+        scores, after = _causal_scores(
+            heads, swap_sides(heads), swap_sides(duals * norm), scale, start
+        )
         last = torch.cat([start.seen[:, None], position], dim=1)[:, -1:]  # also without tokens
         joint = torch.cat(after, dim=1) / last.clamp_min(1)[:, None, :, None]
         y = layer.project_out(layer._merge(scores.to(x.dtype)))
         return CausalOutput(y, scores.square().sum(2), joint, after, heads, scores, duals)
-
-
-def _swap(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
-    """Exchange the heads of queries and of keys."""
-    queries, keys = both.chunk(2, dim=1)
-    return torch.cat([keys, queries], dim=1)
 
 
 def _causal_scores(

@@ -33,12 +33,11 @@ from primal_attention.functional.tiles import (
     add_up,
     features_first,
     inverse_norms,
-    needs_grad,
     norm_gradient,
     tokens_first,
 )
 
-__all__ = ["Heads", "Plan", "attend_tiles"]
+__all__ = ["Attend", "Heads", "Plan"]
 
 
 class Heads(NamedTuple):
@@ -55,7 +54,7 @@ class Heads(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How :func:`attend_tiles` runs."""
+    """How :class:`Attend` runs."""
 
     tiles: Sequence[Tile]
     shape: tuple[int, int]
@@ -69,13 +68,19 @@ class Plan(NamedTuple):
     """Whether to return the energy."""
 
 
-class _Attend(torch.autograd.Function):
-    """Keeps heads, scores (folded: outputs of heads) and one number per token and head."""
+class Attend(torch.autograd.Function):
+    """The layer's output and the energy of its scores.
+
+    Takes tokens, the projection weights and the maps of the layer; or, instead of tokens, the heads
+    and inverse norms of each tile. Without maps tokens are heads side by side, and the output is
+    the scores. Keeps heads, scores (folded: outputs of heads) and one number per token and head.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, plan: Plan, keeps: bool, x: Tensor | None, w: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor | None]:
+        """Return output and energy."""
         maps, count = _layer_maps(given[:8]), len(plan.tiles)
         heads, norms = given[8 : 8 + count], given[8 + count :]
         both, d, _ = w.shape[1:]
@@ -116,6 +121,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Any, ...]:
+        """Return the gradients of all arguments."""
         x, w, moments, blocks, *saved = ctx.saved_tensors
         a, a_bias, o, o_bias, *kept = saved[8:]
         plan, (both, d, _), (_, h, _, e) = ctx.plan, w.shape[1:], blocks.shape
@@ -240,26 +246,3 @@ def _moments(
     if folded:
         return torch.bmm(q, q.mT)
     return torch.linalg.vector_norm(z, dim=-1, dtype=accumulator(z)).square_()
-
-
-def attend_tiles(
-    x: Float[Tensor, "b n c"] | Heads,
-    w: Float[Tensor, "#b both d s"],
-    maps: LayerMaps | None,
-    plan: Plan,
-) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"] | None]:
-    """Return the layer's output and the energy of its scores.
-
-    Args:
-        x: Tokens, finite also where padded, or heads.
-        w: Projection weights of all query heads and, after them, of all key heads.
-        maps: The maps of the layer; without them ``x`` holds heads and the output is the scores.
-        plan: How to run.
-    """
-    tokens, heads = (None, (*x.parts, *x.norms)) if isinstance(x, Heads) else (x, ())
-    tensors: tuple[Tensor | None, ...] = (None,) * 8
-    if maps is not None:
-        inward = (None,) * 4 if tokens is None else (*maps.q, *maps.k)
-        tensors = (*inward, *maps.concat, *maps.out)
-    keeps = needs_grad((tokens, w, *tensors, *heads))
-    return _Attend.apply(plan, keeps, tokens, w, *tensors, *heads)  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from primal_attention.functional.engine import Heads, Plan, attend_tiles
+from primal_attention.functional.engine import Attend, Heads, Plan
 from primal_attention.functional.folding import (
     LayerMaps,
     fold_bias,
@@ -33,8 +33,8 @@ from primal_attention.functional.precision import (
     is_traced,
     representable,
 )
-from primal_attention.functional.ties import tie_dual_tiles, tie_rows_tiles
-from primal_attention.functional.tiles import LinearMap, cut
+from primal_attention.functional.ties import TieDual, TieRows, swap_sides
+from primal_attention.functional.tiles import LinearMap, cut, needs_grad
 
 __all__ = [
     "Heads",
@@ -226,7 +226,7 @@ def tie_sampled(
     elif key_mask is not None:
         index = _flat_index(position, b, n)
     variance = _smallest_variance(x) if standardize else None
-    return tie_rows_tiles(x, w_e, w_r, basis=basis, index=index, variance=variance)
+    return TieRows.apply(x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
 
 
 def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " rows"]:
@@ -279,17 +279,19 @@ def tie_dual(
         # half of the division before the sum, which a narrow type might not hold
         root = share.sqrt()
         codes = codes * (root * inverse_norm(like, key_mask, eps)).to(like.dtype)
-        w_r, w_e = (like.mT @ codes * root).to(like.dtype).chunk(2, dim=1)
-        return torch.cat([w_e, w_r], dim=1), Heads((heads,), (), (), (x.shape[0], x.shape[1]))
+        w = swap_sides((like.mT @ codes * root).to(like.dtype))
+        return w, Heads((heads,), (), (), (x.shape[0], x.shape[1]))
+    given: tuple[Tensor | None, ...]
     if isinstance(maps, Tensor):
-        maps, widest = maps.to(x.dtype), max(x.shape[-1], maps.shape[-1])
+        given, widest = (maps.to(x.dtype), None, None, None), max(x.shape[-1], maps.shape[-1])
     else:
         q, d = (_cast(m, x) for m in maps)
-        maps, widest = (q, d), max(len(q.weight), len(d.weight))
+        given, widest = (None, *q, d.weight), max(len(q.weight), len(d.weight))
         x = x.to(q.weight.dtype)
-    tiles = cut(x.shape[0], x.shape[1], widest)
-    given = num_heads, share, key_mask, representable(eps, x)
-    w, parts, norms = tie_dual_tiles(x, tiles, maps, *given)
+    tiles, keeps = cut(x.shape[0], x.shape[1], widest), needs_grad((x, *given))
+    options = tiles, key_mask, num_heads, representable(eps, x), keeps, share
+    w, *found = TieDual.apply(*options, x, *given)  # type: ignore[no-untyped-call]
+    parts, norms = tuple(found[: len(tiles)]), tuple(found[len(tiles) :])
     return w, Heads(parts, norms, tiles, (x.shape[0], x.shape[1]))
 
 
@@ -343,13 +345,19 @@ def attend(
     if _autocasts(like):
         maps = None if maps is None else LayerMaps(*(_cast(m, like) for m in maps))
         like = like.to(torch.get_autocast_dtype(like.device.type))
+    w, tokens = w.to(like.dtype), None if isinstance(x, Heads) else like
+    given: tuple[Tensor | None, ...] = (None,) * 8
+    if maps is not None:
+        given = (*maps.q, *maps.k, *maps.concat, *maps.out)
     if isinstance(x, Heads):
         tiles, shape = x.tiles, x.shape
+        given = (None,) * 4 + given[4:] + x.parts + x.norms
     else:
-        x, shape = like, (x.shape[0], x.shape[1])
-        tiles = cut(*shape, x.shape[-1] if maps is None else 2 * maps.q.weight.shape[0])
+        shape = x.shape[0], x.shape[1]
+        tiles = cut(*shape, x.shape[-1] if maps is None else 2 * len(maps.q.weight))
     plan = Plan(tiles, shape, key_mask, representable(eps, like), engine == "folded", has_energy)
-    return attend_tiles(x, w.to(like.dtype), maps, plan)
+    keeps = needs_grad((tokens, w, *given))
+    return Attend.apply(plan, keeps, tokens, w, *given)  # type: ignore[no-untyped-call]
 
 
 def _cast(m: LinearMap, x: Tensor) -> LinearMap:

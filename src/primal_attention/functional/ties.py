@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.functional.tiles import (
@@ -21,16 +21,21 @@ from primal_attention.functional.tiles import (
     add_up,
     features_first,
     inverse_norms,
-    needs_grad,
     norm_gradient,
     tokens_first,
 )
 
-__all__ = ["tie_dual_tiles", "tie_rows_tiles"]
+__all__ = ["TieDual", "TieRows", "swap_sides"]
 
 
-class _TieRows(torch.autograd.Function):
-    """Keeps the sampled rows for backward."""
+class TieRows(torch.autograd.Function):
+    """The projection weights of both sides from sampled tokens, and the tokens.
+
+    Takes the tokens (zero where padded), the codes of both sides, functions of position (for all
+    sequences or for each), which tokens to use (the same of every sequence, or as many of each,
+    counted through all sequences; ``None`` for all) and the smallest variance in standardising them
+    (``None`` to leave them as they are). Keeps the sampled rows for backward.
+    """
 
     @staticmethod
     def forward(
@@ -42,6 +47,7 @@ class _TieRows(torch.autograd.Function):
         index: Tensor | None,
         variance: float | None,
     ) -> tuple[Tensor, Tensor]:
+        """Return the weights, and what to attend from."""
         (b, _, c), (h, k, s) = x.shape, w_e.shape
         rows = x
         if index is not None:
@@ -62,6 +68,7 @@ class _TieRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_x: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of all arguments."""
         basis, index, rows, mean, deviation, f, codes = ctx.saved_tensors
         (b, _, d, s), (h, _, k) = grad_w.shape, f.shape
         by_head = grad_w.view(b, 2, h, d, s).permute(2, 0, 3, 1, 4).reshape(h, b * d, 2 * s)
@@ -84,33 +91,12 @@ class _TieRows(torch.autograd.Function):
         return grad_x, grad_e, grad_r, None, None, None
 
 
-def tie_rows_tiles(
-    x: Float[Tensor, "b n c"],
-    w_e: Float[Tensor, "h k s"],
-    w_r: Float[Tensor, "h k s"],
-    *,
-    basis: Float[Tensor, "*#b k m"] | None,
-    index: Int[Tensor, " rows"] | None,
-    variance: float | None,
-) -> tuple[Float[Tensor, "b both d s"], Float[Tensor, "b n c"]]:
-    """Return the projection weights of both sides, and the tokens to attend from.
+class TieDual(torch.autograd.Function):
+    """The projection weights of dual variables, the heads of each tile, and their inverse norms.
 
-    Attending from the returned tokens and not from ``x`` lets both gradients add up in place.
-
-    Args:
-        x: Tokens, zero where padded, in the precision of all parameters.
-        w_e: Codes of the query side.
-        w_r: Codes of the key side.
-        basis: Functions of position, for all sequences or for each.
-        index: Which tokens make the weights: the same of every sequence, or as many of each,
-            counted through all sequences; ``None`` for all.
-        variance: Smallest variance of a token in standardising it; ``None`` to leave it as it is.
-    """
-    return _TieRows.apply(x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
-
-
-class _TieDual(torch.autograd.Function):
-    """Keeps heads, dual variables and one number per token and head for backward.
+    Takes tokens and the maps to heads and to dual variables, or both of these instead of tokens
+    and no maps. ``share`` is one over the number of real tokens, in float32 or better. Keeps heads,
+    dual variables and one number per token and head for backward.
 
     The sum is the gradient of scores in their weights, so its own gradients are scores.
     """
@@ -130,6 +116,7 @@ class _TieDual(torch.autograd.Function):
         a_bias: Tensor | None,
         v: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        """Return the weights, and what to attend from."""
         inward = None if a is None else LinearMap(a, a_bias)
         outward = None if v is None else LinearMap(v)
         # half of the division before the sum, which a narrow type might not hold
@@ -157,17 +144,18 @@ class _TieDual(torch.autograd.Function):
         ctx.tiles, ctx.h, ctx.eps = tiles, h, eps
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*norms)
-        return _swap(total).mT.to(x.dtype), *heads, *norms
+        return swap_sides(total).mT.to(x.dtype), *heads, *norms
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_w: Tensor | None, *of_heads: Tensor | None) -> Any:
+        """Return the gradients of all arguments."""
         (x, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
         n, count = x.shape[1], len(tiles)
         heads, norms, duals = (kept[i * count : (i + 1) * count] for i in range(3))
         if grad_w is None:
             grad_w = x.new_zeros(x.shape[0], h, heads[0].shape[1], duals[0].shape[1])
-        pulls = (_swap(grad_w.mT) * (share if ctx.root is None else ctx.root)).to(x.dtype)
+        pulls = (swap_sides(grad_w.mT) * (share if ctx.root is None else ctx.root)).to(x.dtype)
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[6] else None
         grad_z = None if v is not None else x.new_empty(x.shape[0], n, h * duals[0].shape[1])
         buffers, total = Buffers(x, keeps=False), Totals(share.dtype)
@@ -206,34 +194,7 @@ def _weigh(
     return (norm.view(tile.shape[0], -1, tile.shape[1]) * tile.each(root)).view_as(norm).to(dtype)
 
 
-def _swap(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
+def swap_sides(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
     """Exchange the sides: the weights of queries come from keys, and the other way round."""
     queries, keys = both.chunk(2, dim=1)
     return torch.cat([keys, queries], dim=1)
-
-
-def tie_dual_tiles(
-    x: Float[Tensor, "b n _"],
-    tiles: Sequence[Tile],
-    maps: tuple[LinearMap, LinearMap] | Float[Tensor, "b n _"],
-    h: int,
-    share: Float[Tensor, "#b 1 1 1"],
-    key_mask: Bool[Tensor, "b n"] | None,
-    eps: float,
-) -> tuple[Float[Tensor, "b {h} d s"], tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return the projection weights, the heads of each tile, and their inverse norms.
-
-    Args:
-        x: Tokens, or the heads of the queries and, after them, of the keys.
-        tiles: How the tokens are cut.
-        maps: From tokens to heads and to dual variables of both sides, or these variables.
-        h: Heads of both sides together.
-        share: One over the number of real tokens, in float32 or better.
-        key_mask: ``True`` where a token is real.
-        eps: Norms below this count as this.
-    """
-    given: tuple[Tensor | None, ...]
-    given = (maps, None, None, None) if isinstance(maps, Tensor) else (None, *maps[0], maps[1][0])
-    keeps = needs_grad((x, *given))
-    found = _TieDual.apply(tiles, key_mask, h, eps, keeps, share, x, *given)  # type: ignore[no-untyped-call]
-    return found[0], found[1 : 1 + len(tiles)], found[1 + len(tiles) :]
