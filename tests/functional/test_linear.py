@@ -86,3 +86,13 @@ def test_causal_sums_can_be_differentiated_twice():
     assert torch.autograd.gradcheck(sums, (q, k, v, start))
     assert torch.autograd.gradgradcheck(sums, (q, k, v, start))
     assert torch.autograd.gradgradcheck(lambda q: sums(q, k.detach(), v.detach(), start), q)
+
+
+def test_backward_under_autocast_stays_in_full_precision():
+    q, k, v = (torch.randn(1, 2, 70, w, requires_grad=True) for w in (3, 3, 2))
+    values = causal_sums(q, k, v).values
+    expected = torch.autograd.grad(values.sum(), (q, k, v), retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = torch.autograd.grad(values.sum(), (q, k, v))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator, is_traced
+from primal_attention.functional.precision import accumulator, full_precision, is_traced
 
 __all__ = [
     "CausalSums",
@@ -116,17 +116,18 @@ class _ChunkedSums(torch.autograd.Function):
             found = iter(torch.autograd.grad(*both, create_graph=True))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         q, k, v, grad = (t.flatten(0, 2) for t in (*given[:3], grad))
-        weights = torch.bmm(k, q.mT).triu_()  # transposed
-        grad_v = torch.bmm(weights, grad)
-        by_weight = torch.bmm(grad, v.mT, out=weights).tril_()
-        grad_q = torch.bmm(by_weight, k).baddbmm_(grad, states.flatten(0, 2))
-        grad_k = torch.bmm(by_weight.mT, q)
-        # a key adds to the states of all later chunks
-        later = torch.bmm(grad.mT, q).view(states.shape)
-        grad_state = _sums_before(later, reversed(range(later.shape[2])), grad_last.mT).mT
-        after = later.flatten(0, 2)
-        grad_v.baddbmm_(k, after.mT)
-        grad_k.baddbmm_(v, after)
+        with full_precision(q):  # also if backward runs under autocast
+            weights = torch.bmm(k, q.mT).triu_()  # transposed
+            grad_v = torch.bmm(weights, grad)
+            by_weight = torch.bmm(grad, v.mT, out=weights).tril_()
+            grad_q = torch.bmm(by_weight, k).baddbmm_(grad, states.flatten(0, 2))
+            grad_k = torch.bmm(by_weight.mT, q)
+            # a key adds to the states of all later chunks
+            later = torch.bmm(grad.mT, q).view(states.shape)
+            grad_state = _sums_before(later, reversed(range(later.shape[2])), grad_last.mT).mT
+            after = later.flatten(0, 2)
+            grad_v.baddbmm_(k, after.mT)
+            grad_k.baddbmm_(v, after)
         grads = (g.view(t.shape) for g, t in zip((grad_q, grad_k, grad_v), given, strict=False))
         return *grads, grad_state
 
