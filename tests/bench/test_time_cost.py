@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from primal_attention.attention.base import JOINED_TIME
-from primal_attention.bench.time_cost import TimeCostOptions, TimeCostStudy
+from primal_attention.bench.time_cost import LINEAR_FROM, TimeCostOptions, TimeCostStudy, slope
 from primal_attention.tasks.study import run_study
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,3 +52,9 @@ def test_the_page_states_the_ranges_of_the_table():
     text = " ".join(PAGE.read_text("utf-8").split())
     for time, found in ratios.items():
         assert f"`{time}` takes {min(found):.1f} to {max(found):.1f} times" in text
+    linear = {key[:2] for key in costs if key[2] > LINEAR_FROM}
+    slopes = [
+        slope([(n, c) for (*own, n), c in costs.items() if tuple(own) == key and n >= LINEAR_FROM])
+        for key in linear
+    ]
+    assert f"the exponents of time are {min(slopes):.2f} to {max(slopes):.2f}," in text

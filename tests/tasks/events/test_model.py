@@ -15,6 +15,7 @@ from primal_attention.tasks.events.model import (
     NextEventModel,
 )
 from primal_attention.tasks.events.scheme import LogScheme
+from primal_attention.tasks.events.scoring import next_event
 from primal_attention.tasks.events.windows import (
     EventWindows,
     collate_events,
@@ -317,6 +318,19 @@ def test_the_waiting_head_starts_at_the_distribution_of_the_gaps():
     middle = gaps.log().quantile(torch.tensor([1, 3, 5, 7], dtype=torch.float64) / 8)
     location = head(torch.zeros(8)).location.double().detach()
     torch.testing.assert_close(location, middle, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("gone", [None, torch.tensor([0.5, 2.0], dtype=torch.float64)])
+def test_the_interval_of_a_wait_leaves_the_same_share_on_both_sides(gone):
+    model = next_model()
+    output = model(*events())
+    found = next_event(model, output, torch.tensor([8, 5]), longest=9.0, gone=gone, level=0.7)
+    waiting = LogNormalMixture(*(t[[0, 1], [8, 5]] for t in output.waiting)).double()
+    before = torch.zeros(2) if gone is None else waiting.cdf(gone)
+    for name, share in (("lower", 0.15), ("median", 0.5), ("upper", 0.85)):
+        reached = (waiting.cdf(found[name]) - before) / (1 - before)
+        torch.testing.assert_close(reached, torch.full_like(reached, share), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found["probabilities"].sum(1), torch.ones(2, dtype=torch.float64))
 
 
 def test_a_classifier_sees_the_time_elapsed_until_the_reference():
