@@ -15,7 +15,7 @@ from primal_attention.tasks.events.study import TimeCodes, group_sums, load_user
 from primal_attention.tasks.study import read_rows, run_study
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
-STUDIES = [Planted]
+STUDIES = [TimeCodes, Peers, Planted]
 
 
 @pytest.fixture

@@ -136,6 +136,7 @@ class Peers(Study[PeerOptions]):
                 trained.setdefault(row["model"], []).append(row)
         trained = {model: trained[model] for model in _MODELS if model in trained}
         timed = [row for row in rows if row["part"] == "length"]
+        timed.sort(key=lambda row: (_MODELS.index(row["model"]), row["n"]))
         if not trained:
             return {}
         from primal_attention.tasks.events.pictures import peers_picture

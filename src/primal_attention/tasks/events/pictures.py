@@ -65,7 +65,11 @@ def peers_picture(trained: Mapping[str, Sequence[Row]], timed: Sequence[Row]) ->
     from primal_attention.analysis.report import to_png
 
     color = model_colors([*trained, *(row["model"] for row in timed)])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout=panel_layout())
+    count = 2 if timed else 1
+    figure, axes = plt.subplots(
+        1, count, figsize=(5.5 * count, 4.2), squeeze=False, layout=panel_layout()
+    )
+    left, right = axes[0, 0], axes[0, -1]
     for model, group in trained.items():
         costs = [row["event_microseconds"] for row in group]
         values = [row["log_likelihood"] for row in group]
@@ -77,17 +81,18 @@ def peers_picture(trained: Mapping[str, Sequence[Row]], timed: Sequence[Row]) ->
         ylabel="test log-likelihood, nats per event",
         title="StackOverflow badges",
     )
-    for model in dict.fromkeys(row["model"] for row in timed):
-        points = sorted((row["n"], row["seconds"]) for row in timed if row["model"] == model)
-        right.plot(*zip(*points, strict=True), marker=".", color=color[model])
-    right.set(
-        xscale="log",
-        yscale="log",
-        xlabel="events of one sequence",
-        ylabel="seconds of a training step",
-        title="Cost over length",
-    )
-    for axis in (left, right):
+    if timed:
+        for model in dict.fromkeys(row["model"] for row in timed):
+            points = sorted((row["n"], row["seconds"]) for row in timed if row["model"] == model)
+            right.plot(*zip(*points, strict=True), marker=".", color=color[model])
+        right.set(
+            xscale="log",
+            yscale="log",
+            xlabel="events of one sequence",
+            ylabel="seconds of a training step",
+            title="Cost over length",
+        )
+    for axis in axes[0]:
         axis.grid(alpha=0.3)
     add_legend(figure, color)
     return to_png(figure)

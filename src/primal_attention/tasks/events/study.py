@@ -70,7 +70,7 @@ class TimeCodeOptions:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of parameters and of the order of the prefixes."""
-    attention_code: str = "mercer"
+    attention_code: str = "log-gap"
     """Features of time in the rows that compare attentions: the best on the validation users."""
     steps: int = 500
     """Steps of training."""
@@ -250,7 +250,8 @@ def _by_row(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
     found: dict[tuple[str, str, str], list[Row]] = {key: [] for key in order}
     for row in rows:
         found.setdefault((row["time"], row["t_ref"], row["attention"]), []).append(row)
-    return {key: group for key, group in found.items() if group}
+    others = sorted(key for key in found if key not in order)
+    return {key: found[key] for key in [*order, *others] if found[key]}
 
 
 def group_sums(columns: "NDArray[np.float64]", sequence: "ArrayLike") -> list[list[float]]:
