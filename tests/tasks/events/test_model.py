@@ -14,8 +14,9 @@ from primal_attention.tasks.events.model import (
     NextEventConfig,
     NextEventModel,
 )
+from primal_attention.tasks.events.sampling import sample_paths
 from primal_attention.tasks.events.scheme import LogScheme
-from primal_attention.tasks.events.scoring import next_event
+from primal_attention.tasks.events.scoring import next_event, score_events
 from primal_attention.tasks.events.windows import (
     EventWindows,
     collate_events,
@@ -333,6 +334,56 @@ def test_the_interval_of_a_wait_leaves_the_same_share_on_both_sides(gone):
     torch.testing.assert_close(found["probabilities"].sum(1), torch.ones(2, dtype=torch.float64))
 
 
+def test_scores_are_those_of_the_formulas():
+    answers = {
+        "type": torch.tensor([0, 1, 1, 2]),
+        "guess": torch.tensor([0, 1, 0, 0]),
+        "guess_blind": torch.tensor([0, 0, 0, 0]),
+        "log_time": torch.tensor([-1.0, -2.0, -3.0, -4.0]),
+        "log_type": torch.tensor([-0.1, -0.2, -0.3, -0.4]),
+        "log_type_blind": torch.tensor([-0.5, -0.6, -0.7, -0.8]),
+        "median": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        "gap": torch.tensor([2.0, 2.0, 1.0, 9.0]),
+        "pit": torch.tensor([0.9, 0.1, 0.2, 0.3]),
+    }
+    found = {name: score.value for name, score in score_events(answers, "hours", 3.0).items()}
+    assert found == pytest.approx(
+        {
+            "loss": 2.75 - math.log(3.0),  # in scaled time, as in training
+            "log-likelihood (nats per event, hours)": -2.75,
+            "accuracy, t_ref=last_event": 0.25,
+            "accuracy, t_ref=target": 0.5,
+            "log-likelihood of the time (hours)": -2.5,
+            "log-likelihood of the type, t_ref=target": -0.25,
+            "log-likelihood of the type, t_ref=last_event": -0.65,
+            "absolute error of the wait (hours)": (1 + 0 + 2 + 5) / 4,
+            # sorted: 0.1, 0.2, 0.3, 0.9 beside 1/8, 3/8, 5/8, 7/8
+            "miscalibration of the wait": 5 / 8 - 0.3,
+        },
+        abs=1e-6,
+    )
+
+
+def test_every_path_waits_from_the_reference_time_of_its_sequence(monkeypatch):
+    (types, times), seen = events(3), []
+    draw = LogNormalMixture.sample
+
+    def record(self, generator=None, after=None):
+        seen.append(after)
+        return draw(self, generator, after)
+
+    monkeypatch.setattr(LogNormalMixture, "sample", record)
+    batch = {"types": types, "times": times, "key_mask": torch.ones_like(types, dtype=torch.bool)}
+    gone = torch.tensor([0.0, 5.0, 2.0], dtype=torch.float64)
+    random = torch.Generator().manual_seed(0)
+    options = {"horizon": 3.0, "gone": gone, "generator": random, "max_events": 100}
+    paths = sample_paths(next_model(), batch, n=2, **options)
+    # nothing happened before the reference time; later waits are not conditioned
+    assert seen[0].tolist() == [0, 0, 5, 5, 2, 2]
+    assert all(after is None for after in seen[1:])
+    assert ((paths.wait >= 0) & (paths.wait <= 3)).all()
+
+
 def test_a_classifier_sees_the_time_elapsed_until_the_reference():
     model, (types, times) = classifier(time_fusion="concat"), events()
     seen = {}
@@ -392,6 +443,13 @@ def test_labels_are_the_next_types_where_they_are_to_be_predicted():
             expected = event if window.target <= event < window.stop else -100
             assert label == expected
     assert data[0]["times"].tolist() == [0, 1, 2]
+
+
+def test_times_and_references_count_from_the_first_event_of_a_window_in_scaled_units():
+    log = EventSequences.from_arrays([[10.0, 14.0, 20.0]], ["aba"])
+    data = EventWindows(log, last_windows(log, 2), 4.0, references=np.array([22.0]))
+    assert data[0]["times"].tolist() == [0.0, 1.5]
+    assert data[0]["t_ref"].tolist() == [2.0]
 
 
 def test_wrong_inputs_are_errors():
