@@ -49,10 +49,12 @@ class PaddedBatch(NamedTuple):
         """Gaps between events; zero where the later one is padding."""
         return torch.where(self.keep[:, 1:], self.times.diff(dim=1), 0.0).float()
 
-    def inputs(self, pad: int) -> dict[str, Tensor]:
+    def inputs(self, model: Any) -> dict[str, Tensor]:
         """Return the batch under the names of easy-tpp, whose masks are True where masked."""
-        n = self.times.shape[1]
-        later = torch.ones(n, n, dtype=torch.bool).triu(1)
+        pad, n = model.pad_token_id, self.times.shape[1]
+        # a recurrent network needs no mask of all pairs, which would cost more than its step
+        size = 1 if type(model).__name__ == "RMTPP" else n
+        later = torch.ones(size, n, dtype=torch.bool).triu(1)
         return {
             "time_seqs": torch.where(self.keep, self.times, 0.0).float(),
             "time_delta_seqs": torch.cat([torch.zeros(len(self.gaps), 1), self.gaps], dim=1),
@@ -131,7 +133,7 @@ class FittedPeer:
     ) -> Float[Tensor, "b n g k"]:
         """Return the intensities of all types at given gaps after every event."""
         model: Any = self.model
-        inputs = batch.inputs(model.pad_token_id)
+        inputs = batch.inputs(model)
         # AttNHP takes times, the others gaps
         offset = inputs["time_seqs"][..., None] if self.name == "AttNHP" else 0.0
         return model.compute_intensities_at_sample_times(
@@ -285,7 +287,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: PaddedBatch) -> N
     with warnings.catch_warnings():
         # easy-tpp builds some masks with deprecated calls
         warnings.simplefilter("ignore")
-        loss, _ = model.loglike_loss(**batch.inputs(model.pad_token_id))
+        loss, _ = model.loglike_loss(**batch.inputs(model))
     optimizer.zero_grad()
     (loss / int(batch.keep[:, 1:].sum())).backward()
     optimizer.step()
@@ -297,7 +299,7 @@ def _own_log_likelihood(model: Any, log: EventSequences, unit: float) -> float:
     model.eval()
     total, count = 0.0, 0
     for _, batch in _batches(log, unit, _SCORE_EVENTS):
-        loss, _ = model.loglike_loss(**batch.inputs(model.pad_token_id))
+        loss, _ = model.loglike_loss(**batch.inputs(model))
         total, count = total - float(loss), count + int(batch.keep[:, 1:].sum())
     return total / count
 
