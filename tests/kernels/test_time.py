@@ -340,15 +340,21 @@ def test_frequencies_start_from_the_data():
     gaps = torch.linspace(0.5, 4.5, 101, dtype=F64)
     phi = BochnerTime(16).start_from(gaps, 200.0)
     periods = 2 * math.pi / phi.frequencies().detach()
-    assert periods[0].item() == pytest.approx(2 * 0.54, rel=1e-5)
+    assert periods[0].item() == pytest.approx(2 * 0.9, rel=1e-5)
     assert periods[-1].item() == pytest.approx(800.0, rel=1e-5)
     assert (periods.log().diff().diff().abs() < 1e-5).all()
     normal = BochnerTime(16, spectrum="normal").start_from(gaps, 200.0).quantile
     assert normal.log_sigma.exp().item() == pytest.approx(1 / 2.5)
     mercer = MercerTime(4, 3).start_from(gaps, 200.0)
-    assert mercer.periods[0].item() == pytest.approx(3 * 2 * 0.54, rel=1e-5)
+    assert mercer.periods[0].item() == pytest.approx(3 * 2 * 0.9, rel=1e-5)
     for name in TIME_FEATURES:
         create_time(name, 14).start_from(gaps, 200.0).warn_about(gaps)  # no warning
+
+
+def test_events_that_come_together_do_not_set_the_shortest_period():
+    gaps = torch.ones(1000, dtype=F64)
+    gaps[:50] = 1e-9
+    assert MercerTime(4, 3).start_from(gaps, 100.0).periods.min() > 1.0
 
 
 @pytest.mark.parametrize("gaps", [[], [0.0, 0.0], [1.0, math.nan], [1.0, -2.0]])

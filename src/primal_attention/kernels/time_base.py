@@ -96,8 +96,9 @@ class TimeFeatures(nn.Module):
     def start_from(self: Map, gaps: Any, span: float) -> Map:
         """Set the frequencies from the data, in place, and return the map.
 
-        Periods are spaced logarithmically from twice the 1 % quantile of the gaps to four times
-        the span. A normal spectrum gets the deviation ``1 / median gap``.
+        Periods are spaced logarithmically from twice the 10 % quantile of the gaps to four times
+        the span. Smaller gaps are often those of events that come together. A normal spectrum gets
+        the deviation ``1 / median gap``.
 
         Args:
             gaps: Gaps between consecutive events, in scaled units; gaps of zero are left out.
@@ -109,7 +110,7 @@ class TimeFeatures(nn.Module):
                 f"span is {span}; it must be positive and finite: the longest time from the first "
                 "to the last event of a sequence."
             )
-        shortest = 2 * gaps.quantile(0.01).item()
+        shortest = 2 * gaps.quantile(0.1).item()
         self._start(gaps, shortest, max(4 * span, 2 * shortest))
         return self
 

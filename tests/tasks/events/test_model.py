@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from primal_attention.kernels import create_time
 from primal_attention.tasks.events import EventSequences
-from primal_attention.tasks.events.heads import LogNormalMixture, WaitingHead
+from primal_attention.tasks.events.heads import GapFeatures, LogNormalMixture, WaitingHead
 from primal_attention.tasks.events.model import (
     EventClassifier,
     EventClassifierConfig,
@@ -506,3 +507,11 @@ def test_types_without_the_gap_are_the_mean_over_its_distribution():
     torch.testing.assert_close(found.float(), mean.detach(), atol=0.01, rtol=0)
     coarse = model.type_marginal(output.hidden, waiting.nodes()).exp().detach()
     torch.testing.assert_close(coarse, found, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bochner", "bochner-normal", "mercer"])
+def test_features_of_time_are_of_order_one_beside_types(name):
+    # features of norm one would be lost beside the embedding of a type
+    features = GapFeatures(create_time(name, 28), log=False)
+    gaps = torch.linspace(0, 1000, 500, dtype=torch.float64)
+    assert features(gaps).square().mean().item() == pytest.approx(1.0, abs=1e-5)

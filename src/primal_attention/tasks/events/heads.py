@@ -185,7 +185,11 @@ class GapFeatures(nn.Module):
 
     def forward(self, gap: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch p"]:
         """Return the features of finite, not negative gaps in float64."""
-        parts = [] if self.time is None else [self.time(gap)]
+        parts = []
+        if self.time is not None:
+            # stationary features have norm one; beside types, single entries must be of order one
+            gain = self.time.num_features**0.5 if self.time.is_stationary else 1.0
+            parts.append(gain * self.time(gap))
         if self.log:
             # log(1 + g) also tells zero from small where the logarithm is cut off
             parts += [self.standardize(gap)[..., None].clamp(-6, 6), gap.log1p()[..., None]]

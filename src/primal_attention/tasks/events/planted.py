@@ -109,6 +109,11 @@ def learn_period(events: "SampledEvents") -> "tuple[float, MercerTime]":
         near = frequency[1 + int(weight[1:].argmax())]
         features = MercerTime(1, degree=1)
         features.log_period.fill_(float((2 * math.pi / near).log10()))
+        # least squares gives the coefficients of this period; softplus(gamma) = coefficient
+        wave, happened = (near * pairs.gaps).cos(), pairs.happened
+        swing = (wave * (happened - happened.mean())).sum() / wave.square().sum()
+        start = torch.stack([happened.mean(), swing.clamp_min(1e-3)])
+        features.gamma.copy_(start.expm1().log())
     fit_kernel(features, pairs)
     return float(features.periods.detach()), features
 
