@@ -335,6 +335,24 @@ def test_the_interval_of_a_wait_leaves_the_same_share_on_both_sides(gone):
     torch.testing.assert_close(found["probabilities"].sum(1), torch.ones(2, dtype=torch.float64))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("gone", [0.0, 3.0])
+def test_types_are_averaged_over_the_waits_that_are_left(gone):
+    model = next_model()
+    # types that depend on the wait strongly
+    model.type_head.from_gap.weight.mul_(4)
+    output, last = model(*events()), torch.tensor([8, 5])
+    given = torch.full((2,), gone, dtype=torch.float64)
+    found = next_event(model, output, last, longest=9.0, gone=given)["probabilities"]
+    waiting = LogNormalMixture(*(t[[0, 1], [8, 5], None] for t in output.waiting)).double()
+    shares = (torch.arange(1_000, dtype=torch.float64) + 0.5) / 1_000
+    gaps = waiting.quantile(shares.expand(2, -1), given[:, None].expand(2, 1_000))
+    logits = model.type_head(output.hidden[[0, 1], [8, 5]], model.features(gaps))
+    assert (logits[:, 0] - logits[:, -1]).abs().max() > 0.1  # the wait matters
+    expected = logits.double().softmax(-1).mean(1)
+    torch.testing.assert_close(found, expected, atol=0.01, rtol=0)
+
+
 def test_scores_are_those_of_the_formulas():
     answers = {
         "type": torch.tensor([0, 1, 1, 2]),
