@@ -70,7 +70,7 @@ class TimeCodeOptions:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of parameters and of the order of the prefixes."""
-    attention_code: str = "log-gap"
+    attention_code: str = "bochner"
     """Features of time in the rows that compare attentions: the best on the validation users."""
     steps: int = 500
     """Steps of training."""
