@@ -339,8 +339,6 @@ def test_the_interval_of_a_wait_leaves_the_same_share_on_both_sides(gone):
 @pytest.mark.parametrize("gone", [0.0, 3.0])
 def test_types_are_averaged_over_the_waits_that_are_left(gone):
     model = next_model()
-    # types that depend on the wait strongly
-    model.type_head.from_gap.weight.mul_(4)
     output, last = model(*events()), torch.tensor([8, 5])
     given = torch.full((2,), gone, dtype=torch.float64)
     found = next_event(model, output, last, longest=9.0, gone=given)["probabilities"]
