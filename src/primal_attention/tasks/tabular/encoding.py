@@ -379,7 +379,7 @@ def _to_series(pd: Any, column: TableColumn, cells: NDArray[Any]) -> Any:
     """Return decoded cells as a pandas column of the training table's type."""
     if column.dtype == "category":
         return pd.Series(pd.Categorical(cells, categories=column.category_values()))
-    series = pd.Series(cells)
+    series = pd.Series(cells, dtype=cells.dtype)
     dtype = column.dtype
     if column.form == "datetime" and "," in dtype:
         return series.dt.tz_localize("UTC").astype(dtype)  # the type names a zone
