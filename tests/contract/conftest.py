@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "primal": ({"rank": 3}, {"rank": 3, "codes": "table"}, {"rank": 3, "regularizer": "balance"}),
     "primal-static": ({"rank": 3, "decay": 0.9}, {"rank": 3, "regularizer": "kkt"}),
     "primal-dual": ({"rank": 3}, {"rank": 3, "regularizer": "kkt"}),
+    "primal-sparse": ({"num_keys": 5},),
     "cosformer": ({"power": 1},),
     "kernelized": ({"position": "grid", "width": 3, "window": 2},),
 }

@@ -20,6 +20,24 @@ def _softmax(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Ten
     return naive_family.normalized_attention(scores.exp(), v, None, is_causal)
 
 
+def _sparse(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    f, g = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    kernel = (f @ g.mT).sum(1)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).exp()
+    rows = []
+    for i in range(q.shape[2]):
+        seen = i + 1 if is_causal else k.shape[2]
+        ranked = kernel[:, i, :seen].sort(-1, descending=True).values
+        factor = torch.ones_like(kernel[:, i])
+        if seen > core.num_keys:
+            least = ranked[:, core.num_keys, None]
+            above, most = (kernel[:, i] - least).clamp_min(0), ranked[:, :1] - least
+            # ties share their weight; key t + 1 has none
+            factor = torch.where(above > 0, (above + 1e-3) / (most + 1e-3), 0.0)
+        rows.append(scores[:, :, i] * factor[:, None])
+    return naive_family.normalized_attention(torch.stack(rows, 2), v, None, is_causal)
+
+
 def _linear(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
     return naive_family.feature_attention(q, k, v, None, is_causal)
@@ -153,6 +171,7 @@ REFERENCES: dict[str, Reference] = {
     "linear": _linear,
     "linformer": _linformer,
     "nystromformer": _nystromformer,
+    "primal-sparse": _sparse,
     "schoenbat": _schoenbat,
     "skyformer": _skyformer,
     "skyformer-learned": _skyformer,

@@ -11,7 +11,7 @@ from primal_attention.attention.linear import LinearAttention
 from primal_attention.attention.linformer import LinformerAttention
 from primal_attention.attention.multihead import Core, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.nystromformer import NystromformerAttention
-from primal_attention.attention.primal import Diagnostics, PrimalAttention
+from primal_attention.attention.primal import Diagnostics, PrimalAttention, merge_memories
 from primal_attention.attention.primal_relative import PrimalRelativeAttention
 from primal_attention.attention.registry import (
     attention_entry,
@@ -23,6 +23,7 @@ from primal_attention.attention.rotary import Rotary
 from primal_attention.attention.schoenbat import SchoenbatAttention
 from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAttention
 from primal_attention.attention.softmax import ExplicitSoftmaxAttention, SoftmaxAttention
+from primal_attention.attention.sparse import SparseAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
 from primal_attention.attention.time import TimeAttention, TimeOptions
 
@@ -53,6 +54,7 @@ __all__ = [
     "SchoenbatAttention",
     "SkyformerAttention",
     "SoftmaxAttention",
+    "SparseAttention",
     "State",
     "TimeAttention",
     "TimeOptions",
@@ -61,5 +63,6 @@ __all__ = [
     "ksvd_loss",
     "ksvd_terms",
     "list_attentions",
+    "merge_memories",
     "register_attention",
 ]

@@ -17,6 +17,7 @@ not be singular directions: :meth:`PrimalAttention.diagnose` measures how far th
 
 import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from primal_attention.attention.sources import CausalTokens
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["Diagnostics", "PrimalAttention"]
+__all__ = ["Diagnostics", "PrimalAttention", "merge_memories"]
 
 
 class PrimalAttention(PrimalParameters, PublishesTerms):
@@ -356,6 +357,30 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             raise ValueError("This state comes from init_state or step; pass one from remember.")
         scores, _ = self.project_scores(self.project_heads(x), memory.tensors[0], None)
         return self.dropout(self.project_out(scores))
+
+
+def merge_memories(memories: Sequence[State]) -> State:
+    """Return the memory of a context from the memories of its parts, for ``dual`` weights.
+
+    Dual weights are means over tokens, so the mean of the parts, weighted by their sizes, is exact.
+
+    Args:
+        memories: From :meth:`PrimalAttention.remember`, one for each part.
+
+    Example:
+        >>> layer = PrimalAttention(16, 2, weights="dual").eval()
+        >>> x, parts = torch.randn(1, 3, 16), torch.randn(1, 900, 16).split(400, dim=1)
+        >>> memory = merge_memories([layer.remember(part) for part in parts])
+        >>> torch.allclose(layer.recall(x, memory), layer(x, torch.cat(parts, 1)), atol=1e-5)
+        True
+    """
+    if len(memories) == 1:
+        return memories[0]
+    counts = torch.stack([memory.seen for memory in memories])  # [parts b]
+    seen = counts.sum(0)
+    joint = torch.stack([memory.tensors[0] for memory in memories])  # [parts b both d s]
+    shares = (counts / seen.clamp_min(1)).to(joint.dtype)
+    return State((torch.einsum("pbhds,pb->bhds", joint, shares),), seen)
 
 
 _VARIANTS: tuple[tuple[str, Weights, str], ...] = (

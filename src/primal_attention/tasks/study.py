@@ -277,6 +277,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.events.planted:Planted",
         "periods, decays and likelihoods of processes that are known",
     ),
+    (
+        "tables",
+        "repro",
+        "tasks.tabular.study:Tables",
+        "attention between rows beside trees and boosting on small tables",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

@@ -399,6 +399,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.events.irregular:IrregularTask",
         "values of irregular series with missing channels at any time",
     ),
+    "tabular": TaskEntry(
+        "primal_attention.tasks.tabular.task:TableTask",
+        "predict a column of a table with attention between rows",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

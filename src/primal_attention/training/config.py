@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 __all__ = ["TrainingConfig"]
 
-Optimizer = Literal["adamw", "radam", "adam"]
-Schedule = Literal["cosine", "linear", "one-cycle", "constant"]
+Optimizer = Literal["adamw", "radam", "adam", "lamb-lookahead"]
+Schedule = Literal["cosine", "linear", "one-cycle", "flat-cosine", "constant"]
 Precision = Literal["fp32", "bf16"]
 
 
@@ -33,9 +33,10 @@ class TrainingConfig:
     lr: float = 1e-3
     """Peak learning rate."""
     optimizer: Optimizer = "adamw"
-    """Optimiser: adamw, radam or adam."""
+    """Optimiser: adamw, radam, adam, or LAMB inside Lookahead (lamb-lookahead)."""
     schedule: Schedule = "cosine"
-    """Learning rate after the warm-up: cosine, linear or one-cycle to zero, or constant."""
+    """Learning rate after the warm-up: cosine, linear or one-cycle to zero, flat for 70 % of the
+    training and then cosine to zero (flat-cosine), or constant."""
     warmup: float = 0.1
     """Fraction of the training in which the learning rate rises linearly."""
     weight_decay: float = 0.01

@@ -102,7 +102,9 @@ def fit(
 
     Args:
         model: Called with the keyword inputs of a batch; its output has ``logits``, or suits the
-            objective.
+            objective. If it has a method ``keep_items``, that gets the training data first: some
+            models read them when they predict. If a module has ``set_progress``, that gets the
+            share of the training that is done before every step, for schedules of its own.
         train: Map-style data set whose items are dictionaries of tensors: keyword inputs of the
             model, and ``labels``. If it has an attribute ``group_by``, a number for each item such
             as its length, items with similar numbers share a batch, and less is padded.
@@ -190,6 +192,10 @@ class _Run:
         self.has_term = any(
             getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
         )
+        self.scheduled: list[Any] = [m for m in model.modules() if hasattr(m, "set_progress")]
+        keep_items: Any = getattr(model, "keep_items", None)
+        if keep_items is not None:
+            keep_items(train)
         model.to(self.accelerator.device)
         self.optimizer = create_optimizer(model, config)
         self.average = None if config.ema is None else WeightAverage(model, config.ema)
@@ -281,7 +287,10 @@ class _Run:
     def _step(self, batches: Iterator[Mapping[str, Any]]) -> None:
         """Take one optimiser step over this process's parts of a batch."""
         started = _clock(self.accelerator.device)
-        lr = set_progress(self.optimizer, self.config, self._progress())
+        progress = self._progress()
+        lr = set_progress(self.optimizer, self.config, progress)
+        for module in self.scheduled:
+            module.set_progress(progress)
         parts = self.order.parts(self.step)
         size = len(self.order.batch(self.step))
         total = torch.zeros(2, device=self.accelerator.device)

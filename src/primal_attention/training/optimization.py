@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from primal_attention.training.config import TrainingConfig
+from primal_attention.training.lamb import Lamb, Lookahead
 
 __all__ = ["create_optimizer", "learning_rate", "parameter_groups"]
 
@@ -18,6 +19,8 @@ _NORMS = (
 )
 # one-cycle starts at 1/25 of the peak; momentum falls while the rate rises (Smith 2018)
 _START, _END, _MOMENTUM = 1 / 25, 1 / 250_000, (0.95, 0.85)
+# share of the training at the peak rate before flat-cosine falls (Kossen et al. 2021)
+_FLAT = 0.7
 # learning rate of slow parameters, relative to that of the others
 _SLOW = 0.1
 
@@ -75,6 +78,8 @@ def create_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Op
         return torch.optim.AdamW(groups, lr=config.lr)
     if config.optimizer == "radam":
         return torch.optim.RAdam(groups, lr=config.lr, decoupled_weight_decay=True)
+    if config.optimizer == "lamb-lookahead":
+        return Lookahead(Lamb(groups, lr=config.lr))
     return torch.optim.Adam(groups, lr=config.lr)
 
 
@@ -90,7 +95,9 @@ def learning_rate(config: TrainingConfig, progress: float) -> float:
     if progress < config.warmup:
         return config.lr * (start + (1 - start) * progress / config.warmup)
     done = _fall(config, progress)
-    if config.schedule == "cosine":
+    if config.schedule == "flat-cosine":
+        done = max(0.0, (progress - _FLAT) / (1 - _FLAT))
+    if config.schedule in ("cosine", "flat-cosine"):
         return config.lr * (1 + math.cos(math.pi * done)) / 2
     if config.schedule in ("linear", "one-cycle"):
         return config.lr * (1 + (end - 1) * done)

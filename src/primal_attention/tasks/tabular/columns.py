@@ -49,6 +49,15 @@ class Cells(NamedTuple):
         """Whether the values are numbers, dates or durations."""
         return self.form not in ("boolean", "text") and self.dtype != "category"
 
+    def ranks(self) -> NDArray[np.int64]:
+        """Return the rank of every cell among the distinct ones; -1 where missing."""
+        if self.values.dtype != object:
+            found = np.unique(self.values, return_inverse=True)[1]
+            return np.where(self.values != self.values, -1, found)
+        words = _words(self)
+        order = {word: i for i, word in enumerate(sorted({w for w in words if w is not None}))}
+        return np.array([-1 if w is None else order[w] for w in words])
+
 
 @dataclass(frozen=True)
 class TableColumn:

@@ -29,7 +29,7 @@ with needs("sklearn", "The encoder of tables"):
         validate_data,
     )
 
-__all__ = ["EncodedTable", "TableColumn", "TableEncoder", "validate_table"]
+__all__ = ["EncodedTable", "TableColumn", "TableEncoder", "rank_cells", "validate_table"]
 
 _APART = float(np.sqrt(0.5))
 """Entry of a one-hot code: two different categories then are at distance one."""
@@ -57,6 +57,21 @@ def validate_table(estimator: Any, X: Any, *, reset: bool) -> Any:
     # the checks of sizes, with the usual messages
     check_array(np.zeros(X.shape, np.int8), estimator=estimator)
     return validate_data(estimator, X, skip_check_array=True, reset=reset)
+
+
+def rank_cells(X: Any) -> NDArray[np.int64]:
+    """Return the rank of every cell among the distinct values of its column; -1 where missing.
+
+    Equal rows have equal ranks, whatever the types of the columns.
+
+    Args:
+        X: What :func:`validate_table` returned.
+
+    Example:
+        >>> rank_cells(np.array([[3.0, np.nan], [1.0, 5.0], [3.0, 5.0]])).tolist()
+        [[1, -1], [0, 0], [1, 0]]
+    """
+    return np.stack([cells.ranks() for cells in _read_cells(X)], 1)
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]

@@ -1,0 +1,523 @@
+"""What the estimators of Non-Parametric Transformers share: parameters, training, folders."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from primal_attention.command import UserError, did_you_mean, needs, progress
+from primal_attention.output import to_json, write_atomically
+from primal_attention.tasks.splits import stratified_split
+from primal_attention.tasks.tabular.columns import TableColumn
+from primal_attention.tasks.tabular.data import TableRows
+from primal_attention.tasks.tabular.encoding import TableEncoder, validate_table
+from primal_attention.tasks.tabular.model import NPTModel
+from primal_attention.tasks.tabular.scoring import deviation_factor, fit_temperature
+from primal_attention.tasks.tabular.settings import ROW_ATTENTIONS, NPTOptions
+from primal_attention.tasks.tabular.task import TableTask
+from primal_attention.tasks.trained import load_trained, save_trained
+from primal_attention.training import History, TrainingConfig, evaluate, fit
+
+with needs("sklearn", "An estimator of tables"):
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+
+__all__ = ["FitCost", "NPTEstimator"]
+
+_FILE = "estimator.json"
+"""Parameters and classes as given; beside ``model/`` and ``task.json``."""
+_EPOCHS = 20
+"""Times that the validation rows are scored in a training."""
+_BATCH = 512
+"""Rows of a training step, unless ``batch_rows`` is given."""
+_PREDICT = 1024
+"""Rows that are predicted at once."""
+_FEW = 20
+"""Fewer rows than this give no validation part."""
+
+
+class FitCost(NamedTuple):
+    """What a fit will cost, measured on single training steps."""
+
+    seconds: float
+    """Processor seconds of all steps."""
+    bytes: int
+    """Most bytes of tensors alive in a step, model and optimiser included."""
+    parameters: int
+    """Weights of the model."""
+
+    def __str__(self) -> str:
+        return (
+            f"about {self.seconds:.0f} s of one core, {self.bytes / 1e6:.0f} MB, "
+            f"{self.parameters:,} weights"
+        )
+
+
+class Prepared(NamedTuple):
+    """A training table, ready for the model."""
+
+    task: TableTask
+    rows: TableRows
+    train: NDArray[np.int64]
+    valid: NDArray[np.int64]
+    """Rows that choose the epoch and calibrate; perhaps none."""
+
+
+class NPTEstimator(BaseEstimator):  # type: ignore[misc]
+    """Base class of :class:`NPTClassifier`, :class:`NPTRegressor` and :class:`NPTImputer`."""
+
+    task_: TableTask
+    model_: NPTModel
+    history_: History | None
+
+    def __init__(
+        self,
+        d_embed: int = 32,
+        depth: int = 4,
+        heads: int = 4,
+        row_attention: str = "softmax",
+        p_feature: float = 0.15,
+        p_target: float = 0.5,
+        semi_supervised: bool = False,
+        context: str = "train",
+        max_context_rows: int = 4096,
+        batch_rows: int | None = None,
+        steps: int = 1000,
+        optimizer: str = "adamw",
+        lr: float = 2e-3,
+        numbers: str = "piecewise",
+        validation: float = 0.15,
+        categorical_features: Any = "auto",
+        time_limit: float | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        n_threads: int | None = None,
+        verbose: int | bool | None = 0,
+    ) -> None:
+        self.d_embed = d_embed
+        self.depth = depth
+        self.heads = heads
+        self.row_attention = row_attention
+        self.p_feature = p_feature
+        self.p_target = p_target
+        self.semi_supervised = semi_supervised
+        self.context = context
+        self.max_context_rows = max_context_rows
+        self.batch_rows = batch_rows
+        self.steps = steps
+        self.optimizer = optimizer
+        self.lr = lr
+        self.numbers = numbers
+        self.validation = validation
+        self.categorical_features = categorical_features
+        self.time_limit = time_limit
+        self.random_state = random_state
+        self.n_threads = n_threads
+        self.verbose = verbose
+
+    # settings
+
+    def _options(self) -> NPTOptions:
+        if self.depth < 2 or self.depth % 2:
+            raise ValueError(
+                f"depth must be an even number of blocks, at least 2, got {self.depth}: one block "
+                "between rows and one between cells are a layer."
+            )
+        if self.row_attention not in ROW_ATTENTIONS:
+            raise ValueError(
+                f"row_attention must be one of {', '.join(ROW_ATTENTIONS)}, got "
+                f"{self.row_attention!r}.{did_you_mean(str(self.row_attention), ROW_ATTENTIONS)}"
+            )
+        if self.optimizer not in ("adamw", "lamb-lookahead"):
+            raise ValueError(f"optimizer must be adamw or lamb-lookahead, got {self.optimizer!r}.")
+        return NPTOptions(
+            dim=self.d_embed,
+            num_heads=self.heads,
+            num_layers=self.depth // 2,
+            p_feature=self.p_feature,
+            p_target=self.p_target,
+            context=self.context,  # type: ignore[arg-type]
+            numbers=self.numbers,  # type: ignore[arg-type]
+            **ROW_ATTENTIONS[self.row_attention],  # type: ignore[arg-type]
+        )
+
+    def _training(self, rows: int, seed: int) -> TrainingConfig:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}.")
+        epochs = min(_EPOCHS, self.steps)
+        return TrainingConfig(
+            epochs=epochs,
+            epoch_steps=-(-self.steps // epochs),
+            batch_size=min(rows, self.batch_rows or _BATCH),
+            lr=self.lr,
+            optimizer=self.optimizer,  # type: ignore[arg-type]
+            schedule="flat-cosine" if self.optimizer == "lamb-lookahead" else "cosine",
+            warmup=0.0 if self.optimizer == "lamb-lookahead" else 0.05,
+            max_seconds=self.time_limit,
+            seed=seed,
+        )
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    # training
+
+    def _prepare(
+        self,
+        X: Any,
+        y: NDArray[np.float64] | None,
+        name: str,
+        weight: Any,
+        seed: int,
+        unlabeled: Any = None,
+        eval_set: Any = None,
+    ) -> Prepared:
+        """Return the encoded training rows and their parts.
+
+        Equal rows become one with the sum of their weights, in an order that depends on their
+        content alone. So weights of whole numbers equal repeated rows, and the order of the rows
+        has no effect.
+
+        Args:
+            X: The table, validated.
+            y: Codes of classes, or numbers; ``None`` without a target.
+            name: Name of the target.
+            weight: Weight of every row; zero leaves a row out.
+            seed: Seed of the validation part.
+            unlabeled: Further rows without a target.
+            eval_set: Rows with a target that choose the epoch, instead of a part of ``X``.
+        """
+        weights = _check_sample_weight(weight, X, ensure_non_negative=True)
+        kept = np.flatnonzero(weights > 0)
+        if len(kept) < 2:
+            raise ValueError(
+                f"Found array with {len(kept)} sample(s) of positive weight, and a model of "
+                "attention between rows needs at least 2; n_samples=1 gives nothing to attend to."
+            )
+        encoder = TableEncoder(self.categorical_features)
+        first, total = _merge(encoder.fit(X), X, y, weights, kept)
+        table = _take(X, first)
+        encoder = encoder.fit(table, sample_weight=total)
+        target, codes = None, None
+        if y is not None:
+            target = self._describe_target(name, y[first], total)
+            codes = y[first] if target.is_categorical else (y[first] - target.mean) / target.scale
+        task = TableTask.fit(encoder, target, 0)
+        own = TableRows.join(
+            encoder.encode(table),
+            codes,
+            is_class=task.is_class,
+            weight=None if np.allclose(total, total[0]) else total / total.mean(),
+        )
+        train, valid = self._split(own, seed, has_eval=eval_set is not None)
+        if unlabeled is not None:
+            more = task.rows(validate_table(self, unlabeled, reset=False))
+            own, train = _append(own, more), np.append(train, len(own) + np.arange(len(more)))
+        if eval_set is not None:
+            more = task.rows(validate_table(self, eval_set[0], reset=False), eval_set[1])
+            own, valid = _append(own, more), len(own) + np.arange(len(more))
+        rows = min(len(train), self.max_context_rows)
+        return Prepared(replace(task, context_rows=rows), own, train, valid)
+
+    def _split(
+        self, rows: TableRows, seed: int, *, has_eval: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation must be a share from 0 to below 1, got {self.validation}."
+            )
+        count = len(rows)
+        if has_eval or self.validation == 0 or count < _FEW:
+            return np.arange(count), np.zeros(0, np.int64)
+        if not rows.labels.is_floating_point():
+            return stratified_split(rows.labels.numpy(), self.validation, seed=seed)
+        held = np.random.default_rng(seed).permutation(count)
+        cut = max(1, round(self.validation * count))
+        return np.sort(held[cut:]), np.sort(held[:cut])
+
+    def _train(self, prepared: Prepared, seed: int) -> None:
+        """Train a model, calibrate it, and give it all rows as its context."""
+        task, rows, train, valid = prepared
+        options, config = self._options(), self._training(len(train), seed)
+        with _threads(self.n_threads):
+            model = _build(task, options, seed)
+            parts = rows.take(train), rows.take(valid) if len(valid) else None
+            if self.verbose:
+                progress(f"{type(self).__name__}: {_measure(model, task, parts[0], config)}")
+            self.history_ = fit(
+                model,
+                parts[0],
+                config=config,
+                valid=parts[1],
+                objective=task.objective,
+                collate=task.collate,
+                verbose=bool(self.verbose),
+            )
+            if parts[1] is not None and task.target is not None:
+                _calibrate(model, task, parts[1])
+            self._finish(model, task, rows)
+
+    def _finish(self, model: NPTModel, task: TableTask, rows: TableRows) -> None:
+        """Set model and task; the context is all rows, or what primal attention keeps of them."""
+        if self.row_attention == "primal" and self.context == "train":
+            model = model.with_context(rows.values, rows.missing).eval().condense()
+        elif self.row_attention != "none":
+            chosen = rows.sample(self.max_context_rows)
+            model = model.with_context(rows.values[chosen], rows.missing[chosen])
+        else:
+            model = model.with_context(rows.values[:0], rows.missing[:0])
+        self.model_ = model.eval()
+        self.task_ = replace(task, context_rows=model.config.context_rows)
+
+    def estimate_cost(self, X: Any, y: Any = None) -> FitCost:
+        """Return what a fit on a table will cost, from three training steps.
+
+        Parameters
+        ----------
+        X : frame or array-like of shape (n_samples, n_features)
+            The training table.
+
+        y : array-like of shape (n_samples,), default=None
+            The target.
+
+        Returns
+        -------
+        cost : FitCost
+            Processor seconds, bytes and weights.
+        """
+        from sklearn.base import clone
+
+        probe = clone(self).set_params(steps=1, verbose=0, random_state=0)
+        seed = 0
+        prepared = probe._prepared(X, y, seed)
+        config = self._training(len(prepared.train), seed)
+        with _threads(self.n_threads):
+            model = _build(prepared.task, self._options(), seed)
+            return _measure(model, prepared.task, prepared.rows.take(prepared.train), config)
+
+    def _prepared(self, X: Any, y: Any, seed: int) -> Prepared:
+        """Return a training table after all checks; a subclass knows its target."""
+        raise NotImplementedError  # abstract
+
+    def _describe_target(
+        self, name: str, y: NDArray[np.float64], weight: NDArray[np.float64]
+    ) -> TableColumn:
+        """Return what the target is, from its values and the weights of the rows."""
+        raise NotImplementedError  # abstract
+
+    # prediction
+
+    def _rows(self, X: Any) -> TableRows:
+        check_is_fitted(self)
+        return self.task_.rows(validate_table(self, X, reset=False))
+
+    def _logits(self, X: Any, model: NPTModel | None = None) -> torch.Tensor:
+        """Return the predictions of rows; those of a transductive model see each other."""
+        rows = self._rows(X)
+        size = len(rows) if self.context == "transductive" else _PREDICT
+        with _threads(self.n_threads):
+            found = evaluate(
+                model or self.model_,
+                rows,
+                batch_size=size,
+                objective=self.task_.objective,
+                answer=lambda output, _: {"logits": output.logits},
+                score=lambda _: {},
+                collate=self.task_.collate,
+            )
+        logits = found.answers["logits"].double()
+        if not bool(logits.isfinite().all()):
+            bad = int((~logits.isfinite().all(1)).nonzero()[0])
+            raise ValueError(
+                f"The model has no finite answer to row {bad}, counted from 0; its values are far "
+                "from those of the training table."
+            )
+        return logits
+
+    # folders
+
+    def save(self, path: str | Path) -> None:
+        """Write the fitted estimator to a folder, which ``primal predict`` reads too.
+
+        Parameters
+        ----------
+        path : str or Path
+            Folder, made if it is not there. Read it with :meth:`load`.
+        """
+        check_is_fitted(self)
+        parameters = self.get_params(deep=False)
+        if not isinstance(parameters["random_state"], int | None):
+            parameters["random_state"] = None  # a generator is not part of the result
+        features = parameters["categorical_features"]
+        if not isinstance(features, str | None):
+            parameters["categorical_features"] = np.asarray(features).tolist()
+        save_trained(Path(path), self.task_, self.model_)
+        content = {"class": type(self).__name__, "parameters": parameters, **self._extra()}
+        write_atomically(Path(path) / _FILE, to_json(content))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the estimator in a folder that :meth:`save` or ``primal train`` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder.
+
+        Returns
+        -------
+        estimator : NPTEstimator
+            Fitted, ready to predict.
+        """
+        folder = Path(path)
+        try:
+            task, model = load_trained(folder)
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        if not (isinstance(task, TableTask) and isinstance(model, NPTModel)):
+            raise ValueError(f"{folder} holds a {type(model).__name__}, not what tables need.")
+        file = folder / _FILE
+        content: dict[str, Any] = {"parameters": _parameters(model)}
+        try:
+            if file.is_file():
+                content = json.loads(file.read_text("utf-8"))
+            estimator = cls(**content["parameters"])
+            estimator.task_, estimator.model_, estimator.history_ = task, model, None
+            estimator.n_features_in_ = len(task.columns)
+            names = task.encoder.__dict__.get("feature_names_in_")
+            if names is not None:
+                estimator.feature_names_in_ = names
+            estimator._restore(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} is damaged ({error!r}).") from None
+        return estimator
+
+    def _extra(self) -> dict[str, Any]:
+        """Return what a folder must hold besides parameters, task and model."""
+        return {}
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        """Set the other fitted attributes, or raise if the folder is of another estimator."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        tags.non_deterministic = False
+        return tags
+
+
+def _parameters(model: NPTModel) -> dict[str, Any]:
+    """Return the parameters of an estimator for a model of ``primal train``."""
+    config = model.config
+    kinds = {str(v.get("attention", "none")): k for k, v in ROW_ATTENTIONS.items()}
+    return {
+        "d_embed": config.dim,
+        "depth": 2 * config.num_layers,
+        "heads": config.num_heads,
+        "row_attention": kinds.get(config.attention, "softmax") if config.has_rows else "none",
+        "context": config.context,
+        "numbers": config.numbers,
+    }
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Use so many threads of torch inside the context; ``None`` changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _build(task: TableTask, options: NPTOptions, seed: int) -> NPTModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.build(options)
+
+
+def _merge(
+    encoder: TableEncoder,
+    X: Any,
+    y: NDArray[np.float64] | None,
+    weights: NDArray[np.float64],
+    kept: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return one row of every kind in an order of their content, and the sums of their weights."""
+    table = encoder.encode(X)
+    parts = [table.values, table.missing] + ([] if y is None else [y[:, None]])
+    keys = np.concatenate(parts, 1, dtype=np.float64)[kept]
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    total = np.bincount(inverse.reshape(-1), weights[kept])
+    return kept[first], total.astype(np.float64)
+
+
+def _take(X: Any, rows: NDArray[np.int64]) -> Any:
+    return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+
+
+def _append(rows: TableRows, more: TableRows) -> TableRows:
+    """Return rows of two tables; a weight that one of them lacks is one."""
+    weight = None
+    if rows.weight is not None:
+        weight = torch.cat([rows.weight, torch.ones(len(more))])
+    return TableRows(
+        torch.cat([rows.values, more.values]),
+        torch.cat([rows.missing, more.missing]),
+        torch.cat([rows.labels, more.labels]),
+        weight,
+    )
+
+
+def _measure(model: NPTModel, task: TableTask, rows: TableRows, config: TrainingConfig) -> FitCost:
+    """Return the cost of a training, from three steps of a copy of the model."""
+    import copy
+    import time
+
+    from primal_attention.analysis import PeakMemory
+    from primal_attention.training.optimization import create_optimizer
+
+    batch = rows.__getitems__(list(range(min(len(rows), config.batch_size))))
+    batch.pop("labels")
+    with torch.random.fork_rng(devices=[]), PeakMemory() as memory:
+        probe = copy.deepcopy(model).train()
+        optimizer = create_optimizer(probe, config)
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            output = probe(**batch)
+            (output.loss + (output.aux_loss or 0.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append(time.process_time() - started)
+    steps = config.epochs * (config.epoch_steps or 1)
+    count = sum(p.numel() for p in model.parameters())
+    return FitCost(steps * sorted(times)[1], int(memory.peak), count)
+
+
+@torch.no_grad()
+def _calibrate(model: NPTModel, task: TableTask, valid: TableRows) -> None:
+    """Set the temperature, or the factor of the deviations, from held-out rows."""
+    model.temperature.fill_(1.0)
+    logits = torch.cat(
+        [
+            model(v, m).logits
+            for v, m in zip(
+                valid.values.split(_PREDICT), valid.missing.split(_PREDICT), strict=True
+            )
+        ]
+    )
+    if task.is_class:
+        model.temperature.fill_(fit_temperature(logits, valid.labels))
+    else:
+        mean, log_std = logits.unbind(1)
+        model.temperature.fill_(deviation_factor(mean, log_std.exp(), valid.labels))

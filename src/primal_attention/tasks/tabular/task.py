@@ -1,0 +1,232 @@
+"""The task of predicting a column of a table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from primal_attention.command import UserError, user_errors
+from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, read_table, take_column
+from primal_attention.tasks.sources import Recognition, Source
+from primal_attention.tasks.tabular.columns import TableColumn
+from primal_attention.tasks.tabular.settings import NPTOptions, TableSettings
+from primal_attention.tasks.task import ClassificationTask, Parts, RegressionTask, Task
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from primal_attention.analysis import Report
+    from primal_attention.tasks.results import Result
+    from primal_attention.tasks.tabular.data import TableRows
+    from primal_attention.tasks.tabular.encoding import TableEncoder
+    from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
+    from primal_attention.training.scores import Answers, Scores
+
+__all__ = ["TableTask"]
+
+
+@dataclass(frozen=True)
+class TableTask(Task):
+    """Predict a column of a table: what a model must know of its training rows."""
+
+    Settings: ClassVar[type[TableSettings]] = TableSettings
+    Model: ClassVar[type[NPTOptions]] = NPTOptions
+    endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
+
+    columns: tuple[TableColumn, ...]
+    """The features."""
+    target: TableColumn | None
+    """The column to predict; ``None`` for a model that only fills holes."""
+    is_frame: bool = True
+    """Whether the training rows had names of columns."""
+    context_rows: int = 0
+    """Training rows that the model keeps."""
+
+    @classmethod
+    def fit(cls, encoder: "TableEncoder", target: TableColumn | None, context_rows: int) -> Self:
+        """Return the task of a fitted encoder and a target."""
+        return cls(encoder.columns_, target, encoder.is_frame_, context_rows)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether the target is a class."""
+        return self.target is not None and self.target.is_categorical
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the logits."""
+        return self.target.categories if self.target is not None else ()
+
+    @property
+    def categories(self) -> tuple[int, ...]:
+        """Categories of every column, the target last; zero for numbers."""
+        every = self.columns if self.target is None else (*self.columns, self.target)
+        return tuple(c.width if c.is_categorical else 0 for c in every)
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:
+        """Columns, targets and rows of the context."""
+        return {
+            "categories": self.categories,
+            "num_targets": int(self.target is not None),
+            "context_rows": self.context_rows,
+        }
+
+    @property
+    def summary(self) -> str:
+        """What is predicted from how many columns."""
+        name = "" if self.target is None else self.target.name
+        what = f"{len(self.classes)} classes of" if self.is_class else "the number"
+        return f"{what} {name!r} from {len(self.columns)} columns"
+
+    @property
+    def encoder(self) -> "TableEncoder":
+        """The encoder of the features."""
+        from primal_attention.tasks.tabular.encoding import TableEncoder
+
+        return TableEncoder.from_columns(self.columns, is_frame=self.is_frame)
+
+    def build(self, options: NPTOptions) -> "NPTModel":
+        """Return an untrained model whose bins are the quantiles of the training rows."""
+        from primal_attention.tasks.tabular.model import NPTConfig, NPTModel
+
+        model = NPTModel(NPTConfig(**{**asdict(options), **self.sizes}))
+        every = self.columns if self.target is None else (*self.columns, self.target)
+        model.embedding.start_from([c.quantiles for c in every])
+        return model
+
+    # reading
+
+    @classmethod
+    def load(cls, settings: TableSettings) -> tuple[Self, Parts]:
+        """Return the task and the three parts of a table."""
+        from primal_attention.tasks.tabular.reading import load_table
+
+        return load_table(cls, settings)
+
+    def read(self, path: Path, *, labelled: bool, part: str = "test") -> "TableRows":
+        """Return the rows of a file."""
+        with user_errors(str(path), *FILE_ERRORS):
+            if not path.is_file():
+                raise UserError(f"there is no file {path}.")
+            frame = read_table(path)
+            target = None
+            if labelled and self.target is not None:
+                target = take_column(frame, self.target.name, path, "target")
+            return self.rows(frame, target)
+
+    def from_arrays(self, data: Any) -> "TableRows":
+        """Return a frame or an array of features, ready for the model."""
+        return self.rows(data)
+
+    def rows(
+        self, X: Any, y: Any = None, weight: "NDArray[np.float64] | None" = None
+    ) -> "TableRows":
+        """Return encoded rows; a target that is not given is missing.
+
+        Args:
+            X: Frame or array with the columns of the training rows; a frame may have others.
+            y: Values of the target.
+            weight: Weight of every row.
+        """
+        import numpy as np
+
+        from primal_attention.tasks.tabular.columns import read_array, read_series
+        from primal_attention.tasks.tabular.data import TableRows
+
+        names = [c.name for c in self.columns]
+        if self.is_frame and hasattr(X, "columns"):
+            lost = [n for n in names if n not in X.columns]
+            if lost:
+                raise ValueError(
+                    f"the table has no column {lost[0]!r}, which the model was trained with; its "
+                    f"columns are {', '.join(map(str, X.columns))}."
+                )
+            X = X[names]
+        table = self.encoder.encode(X)
+        target = None
+        if self.target is not None:
+            target = np.full(len(table.values), np.nan)
+            if y is not None:
+                cells = read_series(y) if hasattr(y, "iloc") else read_array(np.asarray(y))
+                target = self.target.encode(cells)
+        return TableRows.join(table, target, is_class=self.is_class, weight=weight)
+
+    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+        """Return a batch of rows."""
+        from primal_attention.tasks.tabular.data import collate_rows
+
+        return collate_rows(items)
+
+    # scoring
+
+    def objective(self, output: "NPTOutput", labels: "Tensor") -> "Tensor":
+        """Return the loss of what was hidden in training, or of the targets."""
+        from primal_attention.tasks.tabular.masking import target_losses
+
+        if output.loss is not None:
+            return output.loss
+        return target_losses(output.logits, labels.float(), is_class=self.is_class).mean()
+
+    def answer(self, output: "NPTOutput", labels: "Tensor") -> "Answers":
+        """Return logits, or predicted numbers and deviations in units of the target."""
+        from primal_attention.training.scores import class_answers
+
+        if self.is_class:
+            return class_answers(output.logits, labels)
+        column = self._numeric_target
+        mean, log_std = output.logits.double().unbind(1)
+        return {
+            "values": column.mean + column.scale * mean,
+            "std": column.scale * log_std.exp(),
+            "labels": column.mean + column.scale * labels.double(),
+        }
+
+    @property
+    def _numeric_target(self) -> TableColumn:
+        if self.target is None:
+            raise ValueError("This model has no target: it fills holes. Use NPTImputer.")
+        return self.target
+
+    def score(self, answers: "Answers") -> "Scores":
+        """Return the accuracy, or errors and the coverage of the 90 % intervals."""
+        from primal_attention.tasks.tabular.scoring import coverage
+        from primal_attention.training.scores import class_scores, value_scores
+
+        if self.is_class:
+            return class_scores(answers)
+        return {**value_scores(answers), "coverage of 90 %": coverage(answers)}
+
+    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+        """Return the class with all probabilities, or the number with its deviation."""
+        if self.is_class:
+            return ClassificationTask.records(self, answers)  # type: ignore[arg-type]
+        pairs = zip(answers["values"].tolist(), answers["std"].tolist(), strict=True)
+        return [
+            {"index": i, "value": float(f"{v:.6g}"), "sd": float(f"{s:.6g}")}
+            for i, (v, s) in enumerate(pairs)
+        ]
+
+    def confusion(self, answers: "Answers") -> "Tensor":
+        """Return how many rows of each true class got each class."""
+        return ClassificationTask.confusion(self, answers)  # type: ignore[arg-type]
+
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+        """Return the recall of every class; no table for numbers."""
+        return ClassificationTask.details(self, answers) if self.is_class else ([], [])  # type: ignore[arg-type]
+
+    def show(self, report: "Report", results: "Sequence[Result]") -> None:
+        """Add the confusion matrix, or predicted against true numbers."""
+        kind = ClassificationTask if self.is_class else RegressionTask
+        kind.show(self, report, results)  # type: ignore[arg-type]
+
+    @classmethod
+    def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
+        """Return how to read a table with a target."""
+        return None
+
+    def with_context(self, rows: int) -> Self:
+        """Return the task of a model that keeps so many rows."""
+        return replace(self, context_rows=rows)
