@@ -1,24 +1,36 @@
+from .aligned import OTAlignedClassifier, OTAlignedRegressor
+from .aligned_base import MapScore
+from .aligned_model import AlignedConfig, AlignedMap, MappedPoints, pretrain_head
 from .columns import EncodedTable, TableColumn
 from .encoding import TableEncoder, validate_table
 from .estimator import CorruptionTest, NPTClassifier, NPTRegressor
+from .imputer import NPTImputer
 from .influence import RowInfluence
 from .model import NPTConfig, NPTModel, NPTOutput
 from .settings import NPTOptions, TableSettings
 from .task import TableTask
 
 __all__ = [
+    "AlignedConfig",
+    "AlignedMap",
     "CorruptionTest",
     "EncodedTable",
+    "MapScore",
+    "MappedPoints",
     "NPTClassifier",
     "NPTConfig",
+    "NPTImputer",
     "NPTModel",
     "NPTOptions",
     "NPTOutput",
     "NPTRegressor",
+    "OTAlignedClassifier",
+    "OTAlignedRegressor",
     "RowInfluence",
     "TableColumn",
     "TableEncoder",
     "TableSettings",
     "TableTask",
+    "pretrain_head",
     "validate_table",
 ]
