@@ -7,6 +7,7 @@ from .estimator import CorruptionTest, NPTClassifier, NPTRegressor
 from .imputer import NPTImputer
 from .influence import RowInfluence
 from .model import NPTConfig, NPTModel, NPTOutput
+from .sets import Table, load_table
 from .settings import NPTOptions, TableSettings
 from .task import TableTask
 
@@ -27,10 +28,12 @@ __all__ = [
     "OTAlignedClassifier",
     "OTAlignedRegressor",
     "RowInfluence",
+    "Table",
     "TableColumn",
     "TableEncoder",
     "TableSettings",
     "TableTask",
+    "load_table",
     "pretrain_head",
     "validate_table",
 ]
