@@ -379,7 +379,7 @@ def merge_memories(memories: Sequence[State]) -> State:
     counts = torch.stack([memory.seen for memory in memories])  # [parts b]
     seen = counts.sum(0)
     joint = torch.stack([memory.tensors[0] for memory in memories])  # [parts b both d s]
-    shares = (counts / seen.clamp_min(1)).to(joint.dtype)
+    shares = counts.to(joint.dtype) / seen.clamp_min(1)
     return State((torch.einsum("pbhds,pb->bhds", joint, shares),), seen)
 
 

@@ -1,7 +1,7 @@
 """What the estimators of Non-Parametric Transformers share: parameters, training, folders."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,13 @@ from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.data import TableRows
 from primal_attention.tasks.tabular.encoding import TableEncoder, validate_table
-from primal_attention.tasks.tabular.model import NPTModel
+from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
 from primal_attention.tasks.tabular.scoring import deviation_factor, fit_temperature
 from primal_attention.tasks.tabular.settings import ROW_ATTENTIONS, NPTOptions
 from primal_attention.tasks.tabular.task import TableTask
 from primal_attention.tasks.trained import load_trained, save_trained
-from primal_attention.training import History, TrainingConfig, evaluate, fit
+from primal_attention.training import History, TrainingConfig, fit
+from primal_attention.training.evaluation import eval_mode
 
 with needs("sklearn", "An estimator of tables"):
     from sklearn.base import BaseEstimator
@@ -319,26 +320,63 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _logits(self, X: Any, model: NPTModel | None = None) -> torch.Tensor:
         """Return the predictions of rows; those of a transductive model see each other."""
-        rows = self._rows(X)
-        size = len(rows) if self.context == "transductive" else _PREDICT
-        with _threads(self.n_threads):
-            found = evaluate(
-                model or self.model_,
-                rows,
-                batch_size=size,
-                objective=self.task_.objective,
-                answer=lambda output, _: {"logits": output.logits},
-                score=lambda _: {},
-                collate=self.task_.collate,
-            )
-        logits = found.answers["logits"].double()
-        if not bool(logits.isfinite().all()):
-            bad = int((~logits.isfinite().all(1)).nonzero()[0])
+        found = self._answers(self._rows(X), lambda output: output.logits, model).double()
+        if not bool(found.isfinite().all()):
+            bad = int((~found.isfinite().all(1)).nonzero()[0])
             raise ValueError(
                 f"The model has no finite answer to row {bad}, counted from 0; its values are far "
                 "from those of the training table."
             )
-        return logits
+        return found
+
+    def _answers(
+        self,
+        rows: TableRows,
+        read: Callable[[NPTOutput], torch.Tensor],
+        model: NPTModel | None = None,
+    ) -> torch.Tensor:
+        """Return what ``read`` takes from the outputs of all rows."""
+        model = self.model_ if model is None else model
+        size = len(rows) if self.context == "transductive" else _PREDICT
+        pairs = zip(rows.values.split(size), rows.missing.split(size), strict=True)
+        with _threads(self.n_threads), eval_mode(model), torch.no_grad():
+            return torch.cat([read(model(v, m)) for v, m in pairs])
+
+    def impute(self, X: Any) -> Any:
+        """Return a table whose missing cells are predicted from the other cells and rows.
+
+        Parameters
+        ----------
+        X : frame or array-like of shape (n_samples, n_features)
+            The table.
+
+        Returns
+        -------
+        filled : frame or ndarray of shape (n_samples, n_features)
+            In the form of the training table; numbers are expected values, categories the most
+            probable ones. Cells of a column that was empty in training stay missing.
+        """
+        check_is_fitted(self)
+        X = validate_table(self, X, reset=False)
+        rows = self.task_.rows(X)
+        d = len(self.task_.columns)
+        filled = self._answers(rows, self._predict_cells).double().numpy()
+        values, missing = rows.values[:, :d].double().numpy(), rows.missing[:, :d].numpy()
+        empty = np.array([c.missing_share == 1 for c in self.task_.columns])
+        found = self.task_.encoder.decode(np.where(missing, filled, values), missing & empty)
+        return _keep_known(found, X, missing)
+
+    def _predict_cells(self, output: NPTOutput) -> torch.Tensor:
+        """Return the most probable value of every feature."""
+        heads, columns = self.model_.heads, self.task_.columns
+        found = [heads.column(output.hidden, j) for j in range(len(columns))]
+        return torch.stack(
+            [
+                f.argmax(1).to(f.dtype) if c.is_categorical else f[:, 0]
+                for c, f in zip(columns, found, strict=True)
+            ],
+            dim=1,
+        )
 
     # folders
 
@@ -463,6 +501,19 @@ def _merge(
 
 def _take(X: Any, rows: NDArray[np.int64]) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
+
+
+def _keep_known(filled: Any, X: Any, missing: NDArray[np.bool_]) -> Any:
+    """Return a filled table with the known cells of the original, digit by digit."""
+    if hasattr(filled, "iloc"):
+        filled.index = X.index
+        for j, name in enumerate(filled.columns):
+            if not missing[:, j].any():
+                filled[name] = X.iloc[:, j]
+        return filled
+    if filled.dtype != np.asarray(X).dtype:
+        return filled
+    return np.where(missing, filled, X)
 
 
 def _append(rows: TableRows, more: TableRows) -> TableRows:

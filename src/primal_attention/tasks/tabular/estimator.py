@@ -14,6 +14,7 @@ from primal_attention.tasks.tabular.influence import RowInfluence, corrupt, row_
 
 with needs("sklearn", "An estimator of tables"):
     from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.utils import assert_all_finite
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 
@@ -96,7 +97,10 @@ class _Supervised(NPTEstimator):
         X = validate_table(self, X, reset=True)
         check_consistent_length(X, y)
         name = str(getattr(y, "name", None) or "target")
-        found = self._read_target(column_or_1d(y, warn=True))
+        y = column_or_1d(y, warn=True)
+        if y.dtype.kind == "f":
+            assert_all_finite(y, input_name="y")
+        found = self._read_target(y)
         if eval_set is not None:
             eval_set = (eval_set[0], np.asarray(eval_set[1]))
         return self._prepare(X, found, name, weight, seed, unlabeled, eval_set)
@@ -477,8 +481,7 @@ class NPTRegressor(RegressorMixin, _Supervised):  # type: ignore[misc]
                 f"The target must be numbers, got {type_of_target(y)} of type {y.dtype}; use "
                 "NPTClassifier for classes."
             ) from None
-        if not np.isfinite(numbers).all():
-            raise ValueError("Input y contains NaN or infinity; every row needs a finite target.")
+        assert_all_finite(numbers, input_name="y")
         return numbers
 
     def _describe_target(

@@ -96,6 +96,7 @@ def feature_loss(
         categories: Categories of every feature; zero for numbers.
     """
     d = len(categories)
+    values = torch.where(selected[:, :d], values[:, :d], 0.0)  # the others may be anything
     numbers = [j for j in range(d) if not categories[j]]
     total = h.new_zeros(())
     if numbers:

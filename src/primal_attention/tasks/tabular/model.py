@@ -176,6 +176,7 @@ class NPTModel(PretrainedModel):
         model.set_context(values, missing)
         return model
 
+    @torch.no_grad()
     def condense(self) -> "NPTModel":
         """Return a model that keeps no row: only the memories, whose size is constant.
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, read_table, take_column
-from primal_attention.tasks.sources import Recognition, Source
+from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, read_table
+from primal_attention.tasks.sources import Recognition, Source, check_column
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.settings import NPTOptions, TableSettings
 from primal_attention.tasks.task import ClassificationTask, Parts, RegressionTask, Task
@@ -17,14 +17,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from primal_attention.analysis import Report
+    from primal_attention.analysis import LayerSpectrum, Report
+    from primal_attention.models import PretrainedModel
     from primal_attention.tasks.results import Result
     from primal_attention.tasks.tabular.data import TableRows
     from primal_attention.tasks.tabular.encoding import TableEncoder
     from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
+    from primal_attention.tasks.trained import TrainedModel
     from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["TableTask"]
+
+_DATA = {"valid": 0.15}
+_REST: Mapping[str, Any] = {
+    "training": {"epochs": 20, "epoch_steps": 50, "batch_size": 512, "lr": 2e-3, "warmup": 0.05}
+}
+"""Settings for tables of which nothing is known; those of the estimators."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,8 @@ class TableTask(Task):
     Settings: ClassVar[type[TableSettings]] = TableSettings
     Model: ClassVar[type[NPTOptions]] = NPTOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "wine", **_DATA}, **_REST}
+    spectra_of: ClassVar[str] = "of attention from test rows to training rows, mean over all heads"
 
     columns: tuple[TableColumn, ...]
     """The features."""
@@ -43,6 +53,8 @@ class TableTask(Task):
     """Whether the training rows had names of columns."""
     context_rows: int = 0
     """Training rows that the model keeps."""
+    max_context: int = 4096
+    """Most training rows that a model may keep."""
 
     @classmethod
     def fit(cls, encoder: "TableEncoder", target: TableColumn | None, context_rows: int) -> Self:
@@ -112,14 +124,33 @@ class TableTask(Task):
             if not path.is_file():
                 raise UserError(f"there is no file {path}.")
             frame = read_table(path)
-            target = None
-            if labelled and self.target is not None:
-                target = take_column(frame, self.target.name, path, "target")
-            return self.rows(frame, target)
+            if not labelled:
+                return self.rows(self._select(frame))
+            from primal_attention.tasks.tabular.reading import known_rows, split_target
+
+            name = "target" if self.target is None else self.target.name
+            table = known_rows(self, split_target(frame, name, path))
+            return self.rows(self._select(table.X), table.y)
 
     def from_arrays(self, data: Any) -> "TableRows":
         """Return a frame or an array of features, ready for the model."""
-        return self.rows(data)
+        return self.rows(self._select(data))
+
+    def _select(self, frame: Any) -> Any:
+        """Return the columns of the training rows; a frame may have others."""
+        if not hasattr(frame, "columns"):
+            return frame
+        names = [c.name for c in self.columns]
+        if not self.is_frame:
+            # the training rows had no names, so only the order counts
+            return frame.drop(columns=self.target.name, errors="ignore").to_numpy()
+        lost = [n for n in names if n not in frame.columns]
+        if lost:
+            raise ValueError(
+                f"the table has no column {lost[0]!r}, which the model was trained with; its "
+                f"columns are {', '.join(map(str, frame.columns))}."
+            )
+        return frame[names]
 
     def rows(
         self, X: Any, y: Any = None, weight: "NDArray[np.float64] | None" = None
@@ -127,7 +158,7 @@ class TableTask(Task):
         """Return encoded rows; a target that is not given is missing.
 
         Args:
-            X: Frame or array with the columns of the training rows; a frame may have others.
+            X: Frame or array with the columns of the training rows.
             y: Values of the target.
             weight: Weight of every row.
         """
@@ -135,16 +166,11 @@ class TableTask(Task):
 
         from primal_attention.tasks.tabular.columns import read_array, read_series
         from primal_attention.tasks.tabular.data import TableRows
+        from primal_attention.tasks.tabular.reading import parse_dates
 
-        names = [c.name for c in self.columns]
-        if self.is_frame and hasattr(X, "columns"):
-            lost = [n for n in names if n not in X.columns]
-            if lost:
-                raise ValueError(
-                    f"the table has no column {lost[0]!r}, which the model was trained with; its "
-                    f"columns are {', '.join(map(str, X.columns))}."
-                )
-            X = X[names]
+        if hasattr(X, "columns"):
+            dates = [c.name for c in self.columns if c.form == "datetime"]
+            X = parse_dates(X, [n for n in dates if n in X.columns])
         table = self.encoder.encode(X)
         target = None
         if self.target is not None:
@@ -217,15 +243,54 @@ class TableTask(Task):
         """Return the recall of every class; no table for numbers."""
         return ClassificationTask.details(self, answers) if self.is_class else ([], [])  # type: ignore[arg-type]
 
+    # reports
+
+    def finish(self, model: "PretrainedModel", data: Parts) -> "TrainedModel":
+        """Return the calibrated model with all rows but those of the test part as its context."""
+        from primal_attention.tasks.tabular.fitting import calibrate, keep_rows
+
+        rows: Any = data
+        calibrate(model, self, rows.valid)  # type: ignore[arg-type]
+        return keep_rows(self, model, rows.train.join(rows.valid))  # type: ignore[arg-type]
+
+    def baselines(self, data: Parts) -> "Mapping[str, Scores]":
+        """Return the scores of scikit-learn's methods on the same rows."""
+        from primal_attention.tasks.tabular.baselines import baseline_scores
+
+        return baseline_scores(self, data)
+
+    def spectra(self, model: Any, data: Any) -> "list[LayerSpectrum]":
+        """Return the spectra of attention from some rows to the context, by layer."""
+        from primal_attention.tasks.tabular.showing import row_spectra
+
+        return row_spectra(model, data)
+
     def show(self, report: "Report", results: "Sequence[Result]") -> None:
-        """Add the confusion matrix, or predicted against true numbers."""
+        """Add the confusion matrix, or predicted against true numbers, and the calibration."""
+        from primal_attention.tasks.tabular.showing import show_calibration
+
         kind = ClassificationTask if self.is_class else RegressionTask
         kind.show(self, report, results)  # type: ignore[arg-type]
+        show_calibration(self, report, results)
+
+    def explain(self, report: "Report", results: "Sequence[Result]", data: Parts) -> None:
+        """Add what predictions lean on: single rows, a corrupted context, the learned map."""
+        from primal_attention.tasks.tabular.showing import show_rows
+
+        show_rows(self, report, results, data)
 
     @classmethod
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
-        """Return how to read a table with a target."""
-        return None
+        """Return how to read a table with a target, if no other task knows it by its columns."""
+        if source.suffix not in TABLE_SUFFIXES:
+            return None
+        names = (given.get("target", ""), "target", "label")
+        target = next((n for n in names[:1] if n), "") or next(
+            (n for n in names[1:] if n in source.columns), "label"
+        )
+        check_column(source, target)
+        words = f"a table, {target!r} from {len(source.columns) - 1} columns"
+        return Recognition(words, {"data": {"target": target, **_DATA}, **_REST}, is_general=True)
 
     def with_context(self, rows: int) -> Self:
         """Return the task of a model that keeps so many rows."""
