@@ -57,6 +57,7 @@ SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_landmarks": 4, "inverse": "published", "normalize": False, "ridge": 0.1},
     ),
     "skyformer-learned": ({"num_landmarks": 4, "window": 3, "normalize": False},),
+    "transport": ({"num_anchors": 3, "num_steps": 1},),
 }
 QUICK = {"linear", "primal", "softmax"}
 """Mechanisms whose ``plain_case`` and ``time_case`` with ``"add"`` belong to every run."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, pad, softplus
 
-from primal_attention.functional import naive_family, naive_nystrom
+from primal_attention.functional import naive_family, naive_nystrom, naive_transport
 
 Reference = Callable[[Any, Tensor, Tensor, Tensor, bool], Tensor]
 
@@ -161,6 +161,18 @@ def _linformer(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> T
     return naive_nystrom.linformer_attention(q, k, v, e_k, e_v)
 
 
+def _transport(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    mass, steps = core.log_mass.softmax(-1), core.num_steps
+    each = [
+        [
+            naive_transport.anchored_weights(q[i, h], k[i, h], core.z[h], mass[h], steps)
+            for h in range(len(mass))
+        ]
+        for i in range(len(q))
+    ]
+    return torch.stack([torch.stack(heads) for heads in each]) @ v
+
+
 REFERENCES: dict[str, Reference] = {
     "cosformer": _cosformer,
     "favor": _favor,
@@ -177,4 +189,5 @@ REFERENCES: dict[str, Reference] = {
     "skyformer-learned": _skyformer,
     "softmax": _softmax,
     "softmax-explicit": _softmax,
+    "transport": _transport,
 }

@@ -428,8 +428,8 @@ def test_gaussian_map_carries_one_gaussian_to_the_other_at_the_stated_cost():
 
 
 # O9
-def test_cost_of_samples_is_near_the_closed_form():
-    n = 2000
+@pytest.mark.parametrize("n", [1000, pytest.param(2000, marks=pytest.mark.slow)])
+def test_cost_of_samples_is_near_the_closed_form(n):
     m1, s1, m2, s2 = gaussians()
     exact = float(gaussian_wasserstein(m1, s1, m2, s2))
     found = float(wasserstein(sample(m1, s1, n), sample(m2, s2, n)))

@@ -5,6 +5,7 @@ from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.features import FeatureCore, KernelCore
 from primal_attention.attention.flow import FlowAttention
+from primal_attention.attention.gap import MongeGapTerm
 from primal_attention.attention.gaussian import GaussianAttention
 from primal_attention.attention.kernelized import KernelizedAttention
 from primal_attention.attention.linear import LinearAttention
@@ -25,7 +26,9 @@ from primal_attention.attention.skyformer import NystromDiagnostics, SkyformerAt
 from primal_attention.attention.softmax import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.attention.sparse import SparseAttention
 from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_terms
+from primal_attention.attention.tied import TiedSoftmaxAttention
 from primal_attention.attention.time import TimeAttention, TimeOptions
+from primal_attention.attention.transport import TransportAttention
 
 __all__ = [
     "Attention",
@@ -44,6 +47,7 @@ __all__ = [
     "KernelizedAttention",
     "LinearAttention",
     "LinformerAttention",
+    "MongeGapTerm",
     "MultiHeadAttention",
     "NystromDiagnostics",
     "NystromformerAttention",
@@ -56,8 +60,10 @@ __all__ = [
     "SoftmaxAttention",
     "SparseAttention",
     "State",
+    "TiedSoftmaxAttention",
     "TimeAttention",
     "TimeOptions",
+    "TransportAttention",
     "attention_entry",
     "create_attention",
     "ksvd_loss",

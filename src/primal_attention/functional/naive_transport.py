@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 __all__ = [
+    "anchored_weights",
     "best_permutation",
     "corner_cost",
     "danskin_gradient",
@@ -61,3 +62,25 @@ def plain_sinkhorn(
         u = a / (kernel @ v)
         v = b / (kernel.T @ u)
     return u[:, None] * kernel * v
+
+
+def anchored_weights(
+    q: Float[Tensor, "n d"],
+    k: Float[Tensor, "m d"],
+    z: Float[Tensor, "r d"],
+    mass: Float[Tensor, " r"],
+    num_steps: int,
+    floor: float = 1e-6,
+) -> Float[Tensor, "n m"]:
+    """Return the weights of transport attention: two dense plans through the anchors ``z``."""
+
+    def plan(x: Tensor) -> Tensor:
+        found = (x @ z.T / z.shape[1] ** 0.5).softmax(1) + floor
+        found = found * mass / (found * mass).sum(1, keepdim=True)
+        for _ in range(num_steps):
+            found = found / found.sum(0) * len(x) * mass  # every anchor takes its share of tokens
+            found = found / found.sum(1, keepdim=True)  # every token gives itself once
+        return found
+
+    to_keys = plan(k)
+    return plan(q) @ (to_keys / to_keys.sum(0)).T
