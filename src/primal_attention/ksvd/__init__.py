@@ -7,6 +7,7 @@ first use. Everything else needs only torch.
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.command import needs
+from primal_attention.ksvd.balanced import BalancedFeatures, balance_features, balanced_svd
 from primal_attention.ksvd.kernels import (
     FEATURE_MAPS,
     KERNELS,
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 __all__ = [
     "FEATURE_MAPS",
     "KERNELS",
+    "BalancedFeatures",
     "KernelFunction",
     "KernelMeans",
     "KernelSVD",
     "KernelTriplets",
     "apply_kernel",
+    "balance_features",
+    "balanced_svd",
     "cosine",
     "count_nonzero",
     "dense_svd",
