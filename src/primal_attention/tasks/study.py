@@ -283,6 +283,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.tabular.study:Tables",
         "attention between rows beside trees and boosting on small tables",
     ),
+    (
+        "ot-accuracy",
+        "repro",
+        "tasks.tabular.aligned_study:AlignedAccuracy",
+        "classes aligned by transport: accuracy and geometry",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

@@ -1,6 +1,7 @@
-from .aligned import OTAlignedClassifier, OTAlignedRegressor
+from .aligned import OTAlignedClassifier
 from .aligned_base import MapScore
 from .aligned_model import AlignedConfig, AlignedMap, MappedPoints, pretrain_head
+from .aligned_regressor import OTAlignedRegressor
 from .columns import EncodedTable, TableColumn
 from .encoding import TableEncoder, validate_table
 from .estimator import CorruptionTest, NPTClassifier, NPTRegressor

@@ -33,7 +33,7 @@ with needs("sklearn", "An estimator of aligned classes"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-__all__ = ["AlignedEstimator", "MapScore"]
+__all__ = ["AlignedEstimator", "MapScore", "check_given"]
 
 _FILE = "estimator.json"
 _FORMAT = 1
@@ -381,6 +381,13 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         tags.input_tags.three_d_array = True
         tags.target_tags.required = True
         return tags
+
+
+def check_given(estimator: Any, y: Any) -> None:
+    """Raise scikit-learn's error if there is no target."""
+    if y is None:
+        name = type(estimator).__name__
+        raise ValueError(f"{name} requires y to be passed, but the target y is None.")
 
 
 def _dimensions(X: Any) -> int:
