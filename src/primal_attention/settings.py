@@ -191,6 +191,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if origin is typing.Annotated:
         return _convert(value, inner[0], where)
     if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
         candidates = (_convert(value, h, where) for h in inner)
         return next((v for v in candidates if v is not _FAILED), _FAILED)
     if origin is Literal:

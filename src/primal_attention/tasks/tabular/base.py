@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from primal_attention.analysis import FitCost, fit_cost
 from primal_attention.command import UserError, did_you_mean, needs, progress
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.data import TableRows
 from primal_attention.tasks.tabular.encoding import TableEncoder, validate_table
+from primal_attention.tasks.tabular.fitting import PREDICTED, calibrate, keep_rows
 from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
-from primal_attention.tasks.tabular.scoring import deviation_factor, fit_temperature
 from primal_attention.tasks.tabular.settings import ROW_ATTENTIONS, NPTOptions
 from primal_attention.tasks.tabular.task import TableTask
 from primal_attention.tasks.trained import load_trained, save_trained
@@ -30,7 +31,7 @@ with needs("sklearn", "An estimator of tables"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-__all__ = ["FitCost", "NPTEstimator"]
+__all__ = ["NPTEstimator"]
 
 _FILE = "estimator.json"
 """Parameters and classes as given; beside ``model/`` and ``task.json``."""
@@ -38,27 +39,8 @@ _EPOCHS = 20
 """Times that the validation rows are scored in a training."""
 _BATCH = 512
 """Rows of a training step, unless ``batch_rows`` is given."""
-_PREDICT = 1024
-"""Rows that are predicted at once."""
 _FEW = 20
 """Fewer rows than this give no validation part."""
-
-
-class FitCost(NamedTuple):
-    """What a fit will cost, measured on single training steps."""
-
-    seconds: float
-    """Processor seconds of all steps."""
-    bytes: int
-    """Most bytes of tensors alive in a step, model and optimiser included."""
-    parameters: int
-    """Weights of the model."""
-
-    def __str__(self) -> str:
-        return (
-            f"about {self.seconds:.0f} s of one core, {self.bytes / 1e6:.0f} MB, "
-            f"{self.parameters:,} weights"
-        )
 
 
 class Prepared(NamedTuple):
@@ -90,7 +72,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         context: str = "train",
         max_context_rows: int = 4096,
         batch_rows: int | None = None,
-        steps: int = 1000,
+        steps: int = 500,
         optimizer: str = "adamw",
         lr: float = 2e-3,
         numbers: str = "piecewise",
@@ -202,7 +184,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
                 "attention between rows needs at least 2; n_samples=1 gives nothing to attend to."
             )
         encoder = TableEncoder(self.categorical_features)
-        first, total = _merge(encoder.fit(X), X, y, weights, kept)
+        first, total = _merge(encoder.fit(X, sample_weight=weights), X, y, weights, kept)
         table = _take(X, first)
         encoder = encoder.fit(table, sample_weight=total)
         target, codes = None, None
@@ -219,12 +201,13 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         train, valid = self._split(own, seed, has_eval=eval_set is not None)
         if unlabeled is not None:
             more = task.rows(validate_table(self, unlabeled, reset=False))
-            own, train = _append(own, more), np.append(train, len(own) + np.arange(len(more)))
+            own, train = own.append(more), np.append(train, len(own) + np.arange(len(more)))
         if eval_set is not None:
             more = task.rows(validate_table(self, eval_set[0], reset=False), eval_set[1])
-            own, valid = _append(own, more), len(own) + np.arange(len(more))
+            own, valid = own.append(more), len(own) + np.arange(len(more))
         rows = min(len(train), self.max_context_rows)
-        return Prepared(replace(task, context_rows=rows), own, train, valid)
+        task = replace(task, context_rows=rows, max_context=self.max_context_rows)
+        return Prepared(task, own, train, valid)
 
     def _split(
         self, rows: TableRows, seed: int, *, has_eval: bool
@@ -245,12 +228,12 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
     def _train(self, prepared: Prepared, seed: int) -> None:
         """Train a model, calibrate it, and give it all rows as its context."""
         task, rows, train, valid = prepared
-        options, config = self._options(), self._training(len(train), seed)
+        config = self._training(len(train), seed)
         with _threads(self.n_threads):
-            model = _build(task, options, seed)
+            model = _build(task, self._options(), seed)
             parts = rows.take(train), rows.take(valid) if len(valid) else None
             if self.verbose:
-                progress(f"{type(self).__name__}: {_measure(model, task, parts[0], config)}")
+                progress(f"{type(self).__name__}: {self._cost(prepared, config)}")
             self.history_ = fit(
                 model,
                 parts[0],
@@ -261,20 +244,19 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
                 verbose=bool(self.verbose),
             )
             if parts[1] is not None and task.target is not None:
-                _calibrate(model, task, parts[1])
-            self._finish(model, task, rows)
+                calibrate(model, task, parts[1])
+            self.task_, self.model_ = keep_rows(task, model, rows)  # type: ignore[assignment]
 
-    def _finish(self, model: NPTModel, task: TableTask, rows: TableRows) -> None:
-        """Set model and task; the context is all rows, or what primal attention keeps of them."""
-        if self.row_attention == "primal" and self.context == "train":
-            model = model.with_context(rows.values, rows.missing).eval().condense()
-        elif self.row_attention != "none":
-            chosen = rows.sample(self.max_context_rows)
-            model = model.with_context(rows.values[chosen], rows.missing[chosen])
-        else:
-            model = model.with_context(rows.values[:0], rows.missing[:0])
-        self.model_ = model.eval()
-        self.task_ = replace(task, context_rows=model.config.context_rows)
+    def _cost(self, prepared: Prepared, config: TrainingConfig) -> FitCost:
+        """Return what a training will cost, from a few steps of a fresh model."""
+        task, rows, train, _ = prepared
+        return fit_cost(
+            lambda: _build(task, self._options(), config.seed),
+            rows.take(train[: config.batch_size])._columns(),
+            objective=task.objective,
+            config=config,
+            steps=config.epochs * config.steps_of_epoch(len(train)),
+        )
 
     def estimate_cost(self, X: Any, y: Any = None) -> FitCost:
         """Return what a fit on a table will cost, from three training steps.
@@ -299,8 +281,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         prepared = probe._prepared(X, y, seed)
         config = self._training(len(prepared.train), seed)
         with _threads(self.n_threads):
-            model = _build(prepared.task, self._options(), seed)
-            return _measure(model, prepared.task, prepared.rows.take(prepared.train), config)
+            return self._cost(prepared, config)
 
     def _prepared(self, X: Any, y: Any, seed: int) -> Prepared:
         """Return a training table after all checks; a subclass knows its target."""
@@ -337,7 +318,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Return what ``read`` takes from the outputs of all rows."""
         model = self.model_ if model is None else model
-        size = len(rows) if self.context == "transductive" else _PREDICT
+        size = len(rows) if self.context == "transductive" else PREDICTED
         pairs = zip(rows.values.split(size), rows.missing.split(size), strict=True)
         with _threads(self.n_threads), eval_mode(model), torch.no_grad():
             return torch.cat([read(model(v, m)) for v, m in pairs])
@@ -514,61 +495,3 @@ def _keep_known(filled: Any, X: Any, missing: NDArray[np.bool_]) -> Any:
     if filled.dtype != np.asarray(X).dtype:
         return filled
     return np.where(missing, filled, X)
-
-
-def _append(rows: TableRows, more: TableRows) -> TableRows:
-    """Return rows of two tables; a weight that one of them lacks is one."""
-    weight = None
-    if rows.weight is not None:
-        weight = torch.cat([rows.weight, torch.ones(len(more))])
-    return TableRows(
-        torch.cat([rows.values, more.values]),
-        torch.cat([rows.missing, more.missing]),
-        torch.cat([rows.labels, more.labels]),
-        weight,
-    )
-
-
-def _measure(model: NPTModel, task: TableTask, rows: TableRows, config: TrainingConfig) -> FitCost:
-    """Return the cost of a training, from three steps of a copy of the model."""
-    import copy
-    import time
-
-    from primal_attention.analysis import PeakMemory
-    from primal_attention.training.optimization import create_optimizer
-
-    batch = rows.__getitems__(list(range(min(len(rows), config.batch_size))))
-    batch.pop("labels")
-    with torch.random.fork_rng(devices=[]), PeakMemory() as memory:
-        probe = copy.deepcopy(model).train()
-        optimizer = create_optimizer(probe, config)
-        times = []
-        for _ in range(3):
-            started = time.process_time()
-            output = probe(**batch)
-            (output.loss + (output.aux_loss or 0.0)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            times.append(time.process_time() - started)
-    steps = config.epochs * (config.epoch_steps or 1)
-    count = sum(p.numel() for p in model.parameters())
-    return FitCost(steps * sorted(times)[1], int(memory.peak), count)
-
-
-@torch.no_grad()
-def _calibrate(model: NPTModel, task: TableTask, valid: TableRows) -> None:
-    """Set the temperature, or the factor of the deviations, from held-out rows."""
-    model.temperature.fill_(1.0)
-    logits = torch.cat(
-        [
-            model(v, m).logits
-            for v, m in zip(
-                valid.values.split(_PREDICT), valid.missing.split(_PREDICT), strict=True
-            )
-        ]
-    )
-    if task.is_class:
-        model.temperature.fill_(fit_temperature(logits, valid.labels))
-    else:
-        mean, log_std = logits.unbind(1)
-        model.temperature.fill_(deviation_factor(mean, log_std.exp(), valid.labels))

@@ -239,7 +239,7 @@ class NPTClassifier(ClassifierMixin, _Supervised):  # type: ignore[misc]
     batch_rows : int, default=None
         Rows of a training step; by default 512, or all of a smaller table.
 
-    steps : int, default=1000
+    steps : int, default=500
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"
@@ -415,7 +415,7 @@ class NPTRegressor(RegressorMixin, _Supervised):  # type: ignore[misc]
     batch_rows : int, default=None
         Rows of a training step; by default 512, or all of a smaller table.
 
-    steps : int, default=1000
+    steps : int, default=500
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"

@@ -54,7 +54,7 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
     batch_rows : int, default=None
         Rows of a training step; by default 512, or all of a smaller table.
 
-    steps : int, default=1000
+    steps : int, default=500
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"

@@ -4,7 +4,7 @@ This module does not import torch, so that ``--help`` answers at once.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
@@ -14,6 +14,7 @@ __all__ = ["MAX_WIDTH", "ROW_ATTENTIONS", "NPTOptions", "RowAttention", "TableSe
 RowAttention = Literal["softmax", "primal", "hybrid", "none"]
 Context = Literal["train", "transductive"]
 Numbers = Literal["linear", "piecewise", "periodic"]
+Kind = Literal["auto", "classes", "number"]
 
 MAX_WIDTH = 4096
 """Largest width of row attention; its weights grow with the square of the width."""
@@ -37,10 +38,19 @@ class TableSettings(DataSettings):
 
     target: str = "target"
     """Column to predict: classes, or numbers."""
+    kind: Kind = "auto"
+    """Whether the target is classes or a number; by default its values decide (auto)."""
     categorical: tuple[str, ...] = ()
     """Columns of numbers that are names of categories; words always are."""
     max_context: int = 4096
     """Most training rows that a prediction attends to; a larger table is sampled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}.")
+        if self.max_context < 1:
+            raise ValueError(f"max_context must be at least 1, got {self.max_context}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class NPTOptions(StackConfig):
     """Attention between the cells of a row."""
     has_rows: bool = True
     """Whether rows attend to each other at all."""
-    row_dim: int | None = 128
+    row_dim: int | None = 64
     """Width of row attention, to which the cells of a row are mapped; None is the published
     width, that of all cells together."""
     numbers: Numbers = "piecewise"
@@ -78,8 +88,9 @@ class NPTOptions(StackConfig):
     p_target: float = 0.5
     """Probability that a row's target is hidden in training, to be predicted; with 1 the model
     never reads a target."""
-    feature_weight: float = 1.0
-    """Weight of hidden features in the loss at the start; it falls to zero as a cosine."""
+    feature_weight: float = 0.2
+    """Weight of hidden features in the loss at the start, 1 in the paper; it falls to zero as a
+    cosine."""
     context: Context = "train"
     """What a row to predict attends to: training rows (train), or also the rows beside it."""
     published: bool = False
