@@ -31,9 +31,11 @@ def test_every_analysis_writes_a_page_and_prints_its_verdict(bert, tmp_path, cap
         "analyze.json",
         "spectrum.html",
         "spectrum.json",
+        "transport.html",
+        "transport.json",
     ]
     record = json.loads((tmp_path / "new" / "analyze.json").read_text("utf-8"))
-    for name in ("advice", "spectrum"):
+    for name in ("advice", "spectrum", "transport"):
         assert f"{name}: {record['verdicts'][name]}" in printed
         assert "encoder.layer.2.attention.self" in (tmp_path / "new" / f"{name}.html").read_text()
     advice = json.loads((tmp_path / "new" / "advice.json").read_text("utf-8"))

@@ -8,7 +8,7 @@ from .attention_maps import (
 )
 from .cost import Cost, compare_costs
 from .memory import PeakMemory, kept_for_backward
-from .options import SpectrumOptions
+from .options import SpectrumOptions, TransportOptions
 from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
@@ -26,26 +26,54 @@ from .spectrum import (
     plot_spectra,
     spectrum_summary,
 )
+from .transport import (
+    LayerTransport,
+    MapMetrics,
+    PathMetrics,
+    PathResult,
+    RootMetrics,
+    TransportRecorder,
+    TransportResult,
+    analyze_transport,
+    layer_transport,
+    map_metrics,
+    monge_gap,
+    path_metrics,
+    root_metrics,
+)
 
 __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
     "Cost",
     "LayerSpectrum",
+    "LayerTransport",
+    "MapMetrics",
     "MapSpectrum",
+    "PathMetrics",
+    "PathResult",
     "PeakMemory",
     "Report",
+    "RootMetrics",
     "SpectrumOptions",
     "SpectrumResult",
+    "TransportOptions",
+    "TransportRecorder",
+    "TransportResult",
     "analysis_entry",
     "analyze_spectrum",
+    "analyze_transport",
     "compare_costs",
     "kept_for_backward",
     "layer_inputs",
     "layer_spectra",
+    "layer_transport",
     "list_analyses",
+    "map_metrics",
     "map_spectra",
     "mass_at_rank",
+    "monge_gap",
+    "path_metrics",
     "plot_confusion",
     "plot_curves",
     "plot_dots",
@@ -53,6 +81,7 @@ __all__ = [
     "plot_values",
     "rank_for_mass",
     "register_analysis",
+    "root_metrics",
     "singular_values",
     "spectrum_summary",
     "to_png",

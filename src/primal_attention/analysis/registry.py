@@ -149,6 +149,12 @@ register_analysis(
     function="primal_attention.analysis.spectrum:analyze_spectrum",
 )
 register_analysis(
+    "transport",
+    summary="How far every attention layer is from an optimal map of its tokens.",
+    options="primal_attention.analysis.options:TransportOptions",
+    function="primal_attention.analysis.transport:analyze_transport",
+)
+register_analysis(
     "advice",
     summary="Which layers can be converted, into what, and what that saves.",
     options="primal_attention.surgery.options:AdviceConfig",
