@@ -289,6 +289,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.tabular.aligned_study:AlignedAccuracy",
         "classes aligned by transport: accuracy and geometry",
     ),
+    (
+        "tables-probes",
+        "repro",
+        "tasks.tabular.probe_study:Probes",
+        "which attention between rows looks up duplicates",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

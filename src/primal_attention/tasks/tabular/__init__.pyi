@@ -1,5 +1,4 @@
 from .aligned import OTAlignedClassifier
-from .aligned_base import MapScore
 from .aligned_model import AlignedConfig, AlignedMap, MappedPoints, pretrain_head
 from .aligned_regressor import OTAlignedRegressor
 from .columns import EncodedTable, TableColumn
@@ -7,7 +6,10 @@ from .encoding import TableEncoder, validate_table
 from .estimator import CorruptionTest, NPTClassifier, NPTRegressor
 from .imputer import NPTImputer
 from .influence import RowInfluence
+from .lookup import sample_lookup, train_lookup
 from .model import NPTConfig, NPTModel, NPTOutput
+from .probe_report import add_probes, plot_row_attention
+from .probes import corruption_by_row, data_deletion, intervention
 from .sets import Table, load_table
 from .settings import NPTOptions, TableSettings
 from .task import TableTask
@@ -17,7 +19,6 @@ __all__ = [
     "AlignedMap",
     "CorruptionTest",
     "EncodedTable",
-    "MapScore",
     "MappedPoints",
     "NPTClassifier",
     "NPTConfig",
@@ -34,7 +35,14 @@ __all__ = [
     "TableEncoder",
     "TableSettings",
     "TableTask",
+    "add_probes",
+    "corruption_by_row",
+    "data_deletion",
+    "intervention",
     "load_table",
+    "plot_row_attention",
     "pretrain_head",
+    "sample_lookup",
+    "train_lookup",
     "validate_table",
 ]
