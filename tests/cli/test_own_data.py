@@ -167,7 +167,7 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
 def test_a_target_with_many_numbers_is_a_quantity(tmp_path, fails):
     rows = [f"{i},{i % 3},{i / 7}" for i in range(60)]
     (tmp_path / "prices.csv").write_text("\n".join(["a,b,price", *rows]) + "\n")
-    told = fails("train", "prices.csv", "--target", "price")
+    told = fails("train", "prices.csv", "--target", "price", "--task", "timeseries")
     assert "'price' holds 60 different numbers, which is a quantity and not a class" in told
 
 

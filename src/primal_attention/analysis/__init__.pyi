@@ -6,7 +6,7 @@ from .attention_maps import (
     rank_for_mass,
     singular_values,
 )
-from .cost import Cost, compare_costs
+from .cost import Cost, FitCost, compare_costs, fit_cost
 from .memory import PeakMemory, kept_for_backward
 from .options import SpectrumOptions, TransportOptions
 from .plots import plot_confusion, plot_curves, plot_dots, plot_values
@@ -46,6 +46,7 @@ __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
     "Cost",
+    "FitCost",
     "LayerSpectrum",
     "LayerTransport",
     "MapMetrics",
@@ -64,6 +65,7 @@ __all__ = [
     "analyze_spectrum",
     "analyze_transport",
     "compare_costs",
+    "fit_cost",
     "kept_for_backward",
     "layer_inputs",
     "layer_spectra",

@@ -128,7 +128,7 @@ class Report:
 
     def html(self) -> str:
         """Return the page as HTML."""
-        links = "".join(
+        links = " ".join(
             f'<a href="#s{i}">{escape(name)}</a>' for i, name in enumerate(self._headings, 1)
         )
         nav = f"<nav>{links}</nav>" if len(self._headings) > 1 else ""

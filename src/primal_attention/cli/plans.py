@@ -155,19 +155,21 @@ def _recognize(path: Path, given: Mapping[str, str]) -> _Found:
     source = look_at(path)
     kinds = {name: find_task(name) for name in ([given["task"]] if "task" in given else TASKS)}
     found: dict[str, Recognition] = {}
-    reasons = []
+    reasons: dict[str, list[str]] = {}
     for name, kind in kinds.items():
         try:
             answer = kind.recognize(source, given)
         except UserError as error:
-            reasons.append(f"{name}: {error}")
+            reasons.setdefault(str(error), []).append(name)
             continue
         if answer is None and "task" in given:
             answer = Recognition(f"data of the task {name}")  # the user knows better
         if answer is not None:
             found[name] = answer
+    found = {n: answer for n, answer in found.items() if not answer.is_general} or found
     if not found:
-        raise UserError(f"{path}: {' '.join(reasons) or _nobody(source)}")
+        told = " ".join(f"{' and '.join(names)}: {words}" for words, names in reasons.items())
+        raise UserError(f"{path}: {told or _nobody(source)}")
     if len(found) > 1:
         readings = " and ".join(f"{name} ({answer.words})" for name, answer in found.items())
         choices = " or ".join(f"--task {name}" for name in found)

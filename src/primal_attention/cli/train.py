@@ -13,6 +13,8 @@ from primal_attention.tasks.experiment import Recipe, recipe_type
 from primal_attention.tasks.task import Parts, Task, find_task
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from primal_attention.tasks.results import Result
 
 __all__ = ["main"]
@@ -165,16 +167,22 @@ def _check_same(options: TrainOptions[Any, Any], name: str) -> None:
 
 def _print_results(title: str, results: "list[Result]") -> None:
     from rich.console import Console
+
+    from primal_attention.tasks.results import baseline_table, result_table, verdict
+
+    console = Console()
+    console.print(verdict(results))
+    console.print(_table(title, result_table(results)))
+    if results[0].baselines:
+        console.print(_table("beside baselines", baseline_table(results)))
+
+
+def _table(title: str, rows: list[list[str]]) -> "Table":
     from rich.table import Table
 
-    from primal_attention.tasks.results import result_table, verdict
-
-    rows = result_table(results)
     shown = Table(title=title)
     for i, head in enumerate(rows[0]):
         shown.add_column(head, justify="right" if i else "left")
     for row in rows[1:]:
         shown.add_row(*row)
-    console = Console()
-    console.print(verdict(results))
-    console.print(shown)
+    return shown

@@ -20,15 +20,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from primal_attention.command import user_errors
 from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import to_yaml
-from primal_attention.tasks.results import SPECTRUM_TOKENS, Result, write_report
+from primal_attention.tasks.results import Result, write_report
 from primal_attention.tasks.task import Parts, Task, find_task, save_task
-from primal_attention.tasks.trained import check_lengths
+from primal_attention.tasks.trained import check_lengths, save_trained
 from primal_attention.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.utils.data import Dataset
-
+    from primal_attention.analysis import FitCost
     from primal_attention.models import PretrainedModel
 
 __all__ = [
@@ -40,9 +38,6 @@ __all__ = [
 
 DataT = TypeVar("DataT")
 ModelT = TypeVar("ModelT")
-
-_SEQUENCES, _MATRIX = 128, 4096
-"""Most items, and tokens of all items together, in the measurement of spectra."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +156,13 @@ def run_experiment(
     check_experiment(task, data, recipe)
     results = []
     for name in recipe.names:
+        cost = _cost(run, name)
         if run.writes:
-            report(f"Training {name} …")
-        results.append(_train(run, name))
+            report(f"Training {name}: {cost} …")
+        results.append(_train(run, name, cost))
     if run.writes:
+        baselines = task.baselines(data)
+        results = [replace(result, baselines=baselines) for result in results]
         write_report(
             out,
             results,
@@ -186,16 +184,18 @@ def check_experiment(task: Task, data: Parts, recipe: Recipe[Any, Any]) -> None:
             check_lengths(getattr(data, part), model, f"the {part} part of the data")
 
 
-def _train(run: _Run, name: str) -> Result:
+def _train(run: _Run, name: str, cost: "FitCost") -> Result:
     """Train the recipe's model with one attention; save it, and score the test part once."""
-    from primal_attention.analysis import layer_spectra, spectrum_summary
+    from primal_attention.analysis import spectrum_summary
     from primal_attention.training import NonFiniteLossError, fit
     from primal_attention.training.checkpoint import latest_checkpoint
 
     task, data, config = run.task, run.data, run.recipe.training
     model, folder = run.build(name), run.out / name
-    sample, watched = _sample(task, data.test), _sample(task, data.valid)
-    control = layer_spectra(model, **sample)
+    keep_items: Any = getattr(model, "keep_items", None)
+    if keep_items is not None:
+        keep_items(data.train)  # as fit does; the control reads them, too
+    control = task.spectra(model, data.test)
     is_new = latest_checkpoint(folder / "checkpoints") is None
     if run.writes and is_new:
         run.save_settings(name)
@@ -210,7 +210,7 @@ def _train(run: _Run, name: str) -> Result:
             collate=task.collate,
             out=folder,
             resume=run.resume,
-            evaluate=lambda m: spectrum_summary(layer_spectra(m, **watched)),
+            evaluate=lambda m: spectrum_summary(task.spectra(m, data.valid)),
             verbose=run.verbose,
         )
     except NonFiniteLossError as error:
@@ -218,54 +218,42 @@ def _train(run: _Run, name: str) -> Result:
         raise NonFiniteLossError(error.what, rows, error.checkpoint) from error
     if run.writes and not is_new:
         run.save_settings(name)  # not before the run has been accepted as the same
-    test = task.measure(model, data.test)
-    spectra = layer_spectra(model, **sample)
+    trained = task.finish(model, data)
+    if run.writes and trained.model is not model:
+        save_trained(folder, *trained)
+    test = trained.task.measure(trained.model, data.test)
+    spectra = task.spectra(model, data.test)
     facts: dict[str, Any] = {
         "chosen epoch": history.best_epoch,
         "seconds": history.records[-1].seconds,
-        "peak memory (MB)": _peak_memory(run, name),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "peak memory (MB)": cost.bytes / 1e6,
+        "parameters": cost.parameters,
     }
     before, after = spectrum_summary(control), spectrum_summary(spectra)
     for key, value in after.items():
         facts[key] = value
         facts[f"{key}, untrained"] = before[key]
-    result = Result(name, history, test, facts, spectra, control)
+    result = Result(name, history, test, facts, spectra, control, trained)
     if run.writes:
         content = to_json({"model": name, "items": len(data.test), **result.numbers})  # type: ignore[arg-type]
         write_atomically(folder / "result.json", content)
     return result
 
 
-def _sample(task: Task, data: "Dataset[Any]") -> "dict[str, Tensor]":
-    """Return the inputs of some items, evenly taken, the beginnings of long ones."""
-    total = len(data)  # type: ignore[arg-type]
-    chosen = range(0, total, -(-total // _SEQUENCES))
-    batch = task.collate([data[i] for i in chosen])
-    inputs = {key: value[:, :SPECTRUM_TOKENS] for key, value in batch.items() if key != "labels"}
-    tokens = max(value.shape[1] for value in inputs.values())
-    step = -(-len(chosen) * tokens // _MATRIX)
-    return {key: value[:: max(step, 1)] for key, value in inputs.items()}
-
-
-def _peak_memory(run: _Run, name: str) -> float:
-    """Return the peak of one training step in MB: parameters, activations, gradients, Adam."""
+def _cost(run: _Run, name: str) -> "FitCost":
+    """Return what a training will cost, from a few steps of a fresh model."""
     import torch
 
-    from primal_attention.analysis import PeakMemory
-    from primal_attention.attention import ksvd_loss
+    from primal_attention.analysis import fit_cost
 
     config, data = run.recipe.training, run.data.train
-    count = min(config.batch_size, len(data))  # type: ignore[arg-type]
-    batch = dict(run.task.collate([data[i] for i in range(count)]))
-    labels = batch.pop("labels")
-    with torch.random.fork_rng(devices=[]), PeakMemory() as memory:
-        model = run.build(name)
-        optimizer = torch.optim.AdamW(model.parameters())
-        output = model(**batch)
-        loss = run.task.objective(output, labels)
-        if output.aux_loss is not None:
-            loss = loss + config.eta * ksvd_loss(model)
-        loss.backward()
-        optimizer.step()
-    return memory.peak / 1e6
+    total = len(data)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]):
+        batch = run.task.collate([data[i] for i in range(min(config.batch_size, total))])
+        return fit_cost(
+            lambda: run.build(name),
+            batch,
+            objective=run.task.objective,
+            config=config,
+            steps=config.epochs * config.steps_of_epoch(total),
+        )

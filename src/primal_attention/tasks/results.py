@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,12 @@ from primal_attention.tasks.task import Parts, Task
 
 if TYPE_CHECKING:
     from primal_attention.analysis import LayerSpectrum
+    from primal_attention.tasks.trained import TrainedModel
     from primal_attention.training import History
     from primal_attention.training.evaluation import Evaluation
-    from primal_attention.training.scores import Score
+    from primal_attention.training.scores import Score, Scores
 
-__all__ = ["Result", "result_table", "verdict", "write_report"]
-
-SPECTRUM_TOKENS = 256
-"""Most tokens of an item in the measurement of spectra: the time of a singular value decomposition
-grows with the cube of the length."""
+__all__ = ["Result", "baseline_table", "result_table", "verdict", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,10 @@ class Result:
     """Of the trained layers."""
     control: "Sequence[LayerSpectrum]" = ()
     """Of the same layers before training."""
+    trained: "TrainedModel | None" = None
+    """The model, and the task that reads its data."""
+    baselines: "Mapping[str, Scores]" = field(default_factory=dict)
+    """Test scores of simple methods on the same parts."""
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -52,6 +53,18 @@ class Result:
 def result_table(results: Sequence[Result]) -> list[list[str]]:
     """Return scores and costs as rows of text, names of the models first."""
     return _table({r.name: _cells(r) for r in results})
+
+
+def baseline_table(results: Sequence[Result]) -> list[list[str]]:
+    """Return the scores of models and baselines as rows of text, the best first."""
+    first = results[0]
+    every = {**{r.name: r.test.scores for r in results}, **first.baselines}
+    name = _main_score(first)
+    sign = -1 if first.test.scores[name].larger_is_better else 1
+    order = sorted(every, key=lambda method: sign * every[method][name].value)
+    shown = [n for n in first.test.scores if any(n in s for s in first.baselines.values())]
+    rows = [[m, *(str(every[m].get(n, "–")) for n in shown)] for m in order]
+    return [["", *(f"test {n}" for n in shown)], *rows]
 
 
 def diagnostics_table(results: Sequence[Result]) -> list[list[str]]:
@@ -89,27 +102,55 @@ def _diagnostic_cells(result: Result) -> dict[str, str]:
 def verdict(results: Sequence[Result]) -> str:
     """Return who won by the first score after the loss, by how much, and at what cost.
 
-    The first model is compared with each of the others. A difference below two standard errors
-    counts as none.
+    The first model is compared with each of the others, the best model with the best baseline. A
+    difference below two standard errors counts as none.
     """
     first, *others = results
-    name = next((n for n in first.test.scores if n != "loss"), "loss")
+    name = _main_score(first)
     mine = first.test.scores[name]
-    if not others:
-        return f"{first.name} reaches a test {name} of {mine}."
     sentences = []
     for other in others:
         theirs = other.test.scores[name]
         sentences.append(
             f"{_comparison(first.name, mine, other.name, theirs, name)} {_cost(first, other)}"
         )
+    if not others:
+        sentences.append(f"{first.name} reaches a test {name} of {mine}.")
+    if first.baselines:
+        sentences.append(_beside_baselines(results, name))
     return " ".join(sentences)
 
 
-def _comparison(first: str, mine: "Score", second: str, theirs: "Score", name: str) -> str:
+def _main_score(result: Result) -> str:
+    """Return the name of the first score after the loss."""
+    return next((n for n in result.test.scores if n != "loss"), "loss")
+
+
+def _beside_baselines(results: Sequence[Result], name: str) -> str:
+    """Return whether the best model beats the best baseline, in words."""
+    ours = _best({r.name: r.test.scores[name] for r in results})
+    peer = _best({n: scores[name] for n, scores in results[0].baselines.items()})
+    if not _is_tie(ours[1], peer[1]) and peer[1].is_better_than(ours[1].value):
+        return f"A baseline wins: {_comparison(*peer, *ours, name)}"
+    return _comparison(*ours, f"the best baseline ({peer[0]})", peer[1], name)
+
+
+def _best(scores: "Mapping[str, Score]") -> "tuple[str, Score]":
+    name, found = next(iter(scores.items()))
+    for other, score in scores.items():
+        if score.is_better_than(found.value):
+            name, found = other, score
+    return name, found
+
+
+def _is_tie(mine: "Score", theirs: "Score") -> bool:
     noise = 2 * ((mine.error or 0.0) ** 2 + (theirs.error or 0.0) ** 2) ** 0.5
+    return abs(mine.value - theirs.value) <= noise
+
+
+def _comparison(first: str, mine: "Score", second: str, theirs: "Score", name: str) -> str:
     numbers = f"test {name} {mine} against {theirs}"
-    if abs(mine.value - theirs.value) <= noise:
+    if _is_tie(mine, theirs):
         return f"{first} and {second} do equally well within the error: {numbers}."
     word = "better" if mine.is_better_than(theirs.value) else "worse"
     return f"{first} does {word} than {second}: {numbers}."
@@ -129,10 +170,14 @@ _NOTES = (
     "on a CPU. Peak memory is the most bytes of tensors alive in one training step, model and "
     "optimiser included."
 )
+_BASELINES = (
+    "The best first. Baselines learn from the training and the validation part, and are scored on "
+    "the same test part."
+)
 _SPECTRA = (
-    "Share of the sum of singular values in the first k, mean over {count} test items (their first "
-    "{tokens} tokens) and all heads; band: one standard deviation. Primal layers: of the kernel "
-    "they induce. Other layers: of the attention matrix. Dotted: the same layers before training."
+    "Share of the sum of singular values in the first k, {what}; band: one standard deviation. "
+    "Primal layers: of the kernel they induce. Other layers: of the attention matrix. Dotted: the "
+    "same layers before training."
 )
 _DIAGNOSTICS = (
     "On validation items after every epoch. A squared KKT residual of 0 would mean that the "
@@ -177,15 +222,19 @@ def write_report(
         report.text(data.note)
     if any(comment):
         report.text(f"The recipe says: {' '.join(filter(None, comment))}")
+    if results[0].baselines:
+        rows = baseline_table(results)
+        report.section("Beside baselines").table(rows[0], rows[1:]).text(_BASELINES)
     report.section("Curves").figure(_curves(results), _curves_caption(results))
     task.show(report, results)
+    task.explain(report, results, data)
     measured = {r.name: r.spectra for r in results if r.spectra}
     if measured:
         picture = to_png(plot_spectra(measured, {r.name: r.control for r in results}))
         write_atomically(out / "spectra.png", picture)
         count = next(iter(measured.values()))[0].singular_values.shape[0]
         report.section("Spectra").figure(
-            picture, _SPECTRA.format(count=count, tokens=SPECTRUM_TOKENS)
+            picture, _SPECTRA.format(what=task.spectra_of.format(count=count))
         )
         chosen = {r.name: r.history.best_epoch or 0 for r in results}
         shown = diagnostics_table(results)
@@ -199,7 +248,11 @@ def write_report(
     keys = dict.fromkeys(key for record in records for key in record)
     write_atomically(out / "result.csv", to_csv([{k: r.get(k) for k in keys} for r in records]))
     histories = {r.name: r.history.to_dict() for r in results}
-    content = {"title": title, "results": records, "histories": histories}
+    baselines = {
+        name: {score: found.value for score, found in scores.items()}
+        for name, scores in results[0].baselines.items()
+    }
+    content = {"title": title, "results": records, "histories": histories, "baselines": baselines}
     write_atomically(out / "result.json", json.dumps(content) + "\n")
 
 
@@ -230,7 +283,13 @@ def _curves(results: Sequence[Result]) -> Any:
     chosen = {r.name: r.history.best_epoch or 0 for r in results}
     if "KSVD term" in panels:
         panels["KSVD term"] = panels.pop("KSVD term")  # last
-    return plot_curves(panels, dashed=dashed, log=("loss", "KSVD term"), chosen=chosen)
+    # a log-likelihood may be negative
+    log = [
+        name
+        for name in ("loss", "KSVD term")
+        if all(value > 0 for line in panels.get(name, {}).values() for value in line)
+    ]
+    return plot_curves(panels, dashed=dashed, log=log, chosen=chosen)
 
 
 def _curves_caption(results: Sequence[Result]) -> str:

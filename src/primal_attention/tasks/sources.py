@@ -7,6 +7,7 @@ Looking reads the beginning of a file only, and does not import torch.
 """
 
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +26,17 @@ from primal_attention.tasks.files import (
     read_table,
 )
 
-__all__ = ["Column", "Recognition", "Source", "check_target", "existing", "look_at"]
+__all__ = [
+    "Column",
+    "Recognition",
+    "Source",
+    "check_column",
+    "check_target",
+    "existing",
+    "is_date",
+    "is_series_table",
+    "look_at",
+]
 
 _ROWS = 2_000
 """Rows of a table that are looked at."""
@@ -33,6 +44,7 @@ _FILES = 100_000
 """Most files of a folder."""
 _MANY = {True: 100, False: 20}
 """A column of whole or other numbers with more different values is a quantity, not a class."""
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d+)?)?\s?(Z|[+-]\d\d:?(\d\d)?)?)?")
 
 
 class Column(NamedTuple):
@@ -86,6 +98,9 @@ class Recognition(NamedTuple):
     settings: Mapping[str, Any] = {}
     """Parts of a recipe, ``data``, ``model`` and ``training``, that suit the source; ``data.train``
     is the source itself unless it is given here. What is not given keeps its default."""
+    is_general: bool = False
+    """Whether almost any file of the kind can be read so; a task that recognises it by its content
+    then goes first."""
 
 
 def existing(path: Path) -> Path:
@@ -103,8 +118,8 @@ def existing(path: Path) -> Path:
     raise UserError(f"there is no file {path}.{hint}")
 
 
-def check_target(source: Source, target: str) -> None:
-    """Raise unless a column of a table can be the classes.
+def check_column(source: Source, target: str) -> None:
+    """Raise unless a table has the column to predict.
 
     Args:
         source: A table.
@@ -115,9 +130,19 @@ def check_target(source: Source, target: str) -> None:
         likely = [n for n, c in source.columns.items() if 2 * c.distinct <= source.rows]
         names = list(dict.fromkeys([*likely, *source.columns]))
         raise UserError(
-            f"which column holds the classes? There is no {target!r}; give --target with one of "
+            f"which column is to be predicted? There is no {target!r}; give --target with one of "
             f"{list_some(names)}."
         )
+
+
+def check_target(source: Source, target: str) -> None:
+    """Raise unless a column of a table can be the classes.
+
+    Args:
+        source: A table.
+        target: Name of the column.
+    """
+    check_column(source, target)
     column = source.columns[target]
     if column.is_quantity:
         raise UserError(
@@ -125,6 +150,47 @@ def check_target(source: Source, target: str) -> None:
             "and not a class; this task predicts classes. Put the numbers into a few ranges, or "
             "use a task for quantities."
         )
+
+
+def is_series_table(source: Source, target: str, case: str) -> bool:
+    """Return whether a table looks like time series, not like a table of named features.
+
+    Its values are numbers and its target is no quantity. Either a column names the series, which
+    have several rows, or the names of the columns are numbers or a word with a number: ``t0, t1``.
+
+    Args:
+        source: A table.
+        target: Column of the classes.
+        case: Column with the names of series.
+
+    Example:
+        >>> number, word = Column("number", 9, 0.0, False), Column("text", 2, 1.0, False)
+        >>> waves = {"t0": number, "t1": number, "wave": word}
+        >>> flowers = {"petal length": number, "petal width": number, "species": word}
+        >>> is_series_table(Source(Path("a.csv"), ".csv", waves, 9), "wave", "case")
+        True
+        >>> is_series_table(Source(Path("b.csv"), ".csv", flowers, 9), "species", "case")
+        False
+    """
+    values = {n: c for n, c in source.columns.items() if n not in (target, case)}
+    asked = source.columns.get(target)
+    if any(c.kind == "text" for c in values.values()) or (asked is not None and asked.is_quantity):
+        return False
+    if case in source.columns:
+        return source.columns[case].distinct < source.rows
+    found = [re.fullmatch(r"(.*?)\d+", name) for name in values]
+    prefixes = {match[1] if match else None for match in found}
+    return len(values) > 1 and len(prefixes) == 1 and None not in prefixes
+
+
+def is_date(word: str) -> bool:
+    """Return whether a word is a date in ISO 8601, with or without a time.
+
+    Example:
+        >>> is_date("2024-05-31"), is_date("2024-05-31 12:00"), is_date("31.5.2024")
+        (True, True, False)
+    """
+    return _DATE.fullmatch(word.strip()) is not None
 
 
 def look_at(path: Path) -> Source:
@@ -178,7 +244,7 @@ def _column(values: list[Any]) -> Column:
     if len(numbers) == len(values):
         whole = all(v == v and float(v).is_integer() for v in numbers)
         return Column("number", len(seen), 0.0, whole)
-    words = sum(len(str(v).split()) for v in values) / len(values)
+    words = sum(1 if is_date(str(v)) else len(str(v).split()) for v in values) / len(values)
     return Column("text", len(seen), words, False)
 
 

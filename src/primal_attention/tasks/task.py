@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
-    from primal_attention.analysis import Report
+    from primal_attention.analysis import LayerSpectrum, Report
     from primal_attention.models import PretrainedModel
     from primal_attention.tasks.results import Result
+    from primal_attention.tasks.trained import TrainedModel
     from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 
@@ -46,6 +47,9 @@ __all__ = [
 
 FORMAT = 1
 FILE = "task.json"
+_ITEMS, _TOKENS, _MATRIX = 128, 256, 4096
+"""Spectra: most items, tokens of an item, and tokens of all items together. The time of a singular
+value decomposition grows with the cube of the length."""
 
 
 class Parts(NamedTuple):
@@ -127,13 +131,17 @@ class Task(ABC):
     """Endings of the files that the task reads, for messages."""
     starter: ClassVar[Mapping[str, Any]] = {}
     """Parts of a recipe that trains without a file of the user, for ``primal init``."""
+    spectra_of: ClassVar[str] = (
+        f"mean over {{count}} test items (their first {_TOKENS} tokens) and all heads"
+    )
+    """What the spectra in a report are of; ``count`` is the number of matrices."""
 
     @classmethod
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
         """Return how to read a user's file or folder; ``None`` if it is of another kind.
 
         ``primal train FILE`` and ``primal init`` ask every task. If two recognise a file, the user
-        must choose one with ``--task``. This must not import torch.
+        must choose one with ``--task``, unless one of them is general. This must not import torch.
 
         Args:
             source: What can be seen of the file: columns, shapes of arrays, files of a folder.
@@ -212,6 +220,30 @@ class Task(ABC):
     def show(self, report: "Report", results: "Sequence[Result]") -> None:
         """Add the task's section to a report."""
 
+    def finish(self, model: "PretrainedModel", data: Parts) -> "TrainedModel":
+        """Return task and model as they are saved and scored; by default as they are.
+
+        Called after the training of each model. A task may calibrate its probabilities here.
+
+        Args:
+            model: Trained, with the weights of the chosen epoch.
+            data: The parts; the test part is not to be read.
+        """
+        from primal_attention.tasks.trained import TrainedModel
+
+        return TrainedModel(self, model)
+
+    def baselines(self, data: Parts) -> "Mapping[str, Scores]":
+        """Return the test scores of simple methods on the same parts, by name; by default none.
+
+        The verdict says whether one of them wins.
+        """
+        return {}
+
+    def explain(self, report: "Report", results: "Sequence[Result]", data: Parts) -> None:
+        """Add sections that need models (``result.trained``) and data; by default none."""
+        return
+
     def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
         """Return header and rows of a table below the scores; by default no table."""
         return [], []
@@ -236,6 +268,18 @@ class Task(ABC):
             score=self.score,
             collate=self.collate,
         )
+
+    def spectra(self, model: "nn.Module", data: "Dataset[Any]") -> "list[LayerSpectrum]":
+        """Return the spectra of the attention layers on some items, the beginnings of long ones."""
+        from primal_attention.analysis import layer_spectra
+
+        total = len(data)  # type: ignore[arg-type]
+        chosen = range(0, total, -(-total // _ITEMS))
+        batch = self.collate([data[i] for i in chosen])
+        inputs = {key: value[:, :_TOKENS] for key, value in batch.items() if key != "labels"}
+        tokens = max(value.shape[1] for value in inputs.values())
+        step = max(-(-len(chosen) * tokens // _MATRIX), 1)
+        return layer_spectra(model, **{key: value[::step] for key, value in inputs.items()})
 
 
 class ClassificationTask(Task):

@@ -92,5 +92,15 @@ class TrainingConfig:
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema}; 0.999 is usual.")
 
+    def steps_of_epoch(self, items: int) -> int:
+        """Return the steps of an epoch for a number of training items.
+
+        Example:
+            >>> TrainingConfig(epochs=10, batch_size=32, min_steps=200).steps_of_epoch(100)
+            20
+        """
+        one_pass, fewest = -(-items // self.batch_size), -(-(self.min_steps or 0) // self.epochs)
+        return self.epoch_steps or max(one_pass, fewest)
+
 
 _CHOICES = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision}

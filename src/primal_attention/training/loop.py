@@ -187,8 +187,7 @@ class _Run:
             self.accelerator.num_processes,
             None if group_by is None else torch.as_tensor(group_by),
         )
-        fewest = -(-(config.min_steps or 0) // config.epochs)
-        self.epoch_steps = config.epoch_steps or max(self.order.pass_steps, fewest)
+        self.epoch_steps = config.steps_of_epoch(size)
         self.has_term = any(
             getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
         )

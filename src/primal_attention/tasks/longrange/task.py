@@ -35,6 +35,8 @@ _REST: Mapping[str, Any] = {
     "training": {"epochs": 10, "min_steps": 400},
 }
 """Settings for texts and pictures of which nothing is known."""
+_FEW_COLUMNS = 4
+"""A table with more columns holds texts only if they are longer than names or addresses."""
 
 
 @dataclass(frozen=True)
@@ -225,4 +227,6 @@ def _text_column(source: Source, given: Mapping[str, str]) -> str | None:
     target = given.get("target", "label")
     texts = {n: c.words for n, c in source.columns.items() if c.kind == "text" and n != target}
     longest = max(texts, key=lambda name: texts[name], default=None)
-    return longest if longest is not None and texts[longest] >= 2 else None
+    # beside several other columns, a name or an address is one feature of a table
+    fewest = 2 if "task" in given or len(source.columns) <= _FEW_COLUMNS else 8
+    return longest if longest is not None and texts[longest] >= fewest else None

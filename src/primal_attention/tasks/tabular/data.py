@@ -86,6 +86,18 @@ class TableRows(Dataset[Any]):
         weight = None if self.weight is None else self.weight[chosen]
         return TableRows(self.values[chosen], self.missing[chosen], self.labels[chosen], weight)
 
+    def append(self, more: "TableRows") -> "TableRows":
+        """Return the rows of two tables; a weight that one of them lacks is one."""
+        pairs = zip((self, more), (self.weight, more.weight), strict=True)
+        weights = [torch.ones(len(rows)) if w is None else w for rows, w in pairs]
+        is_weighted = self.weight is not None or more.weight is not None
+        return TableRows(
+            torch.cat([self.values, more.values]),
+            torch.cat([self.missing, more.missing]),
+            torch.cat([self.labels, more.labels]),
+            torch.cat(weights) if is_weighted else None,
+        )
+
     def sample(self, size: int) -> Int[Tensor, " k"]:
         """Return the numbers of at most ``size`` rows, the same share of every class or range."""
         if size >= len(self):

@@ -30,7 +30,7 @@ __all__ = ["TableTask"]
 
 _DATA = {"valid": 0.15}
 _REST: Mapping[str, Any] = {
-    "training": {"epochs": 20, "epoch_steps": 50, "batch_size": 512, "lr": 2e-3, "warmup": 0.05}
+    "training": {"epochs": 20, "epoch_steps": 25, "batch_size": 512, "lr": 2e-3, "warmup": 0.05}
 }
 """Settings for tables of which nothing is known; those of the estimators."""
 
@@ -143,7 +143,8 @@ class TableTask(Task):
         names = [c.name for c in self.columns]
         if not self.is_frame:
             # the training rows had no names, so only the order counts
-            return frame.drop(columns=self.target.name, errors="ignore").to_numpy()
+            target = [] if self.target is None else [self.target.name]
+            return frame.drop(columns=target, errors="ignore").to_numpy()
         lost = [n for n in names if n not in frame.columns]
         if lost:
             raise ValueError(
@@ -251,7 +252,7 @@ class TableTask(Task):
 
         rows: Any = data
         calibrate(model, self, rows.valid)  # type: ignore[arg-type]
-        return keep_rows(self, model, rows.train.join(rows.valid))  # type: ignore[arg-type]
+        return keep_rows(self, model, rows.train.append(rows.valid))  # type: ignore[arg-type]
 
     def baselines(self, data: Parts) -> "Mapping[str, Scores]":
         """Return the scores of scikit-learn's methods on the same rows."""
@@ -284,10 +285,8 @@ class TableTask(Task):
         """Return how to read a table with a target, if no other task knows it by its columns."""
         if source.suffix not in TABLE_SUFFIXES:
             return None
-        names = (given.get("target", ""), "target", "label")
-        target = next((n for n in names[:1] if n), "") or next(
-            (n for n in names[1:] if n in source.columns), "label"
-        )
+        usual = "target" if "target" in source.columns else "label"
+        target = given.get("target", usual)
         check_column(source, target)
         words = f"a table, {target!r} from {len(source.columns) - 1} columns"
         return Recognition(words, {"data": {"target": target, **_DATA}, **_REST}, is_general=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
 from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
-from primal_attention.tasks.sources import Recognition, Source, check_target
+from primal_attention.tasks.sources import Recognition, Source, check_target, is_series_table
 from primal_attention.tasks.task import ClassificationTask, Parts
 from primal_attention.tasks.timeseries.settings import SeriesOptions, SeriesSettings
 
@@ -54,6 +54,7 @@ class SeriesTask(ClassificationTask):
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
         """Return how to read a ``.ts`` file, arrays ``X``, a table of numbers, or a UEA folder."""
         parts = {}
+        words: str | None
         if source.suffix == ".ts":
             words = "time series in the UEA format"
         elif source.suffix == ".npz":
@@ -65,6 +66,8 @@ class SeriesTask(ClassificationTask):
                 parts = {"test": str(source.path)}
         elif source.suffix in TABLE_SUFFIXES:
             words = _recognize_table(source, given)
+            if words is None:
+                return None
         else:
             files = {p.stem.rpartition("_")[2]: p for p in source.path.glob("*_T*.ts")}
             if not source.is_folder or "TRAIN" not in files or len(files) > 2:
@@ -201,9 +204,11 @@ class SeriesTask(ClassificationTask):
         return collate_series(items)
 
 
-def _recognize_table(source: Source, given: Mapping[str, str]) -> str:
-    """Return in words how the rows of a table become series."""
+def _recognize_table(source: Source, given: Mapping[str, str]) -> str | None:
+    """Return in words how the rows of a table become series; ``None`` for named features."""
     target, case = given.get("target", "label"), given.get("case", "case")
+    if not {"task", "case"} & given.keys() and not is_series_table(source, target, case):
+        return None
     check_target(source, target)
     values = [name for name in source.columns if name not in (target, case)]
     words = [name for name in values if source.columns[name].kind == "text"]
