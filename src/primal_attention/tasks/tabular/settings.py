@@ -19,13 +19,17 @@ Kind = Literal["auto", "classes", "number"]
 MAX_WIDTH = 4096
 """Largest width of row attention; its weights grow with the square of the width."""
 
+_RESIDUAL = {"regularizer": "kkt"}
+"""The regulariser that vanishes only where the KSVD problem is stationary."""
+
 ROW_ATTENTIONS: dict[str, dict[str, object]] = {
     "softmax": {"attention": "softmax"},
-    "primal": {"attention": "primal-dual"},
+    "primal": {"attention": "primal-dual", "attention_options": _RESIDUAL},
     "hybrid": {
         "attention": "primal-sparse",
         "primal_layers": "last:1",
         "other_attention": "primal-dual",
+        "other_options": _RESIDUAL,
     },
     "none": {"has_rows": False},
 }
