@@ -201,8 +201,12 @@ def test_a_model_without_rows_asks_for_them(data):
     fitted = NPTRegressor(d_embed=8, heads=2, steps=2, row_attention="primal").fit(*data)
     with pytest.raises(ValueError, match="pass rows="):
         context_model(fitted)
-    found = corruption_by_row(fitted, *data, rows=data, limit=3)
-    assert np.isfinite(found.corrupted)
+    with pytest.raises(ValueError, match="none can be shuffled"):
+        fitted.corruption_test(*data)
+    kept = fitted.corruption_test(*data, rows=data)
+    assert kept.score == pytest.approx(np.sqrt(np.mean((fitted.predict(data[0]) - data[1]) ** 2)))
+    assert kept.change != 0
+    assert np.isfinite(corruption_by_row(fitted, *data, rows=data, limit=3).corrupted)
 
 
 # deletion

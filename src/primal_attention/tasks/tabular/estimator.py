@@ -11,6 +11,7 @@ from primal_attention.tasks.tabular.base import NPTEstimator, Prepared
 from primal_attention.tasks.tabular.columns import TableColumn, read_array
 from primal_attention.tasks.tabular.encoding import validate_table
 from primal_attention.tasks.tabular.influence import RowInfluence, corrupt, row_influence
+from primal_attention.tasks.tabular.model import NPTModel
 
 with needs("sklearn", "An estimator of tables"):
     from sklearn.base import ClassifierMixin, RegressorMixin
@@ -135,10 +136,7 @@ class _Supervised(NPTEstimator):
             One for each row: indices into the context, influences, features and targets.
         """
         check_is_fitted(self)
-        model = self.model_
-        if rows is not None:
-            table = self.task_.rows(rows[0], rows[1])
-            model = model.with_context(table.values, table.missing).eval()
+        model = self._with_rows(rows)
         if not model.config.context_rows:
             raise ValueError(
                 "The model keeps no training rows, so none can have influence; pass rows=(X, y) "
@@ -146,7 +144,16 @@ class _Supervised(NPTEstimator):
             )
         return row_influence(model, self.task_, self._rows(X), k)
 
-    def corruption_test(self, X: Any, y: ArrayLike, *, repeats: int = 3) -> CorruptionTest:
+    def _with_rows(self, rows: tuple[Any, Any] | None) -> NPTModel:
+        """Return the model, with given rows as its context."""
+        if rows is None:
+            return self.model_
+        table = self.task_.rows(rows[0], rows[1])
+        return self.model_.with_context(table.values, table.missing).eval()
+
+    def corruption_test(
+        self, X: Any, y: ArrayLike, *, repeats: int = 3, rows: tuple[Any, Any] | None = None
+    ) -> CorruptionTest:
         """Return how much worse predictions become when the context loses its information.
 
         Every column of the context, the target included, is shuffled by itself. The rows to
@@ -163,15 +170,24 @@ class _Supervised(NPTEstimator):
         repeats : int, default=3
             Shuffles; their mean is returned.
 
+        rows : tuple (X, y), default=None
+            Training rows to shuffle. Needed for ``row_attention="primal"``, which keeps none.
+
         Returns
         -------
         test : CorruptionTest
             Both scores. A model that uses no other rows has equal ones.
         """
         check_is_fitted(self)
+        model = self._with_rows(rows)
+        if model.config.has_rows and not model.config.context_rows:
+            raise ValueError(
+                "The model keeps no training rows, so none can be shuffled; pass rows=(X, y), the "
+                "training table."
+            )
         seeds = np.random.default_rng(0).integers(2**31, size=repeats)
-        scores = [self._rate(X, y, corrupt(self.model_, int(seed))) for seed in seeds]
-        return CorruptionTest(self._rate(X, y, None), float(np.mean(scores)))
+        scores = [self._rate(X, y, corrupt(model, int(seed))) for seed in seeds]
+        return CorruptionTest(self._rate(X, y, model), float(np.mean(scores)))
 
     def _rate(self, X: Any, y: Any, model: Any) -> float:
         """Return the score of the estimator with another model."""

@@ -51,10 +51,7 @@ def context_model(estimator: Estimator, rows: tuple[Any, Any] | None = None) -> 
         rows: Features and targets of the rows. Needed after a fit with ``row_attention="primal"``,
             which keeps none.
     """
-    model = estimator.model_
-    if rows is not None:
-        table = estimator.task_.rows(*rows)
-        return model.with_context(table.values, table.missing).eval()
+    model = estimator._with_rows(rows)
     if model.config.has_rows and not model.config.context_rows:
         raise ValueError(
             "The model keeps no training rows, so none of them can be changed; pass rows=(X, y), "
