@@ -295,6 +295,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.tabular.probe_study:Probes",
         "which attention between rows looks up duplicates",
     ),
+    (
+        "ot-clouds",
+        "repro",
+        "tasks.tabular.cloud_study:CloudPaths",
+        "how training moves clouds of points: coded and corrected metrics",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

@@ -136,13 +136,22 @@ def test_fewer_coordinates_start_from_principal_components(iris):
 
 def test_score_map_gives_gap_and_optimality(fitted, iris):
     pooled, within = fitted.score_map(iris[1]), fitted.score_map(iris[1], iris[3])
-    assert pooled.gap == pytest.approx(pooled.cost - pooled.distance)
-    assert pooled.optimality == pytest.approx((pooled.distance / pooled.cost) ** 0.5)
+    assert pooled.gap == pytest.approx(pooled.cost - pooled.optimal)
+    assert pooled.optimality == pytest.approx((pooled.optimal / pooled.cost) ** 0.5)
     # fewer exchanges are allowed within classes
     assert 0 <= within.gap <= pooled.gap
     assert 0.8 < pooled.optimality <= within.optimality <= 1
     with pytest.raises(ValueError, match="class 7"):
         fitted.score_map(iris[1], np.full(len(iris[1]), 7))
+
+
+def test_the_map_is_drawn_as_arrows_beside_the_optimal_one(fitted, iris):
+    pytest.importorskip("matplotlib").use("agg")
+    from matplotlib import pyplot as plt
+
+    figure = fitted.plot_map(iris[1], iris[3])
+    assert [axis.get_title() for axis in figure.axes] == ["the map", "the optimal map"]
+    plt.close(figure)
 
 
 def test_transport_makes_the_map_more_optimal_than_random_matching():

@@ -78,4 +78,4 @@ def test_options_are_checked():
         AlignedOptions(sets=("irs",))
     with pytest.raises(ValueError, match="must not be empty"):
         AlignedOptions(seeds=())
-    assert len(AlignedAccuracy().cells(AlignedOptions())) == 7 * 3 + 2
+    assert len(AlignedAccuracy().cells(AlignedOptions())) == 9 * 3

@@ -1,17 +1,18 @@
 """What the classifier and the regressor of aligned classes share."""
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
+from primal_attention.analysis.transport_metrics import MapMetrics, map_metrics
 from primal_attention.command import needs, progress
-from primal_attention.functional.transport import EXACT_UP_TO, pair_costs, wasserstein
+from primal_attention.functional.transport import EXACT_UP_TO
 from primal_attention.models import ModelFileError
 from primal_attention.output import to_json, write_atomically
 from primal_attention.settings import build
@@ -33,7 +34,10 @@ with needs("sklearn", "An estimator of aligned classes"):
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-__all__ = ["AlignedEstimator", "MapScore", "check_given"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["AlignedEstimator", "check_given"]
 
 _FILE = "estimator.json"
 _FORMAT = 1
@@ -43,19 +47,6 @@ _BATCHES = 10
 """Batches of an epoch."""
 _BLOCK = 256
 """Rows are mapped in padded blocks of this size, so that a row never feels its neighbours."""
-
-
-class MapScore(NamedTuple):
-    """How near a learned map is to an optimal one."""
-
-    cost: float
-    """Mean squared distance between start and end."""
-    distance: float
-    """Smallest mean squared distance with the same ends, ``W2²``."""
-    gap: float
-    """``cost − distance``, the Monge gap; zero for an optimal map."""
-    optimality: float
-    """``√(distance / cost)``, from 0 to 1; one for an optimal map."""
 
 
 class Instances(NamedTuple):
@@ -110,7 +101,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         found = self._mapped(self._dense(self._read(X, reset=False)))
         return found if _dimensions(X) == 3 else found[:, 0]
 
-    def score_map(self, X: Any, y: ArrayLike | None = None) -> MapScore:
+    def score_map(self, X: Any, y: ArrayLike | None = None) -> MapMetrics:
         """Return how near the learned map is to an optimal one on these rows.
 
         Parameters
@@ -123,23 +114,46 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
         Returns
         -------
-        score : MapScore
-            Cost, optimal cost, Monge gap and optimality.
+        score : MapMetrics
+            Cost, optimal cost, Monge gap, optimality, share of points that the best map sends to
+            the same place, and spread.
         """
+        before, after, labels = self._ends(X, y)
+        chosen = np.random.default_rng(0).permutation(len(before))[:EXACT_UP_TO]
+        return map_metrics(before[chosen], after[chosen], labels[chosen], scope="class")
+
+    def plot_map(self, X: Any, y: ArrayLike | None = None) -> "Figure":
+        """Return a figure of the learned map as arrows, beside the optimal map to the same points.
+
+        Parameters
+        ----------
+        X : frame or array-like
+            Rows as in :meth:`transform`. More than two coordinates are shown by their principal
+            components.
+
+        y : array-like of shape (n_samples,), default=None
+            Groups, shown by colour.
+
+        Returns
+        -------
+        figure : matplotlib Figure
+            Two panels.
+        """
+        with needs("analysis", "A picture"):
+            from primal_attention.analysis.transport_plots import plot_map
+
+        return plot_map(*self._ends(X, y))
+
+    def _ends(self, X: Any, y: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return start, end and group of all points."""
         dense = self._dense(self._read(X, reset=False))
         start = (dense @ self.model_.projection.numpy()).reshape(-1, self._n_features_out)
         end = self._mapped(dense).reshape(start.shape)
-        groups = np.zeros(len(dense)) if y is None else self._groups(np.asarray(y))
-        of_points = np.repeat(groups, dense.shape[1])
-        chosen = np.random.default_rng(0).permutation(len(start))[:EXACT_UP_TO]
-        a, b, of_points = torch.from_numpy(start[chosen]), end[chosen], of_points[chosen]
-        cost = float(pair_costs(a, torch.from_numpy(b)).mean())
-        distance = 0.0
-        for group in np.unique(of_points):
-            is_in = of_points == group
-            best = wasserstein(a[is_in], torch.from_numpy(b[is_in]))
-            distance += float(best) * float(is_in.mean())
-        return MapScore(cost, distance, cost - distance, math.sqrt(distance / cost) if cost else 1)
+        groups = np.zeros(len(dense), np.int64)
+        if y is not None:
+            groups = np.unique(self._groups(np.asarray(y)), return_inverse=True)[1]
+        labels = np.repeat(groups, dense.shape[1])
+        return torch.from_numpy(start), torch.from_numpy(end), torch.from_numpy(labels)
 
     def save(self, path: str | Path) -> None:
         """Write the fitted estimator to a folder; no file in it can run code.
