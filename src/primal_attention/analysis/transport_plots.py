@@ -79,7 +79,15 @@ def plot_map(
     for axis, (title, heads) in zip(axes, panels.items(), strict=True):
         moved = heads - places[0]
         axis.quiver(
-            *places[0].T, *moved.T, angles="xy", scale_units="xy", scale=1, color=colors, width=3e-3
+            *places[0].T,
+            *moved.T,
+            angles="xy",
+            scale_units="xy",
+            scale=1,
+            color=colors,
+            width=2.5e-3,
+            headwidth=7,
+            headlength=8,
         )
         axis.scatter(places[1, :, 0], places[1, :, 1], s=8, c="#5b6472", zorder=0)
         _finish(axis, title)
