@@ -210,7 +210,8 @@ def page_of(name: str) -> str:
         >>> page_of("kernelized-log"), page_of("primal-relative")
         ('kernelized.md', 'primal_relative.md')
     """
-    stem = name if name == "primal-relative" else name.partition("-")[0]
+    own = ("primal-relative", "primal-sparse")
+    stem = name if name in own else name.partition("-")[0]
     return f"{stem.replace('-', '_')}.md"
 
 

@@ -37,7 +37,7 @@ _FILE = "estimator.json"
 """Parameters and classes as given; beside ``model/`` and ``task.json``."""
 _EPOCHS = 20
 """Times that the validation rows are scored in a training."""
-_BATCH = 512
+_BATCH = 256
 """Rows of a training step, unless ``batch_rows`` is given."""
 _FEW = 20
 """Fewer rows than this give no validation part."""
@@ -72,7 +72,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         context: str = "train",
         max_context_rows: int = 4096,
         batch_rows: int | None = None,
-        steps: int = 500,
+        steps: int = 1000,
         optimizer: str = "adamw",
         lr: float = 2e-3,
         numbers: str = "piecewise",
@@ -229,6 +229,9 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         """Train a model, calibrate it, and give it all rows as its context."""
         task, rows, train, valid = prepared
         config = self._training(len(train), seed)
+        if task.target is not None and not task.is_class:
+            # the likelihood of the deviation is best long before the error of the mean is
+            config = replace(config, monitor="RMSE")
         with _threads(self.n_threads):
             model = _build(task, self._options(), seed)
             parts = rows.take(train), rows.take(valid) if len(valid) else None
@@ -240,6 +243,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
                 config=config,
                 valid=parts[1],
                 objective=task.objective,
+                measure=lambda m, part: task.measure(m, part, batch_size=PREDICTED).scores,
                 collate=task.collate,
                 verbose=bool(self.verbose),
             )
@@ -413,6 +417,8 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
             if names is not None:
                 estimator.feature_names_in_ = names
             estimator._restore(content)
+        except UserError as error:
+            raise ValueError(f"{folder}: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is damaged ({error!r}).") from None
         return estimator

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from primal_attention.command import needs
+from primal_attention.command import UserError, needs
 from primal_attention.tasks.tabular.base import NPTEstimator, Prepared
 from primal_attention.tasks.tabular.columns import TableColumn, read_array
 from primal_attention.tasks.tabular.encoding import validate_table
@@ -253,9 +253,9 @@ class NPTClassifier(ClassifierMixin, _Supervised):  # type: ignore[misc]
         all rows.
 
     batch_rows : int, default=None
-        Rows of a training step; by default 512, or all of a smaller table.
+        Rows of a training step; by default 256, or all of a smaller table.
 
-    steps : int, default=500
+    steps : int, default=1000
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"
@@ -383,11 +383,11 @@ class NPTClassifier(ClassifierMixin, _Supervised):  # type: ignore[misc]
 
     def _restore(self, content: dict[str, Any]) -> None:
         if not self.task_.is_class:
-            raise ValueError("the model predicts no classes; load it with NPTRegressor")
-        words = np.array(self.task_.classes)
-        given = np.array(content.get("classes", words), content.get("classes_dtype", words.dtype))
-        if len(given) != len(words):
-            raise ValueError(f"it has {len(given)} classes, the model {len(words)}")
+            raise UserError("the model predicts no classes; load it with NPTRegressor.")
+        own = np.array(self.task_._numeric_target.category_values().tolist())
+        given = np.array(content.get("classes", own), content.get("classes_dtype", own.dtype))
+        if len(given) != len(own):
+            raise ValueError(f"it has {len(given)} classes, the model {len(own)}")
         self.classes_ = given
 
 
@@ -429,9 +429,9 @@ class NPTRegressor(RegressorMixin, _Supervised):  # type: ignore[misc]
         Most training rows that predictions attend to.
 
     batch_rows : int, default=None
-        Rows of a training step; by default 512, or all of a smaller table.
+        Rows of a training step; by default 256, or all of a smaller table.
 
-    steps : int, default=500
+    steps : int, default=1000
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"
@@ -558,4 +558,4 @@ class NPTRegressor(RegressorMixin, _Supervised):  # type: ignore[misc]
 
     def _restore(self, content: dict[str, Any]) -> None:
         if self.task_.target is None or self.task_.is_class:
-            raise ValueError("the model predicts no numbers; load it with NPTClassifier")
+            raise UserError("the model predicts no numbers; load it with NPTClassifier.")

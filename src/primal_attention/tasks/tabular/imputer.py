@@ -52,9 +52,9 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         Most training rows that a row attends to.
 
     batch_rows : int, default=None
-        Rows of a training step; by default 512, or all of a smaller table.
+        Rows of a training step; by default 256, or all of a smaller table.
 
-    steps : int, default=500
+    steps : int, default=1000
         Training steps.
 
     optimizer : {"adamw", "lamb-lookahead"}, default="adamw"
