@@ -242,3 +242,10 @@ def test_a_linear_map_with_positive_weights_has_no_gap():
     x = torch.randn(100, 6, dtype=F64)
     assert relative_gap(x, x @ w_e @ w_e.T) <= 1e-9
     assert relative_gap(x, x @ w_e @ torch.randn(3, 6, dtype=F64)) > 0.1
+
+
+def test_softmax_with_tied_values_is_this_layer():
+    layer = create_attention("softmax", 16, 4, value="tied", bias=False)
+    assert isinstance(layer, TiedSoftmaxAttention)
+    with pytest.raises(ValueError, match="value must be 'free' or 'tied', got 'half'"):
+        create_attention("softmax", 16, 4, value="half")

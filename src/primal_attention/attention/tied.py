@@ -33,8 +33,8 @@ class TiedSoftmaxAttention(Attention):
     queries on one memory. Tokens of different sequences, and tokens in causal order, have different
     contexts; together they need not form one optimal map.
 
-    The layer has no value and output projections, so it is not in the registry: pretrained weights
-    have no place in it. Put it into a block with ``block.attention = TiedSoftmaxAttention(...)``.
+    The layer has no value and output projections, so pretrained weights have no place in it. By
+    name it is ``create_attention("softmax", dim, num_heads, value="tied")``.
 
     Args:
         dim: Model width.
