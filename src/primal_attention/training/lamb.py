@@ -54,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {**defaults, "is_adaptive": is_adaptive})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step; a closure computes the loss again first."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
@@ -104,7 +104,7 @@ class Lookahead(torch.optim.Optimizer):
             self.state[p].update(slow=start, count=torch.zeros(()))
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step of the inner optimiser, and return to the slow weights when it is time."""
         loss = self.inner.step(closure)
         for p, own in self.state.items():

@@ -1,17 +1,19 @@
 from .aligned import OTAlignedClassifier
 from .aligned_model import AlignedConfig, AlignedMap, MappedPoints, pretrain_head
 from .aligned_regressor import OTAlignedRegressor
+from .classifier import NPTClassifier
 from .columns import EncodedTable, TableColumn
 from .encoding import TableEncoder, validate_table
-from .estimator import CorruptionTest, NPTClassifier, NPTRegressor
 from .imputer import NPTImputer
 from .influence import RowInfluence
 from .lookup import sample_lookup, train_lookup
 from .model import NPTConfig, NPTModel, NPTOutput
 from .probe_report import add_probes, plot_row_attention
 from .probes import corruption_by_row, data_deletion, intervention
+from .regressor import NPTRegressor
 from .sets import Table, load_table
 from .settings import NPTOptions, TableSettings
+from .supervised import CorruptionTest
 from .task import TableTask
 
 __all__ = [

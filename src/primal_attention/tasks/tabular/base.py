@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 from primal_attention.analysis import FitCost, fit_cost
 from primal_attention.command import UserError, did_you_mean, needs, progress
 from primal_attention.output import to_json, write_atomically
-from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.data import TableRows
 from primal_attention.tasks.tabular.encoding import TableEncoder, validate_table
 from primal_attention.tasks.tabular.fitting import PREDICTED, calibrate, keep_rows
 from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
+from primal_attention.tasks.tabular.preparing import (
+    Prepared,
+    keep_known,
+    merge_rows,
+    split_rows,
+    take_rows,
+)
 from primal_attention.tasks.tabular.settings import ROW_ATTENTIONS, NPTOptions
 from primal_attention.tasks.tabular.task import TableTask
 from primal_attention.tasks.trained import load_trained, save_trained
@@ -39,18 +45,6 @@ _EPOCHS = 20
 """Times that the validation rows are scored in a training."""
 _BATCH = 256
 """Rows of a training step, unless ``batch_rows`` is given."""
-_FEW = 20
-"""Fewer rows than this give no validation part."""
-
-
-class Prepared(NamedTuple):
-    """A training table, ready for the model."""
-
-    task: TableTask
-    rows: TableRows
-    train: NDArray[np.int64]
-    valid: NDArray[np.int64]
-    """Rows that choose the epoch and calibrate; perhaps none."""
 
 
 class NPTEstimator(BaseEstimator):  # type: ignore[misc]
@@ -184,8 +178,8 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
                 "attention between rows needs at least 2; n_samples=1 gives nothing to attend to."
             )
         encoder = TableEncoder(self.categorical_features)
-        first, total = _merge(encoder.fit(X, sample_weight=weights), X, y, weights, kept)
-        table = _take(X, first)
+        first, total = merge_rows(encoder.fit(X, sample_weight=weights), X, y, weights, kept)
+        table = take_rows(X, first)
         encoder = encoder.fit(table, sample_weight=total)
         target, codes = None, None
         if y is not None:
@@ -198,7 +192,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
             is_class=task.is_class,
             weight=None if np.allclose(total, total[0]) else total / total.mean(),
         )
-        train, valid = self._split(own, seed, has_eval=eval_set is not None)
+        train, valid = split_rows(own, 0.0 if eval_set is not None else self.validation, seed)
         if unlabeled is not None:
             more = task.rows(validate_table(self, unlabeled, reset=False))
             own, train = own.append(more), np.append(train, len(own) + np.arange(len(more)))
@@ -208,22 +202,6 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         rows = min(len(train), self.max_context_rows)
         task = replace(task, context_rows=rows, max_context=self.max_context_rows)
         return Prepared(task, own, train, valid)
-
-    def _split(
-        self, rows: TableRows, seed: int, *, has_eval: bool
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if not 0 <= self.validation < 1:
-            raise ValueError(
-                f"validation must be a share from 0 to below 1, got {self.validation}."
-            )
-        count = len(rows)
-        if has_eval or self.validation == 0 or count < _FEW:
-            return np.arange(count), np.zeros(0, np.int64)
-        if not rows.labels.is_floating_point():
-            return stratified_split(rows.labels.numpy(), self.validation, seed=seed)
-        held = np.random.default_rng(seed).permutation(count)
-        cut = max(1, round(self.validation * count))
-        return np.sort(held[cut:]), np.sort(held[:cut])
 
     def _train(self, prepared: Prepared, seed: int) -> None:
         """Train a model, calibrate it, and give it all rows as its context."""
@@ -349,7 +327,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         values, missing = rows.values[:, :d].double().numpy(), rows.missing[:, :d].numpy()
         empty = np.array([c.missing_share == 1 for c in self.task_.columns])
         found = self.task_.encoder.decode(np.where(missing, filled, values), missing & empty)
-        return _keep_known(found, X, missing)
+        return keep_known(found, X, missing)
 
     def _predict_cells(self, output: NPTOutput) -> torch.Tensor:
         """Return the most probable value of every feature."""
@@ -468,36 +446,3 @@ def _build(task: TableTask, options: NPTOptions, seed: int) -> NPTModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return task.build(options)
-
-
-def _merge(
-    encoder: TableEncoder,
-    X: Any,
-    y: NDArray[np.float64] | None,
-    weights: NDArray[np.float64],
-    kept: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return one row of every kind in an order of their content, and the sums of their weights."""
-    table = encoder.encode(X)
-    parts = [table.values, table.missing] + ([] if y is None else [y[:, None]])
-    keys = np.concatenate(parts, 1, dtype=np.float64)[kept]
-    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    total = np.bincount(inverse.reshape(-1), weights[kept])
-    return kept[first], total.astype(np.float64)
-
-
-def _take(X: Any, rows: NDArray[np.int64]) -> Any:
-    return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
-
-
-def _keep_known(filled: Any, X: Any, missing: NDArray[np.bool_]) -> Any:
-    """Return a filled table with the known cells of the original, digit by digit."""
-    if hasattr(filled, "iloc"):
-        filled.index = X.index
-        for j, name in enumerate(filled.columns):
-            if not missing[:, j].any():
-                filled[name] = X.iloc[:, j]
-        return filled
-    if filled.dtype != np.asarray(X).dtype:
-        return filled
-    return np.where(missing, filled, X)

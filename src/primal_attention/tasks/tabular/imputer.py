@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import needs
-from primal_attention.tasks.tabular.base import NPTEstimator, Prepared
+from primal_attention.tasks.tabular.base import NPTEstimator
 from primal_attention.tasks.tabular.encoding import validate_table
+from primal_attention.tasks.tabular.preparing import Prepared
 
 with needs("sklearn", "An estimator of tables"):
     from sklearn.base import TransformerMixin

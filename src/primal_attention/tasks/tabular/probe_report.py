@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from primal_attention.command import needs
-from primal_attention.tasks.tabular.estimator import NPTClassifier, NPTRegressor
+from primal_attention.tasks.tabular.classifier import NPTClassifier
 from primal_attention.tasks.tabular.model import NPTModel
 from primal_attention.tasks.tabular.probes import (
     Estimator,
@@ -16,6 +16,7 @@ from primal_attention.tasks.tabular.probes import (
     intervention,
     row_distances,
 )
+from primal_attention.tasks.tabular.regressor import NPTRegressor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from primal_attention.command import needs
+from primal_attention.tasks.tabular.classifier import NPTClassifier
 from primal_attention.tasks.tabular.data import TableRows
-from primal_attention.tasks.tabular.estimator import CorruptionTest, NPTClassifier, NPTRegressor
 from primal_attention.tasks.tabular.influence import corrupt_rows
 from primal_attention.tasks.tabular.model import NPTModel
+from primal_attention.tasks.tabular.regressor import NPTRegressor
+from primal_attention.tasks.tabular.supervised import CorruptionTest
 
 __all__ = [
     "DataDeletion",
