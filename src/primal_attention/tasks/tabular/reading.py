@@ -77,7 +77,7 @@ class LabelledTable(NamedTuple):
         if is_class:
             return self.cells.ranks()
         values = np.asarray(self.cells.values, np.float64)
-        count = min(max(len(values) // _FEWEST, 1), _STRATA)
+        count = min(max(len(values) // 20, 1), _STRATA)  # a few rows of each for every part
         return np.digitize(values, np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]))
 
 

@@ -1,6 +1,7 @@
 """What a report shows of a model of tables: calibration, influential rows, the learned map."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -212,7 +213,8 @@ _MAP = (
 )
 _INFLUENCE = (
     "The training rows on which three test predictions lean most. The influence of a row is what "
-    "attention to it adds to the {what}, to first order. Rows of the file are counted from 1."
+    "attention to it adds to the {what}, to first order. Small influences mean that the model "
+    "reads little from other rows. Rows of the file are counted from 1."
 )
 
 
@@ -309,8 +311,9 @@ def _show_corruption(
         score = next(n for n in whole if n != "loss")
         broken = [task.measure(corrupt(model, seed), test)[score] for seed in range(_SHUFFLES)]
         mean, was = float(np.mean(broken)), whole[score]
-        unit = 100 if was.is_share else 1
-        rows.append([name, str(was), f"{unit * mean:.4g}", f"{unit * (mean - was.value):+.3g}"])
+        change = mean - was.value
+        words = f"{100 * change:+.1f} points" if was.is_share else f"{change:+.3g}"
+        rows.append([name, str(was), str(replace(was, value=mean, error=None)), words])
         is_worse = was.is_better_than(mean) and abs(mean - was.value) > 2 * (was.error or 0)
         uses = "leans on" if is_worse else "hardly needs"
         sentences.append(f"{name} {uses} other rows.")

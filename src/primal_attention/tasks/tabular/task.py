@@ -30,7 +30,7 @@ __all__ = ["TableTask"]
 
 _DATA = {"valid": 0.15}
 _REST: Mapping[str, Any] = {
-    "training": {"epochs": 20, "epoch_steps": 25, "batch_size": 512, "lr": 2e-3, "warmup": 0.05}
+    "training": {"epochs": 20, "epoch_steps": 50, "batch_size": 256, "lr": 2e-3, "warmup": 0.05}
 }
 """Settings for tables of which nothing is known; those of the estimators."""
 
