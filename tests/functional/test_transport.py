@@ -255,7 +255,7 @@ def test_iterations_stop_at_the_error_or_at_the_cap():
     assert early.error <= 1e-2
     for found in (early, late):
         assert (found.plan.sum(1) - 1 / 30).abs().sum() == pytest.approx(found.error, rel=1e-3)
-    assert sinkhorn(cost, epsilon=0.1, tolerance=0, max_iterations=17).iterations == 17
+    assert sinkhorn(cost, epsilon=0.1, tolerance=0.0, max_iterations=17).iterations == 17
 
 
 @pytest.mark.parametrize("which", ["value", "entropic_value"])
@@ -369,7 +369,7 @@ def test_factored_scaling_takes_batches_and_has_gradients():
     assert_close(plans[0][1], plans[1])
 
     def plan(q, k):
-        u, v, _ = factored_sinkhorn(q, k, max_iterations=30, tolerance=0)
+        u, v, _ = factored_sinkhorn(q, k, max_iterations=30, tolerance=0.0)
         return u[..., None] * (q @ k.mT) * v[..., None, :]
 
     assert torch.autograd.gradcheck(plan, (phi_q.requires_grad_(), phi_k.requires_grad_()))
