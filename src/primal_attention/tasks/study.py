@@ -301,6 +301,18 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.tabular.cloud_study:CloudPaths",
         "how training moves clouds of points: coded and corrected metrics",
     ),
+    (
+        "tables-corruption",
+        "repro",
+        "tasks.tabular.corruption_study:Corruption",
+        "what predictions on small tables take from other rows",
+    ),
+    (
+        "tables-scale",
+        "repro",
+        "tasks.tabular.scale_study:Scale",
+        "primal attention between 100,000 rows: time, memory, streaming",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

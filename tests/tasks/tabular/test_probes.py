@@ -14,6 +14,7 @@ from primal_attention.attention import create_attention
 from primal_attention.functional import dual_residual, ksvd_objective, naive, parameter_trace
 from primal_attention.tasks.study import find_study, run_study
 from primal_attention.tasks.tabular import NPTClassifier, NPTRegressor
+from primal_attention.tasks.tabular.corruption_study import _mark
 from primal_attention.tasks.tabular.lookup import (
     VARIANTS,
     build_lookup,
@@ -399,6 +400,49 @@ def test_the_study_of_lookup_can_be_continued(tmp_path):
     text = (tmp_path / "table.md").read_text()
     assert "| original        | 1-nn      | **0.000** ± 0.000 |" in text
     assert (tmp_path / "picture.png").exists()
+
+
+def test_the_study_of_corruption_has_a_row_for_every_model(tmp_path):
+    pytest.importorskip("matplotlib")
+    study = find_study("tables-corruption", "repro")
+    options = study.Options(sets=("iris",), models=("softmax", "primal"), splits=1, steps=2)
+    rows = run_study(study, options, out=tmp_path, report=lambda _: None)
+    assert [r["model"] for r in rows] == ["softmax", "primal"]
+    shares = np.array(rows[0]["shares"])
+    assert shares.shape == (2, 10)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-3)
+    assert {p.suffix for p in tmp_path.iterdir()} == {".jsonl", ".json", ".md", ".png"}
+    # rows of other settings are left out
+    other = study.Options(sets=("iris",), models=("softmax", "primal"), splits=1, steps=3)
+    assert study.tables(rows, other) == {}
+
+
+def test_the_table_of_corruption_shows_relative_errors_and_points_of_accuracy():
+    study = find_study("tables-corruption", "repro")
+    options = study.Options()
+    same = {"model": "softmax", "settings": _mark("softmax", options), "fit_seconds": 1.0}
+    number = {"kind": "number", "score": 2.0, "by_row": 3.0, "shuffled": 2.5, "set": "yacht"}
+    shown = {"kept_share": 0.25, "kept_distance": 0.5, "deleted_distance": 1.0, "p_value": 0.01}
+    classes = {"kind": "classes", "score": 0.9, "by_row": 0.88, "shuffled": 0.9, "set": "wine"}
+    rows = [{"split": i, **same, **number, **shown} for i in range(2)] + [same | classes]
+    files = study.tables(rows, options)
+    assert "| +50.0 % (+50.0 … +50.0) " in files["table.md"]
+    assert "| +25.0 % (+25.0 … +25.0) " in files["table.md"]
+    assert "-2.0 points" in files["table.md"]
+    assert "| 25 %      | 0.50                 | 1.00" in files["deletion.md"]
+
+
+def test_the_study_of_a_large_table_compares_what_is_kept_with_all_rows(tmp_path):
+    pytest.importorskip("matplotlib")
+    study = find_study("tables-scale", "repro")
+    options = study.Options(rows=1200, steps=2, timed=(16, 32))
+    rows = run_study(study, options, out=tmp_path, report=lambda _: None)
+    fit = rows[0]
+    assert max(fit[key] for key in ("gap_one_part", "gap_parts", "gap_kept")) < 1e-5
+    assert len(set(fit["kept_bytes"].values())) == 1
+    assert {(r["attention"], r["n"]) for r in rows[1:]} >= {("softmax", 32), ("primal", 128)}
+    for name in ("fit.md", "time.md", "picture.png"):
+        assert (tmp_path / name).exists()
 
 
 def test_wrong_options_of_the_study_are_a_sentence():
