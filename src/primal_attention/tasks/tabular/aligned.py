@@ -43,8 +43,8 @@ _TEMPERATURES = (0.05, 50.0)
 class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[misc]
     """Classifier by the nearest centre after a learned map that optimal transport aligns.
 
-    A geometric, stable and interpretable baseline, and a supervised embedding. It is not more
-    accurate than the same network trained with cross-entropy. Do not use it with many irrelevant
+    A geometric baseline, and a supervised embedding that can be drawn. It is not more accurate than
+    the same network trained with cross-entropy. Do not use it with many irrelevant
     features, because matching uses Euclidean distances, nor if errors have unequal costs.
 
     Parameters

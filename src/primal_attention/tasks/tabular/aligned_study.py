@@ -409,5 +409,5 @@ def picture(rows: Sequence[Row]) -> bytes:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="lower left")
     return to_png(figure)

@@ -41,7 +41,7 @@ class CloudOptions:
     """Numbers of clouds."""
     separations: tuple[int, ...] = (1, 2, 3, 4)
     """How far apart clouds are."""
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds of clouds and weights."""
     epochs: int = 200
     """Epochs of a training."""
