@@ -1,6 +1,6 @@
-"""Write three small files of labelled series, to try ``primal train`` on: CSV, .ts and .npz.
+"""Write four small files to try ``primal train`` on: a table of houses, and series in three forms.
 
-Every series is a slow or a fast wave with noise, 50 time steps long.
+Every series is a slow or a fast wave with noise, 50 time steps long. Houses have a price.
 """
 
 import numpy as np
@@ -29,7 +29,18 @@ def main() -> None:
             file.write(":".join([*channels, label]) + "\n")
 
     np.savez("arrays.npz", X=waves, y=labels)
-    print("wrote table.csv, series.ts and arrays.npz, 80 series each")
+
+    # numbers, words, dates and missing values; the price depends on three columns
+    with open("houses.csv", "w") as file:
+        file.write("size,rooms,district,built,price\n")
+        for size, rooms, year in zip(
+            rng.normal(100, 25, 200), rng.integers(1, 7, 200), rng.integers(1950, 2020, 200),
+            strict=True,
+        ):  # fmt: skip
+            district = rng.choice(["north", "south", ""])
+            price = 2 * size + 15 * rooms + 30 * (district == "north") + rng.normal(0, 8)
+            file.write(f"{size:.0f},{rooms},{district},{year}-06-01,{price:.0f}\n")
+    print("wrote houses.csv, and table.csv, series.ts and arrays.npz of 80 series each")
 
 
 if __name__ == "__main__":

@@ -87,11 +87,12 @@ def test_the_commands_of_the_readme_lead_to_every_first_success(tmp_path, monkey
     assert "a training step of one layer takes" in " ".join(said["make demo"].split())
     page = Path("outputs/demo/report.html").read_text("utf-8")
     assert page.index('class="verdict"') < page.index("<img")
-    # a model of a CSV, a .ts and an .npz file, each with a report
+    # a model of two CSV files, a .ts and an .npz file, each with a report
     trained = [line for line in lines if line.startswith("primal train")]
-    assert [Path(line.split()[2]).suffix for line in trained] == [".csv", ".ts", ".npz"]
+    assert [Path(line.split()[2]).suffix for line in trained] == [".csv", ".csv", ".ts", ".npz"]
     for line in trained:
-        assert "reaches a test accuracy of" in said[line]
+        score = "RMSE" if "price" in line else "accuracy"
+        assert f"reaches a test {score} of" in said[line]
         assert Path("outputs", Path(line.split()[2]).stem, "report.html").exists()
     # used again from the command line and from Python
     assert len(Path("labels.csv").read_text("utf-8").splitlines()) == 81

@@ -277,6 +277,7 @@ def test_cells_are_shown_in_the_units_of_the_file(tmp_path):
     assert set(cells) <= {str(day.date()) for day in when}
     assert _cell("a" * 30, task.columns[1]) == "a" * 19 + "…"
     assert _cell(1 / 3, task.columns[2]) == "0.3333"
+    assert _cell(-1e-7, task.columns[2]) == "0"  # a zero after rounding
     assert _cell(np.nan, task.columns[2]) == _cell(None, task.columns[1]) == "–"
 
 

@@ -296,7 +296,7 @@ def _cell(value: Any, column: "TableColumn") -> str:
         moment = np.datetime64(value, "s") + np.timedelta64(slack, "s")
         return str(moment.astype(f"datetime64[{unit}]")).replace("T", " ")
     if isinstance(value, float | np.floating):
-        return f"{value:.4g}"
+        return f"{value if abs(value) > 1e-5 * column.scale else 0:.4g}"
     words = str(value)
     return words if len(words) <= _LETTERS else f"{words[: _LETTERS - 1]}…"
 
