@@ -229,7 +229,7 @@ def test_overwrite_starts_anew(series_run, tmp_path):
         ),
         (
             ["japanese-vowels", "--model.attention", "softmax"],
-            "the attention softmax has no option 'rank'. Its options: bias",
+            "the attention softmax has no option 'rank'. Its options: value, bias",
         ),
         (["japanese-vowels", "--compare", "sofmax"], "Did you mean 'softmax'?"),
         (["japanese-vowels", "--data.name", "JapaneseVowel"], "PRIMAL_DATA"),

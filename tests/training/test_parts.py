@@ -340,7 +340,10 @@ def test_history_survives_plain_values():
     [
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"accumulate": 0}, "accumulate must be at least 1"),
-        ({"optimizer": "sgd"}, "optimizer must be one of adamw, radam, adam, got 'sgd'"),
+        (
+            {"optimizer": "sgd"},
+            "optimizer must be one of adamw, radam, adam, lamb-lookahead, got 'sgd'",
+        ),
         ({"schedule": "step"}, "schedule must be one of cosine, linear, one-cycle"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
         ({"lr": 0.0}, "lr must be positive"),

@@ -35,8 +35,7 @@ class TrainingConfig:
     optimizer: Optimizer = "adamw"
     """Optimiser: adamw, radam, adam, or LAMB inside Lookahead (lamb-lookahead)."""
     schedule: Schedule = "cosine"
-    """Learning rate after the warm-up: cosine, linear or one-cycle to zero, flat for 70 % of the
-    training and then cosine to zero (flat-cosine), or constant."""
+    """Learning rate after the warm-up: to zero, flat for 70 % first (flat-cosine), or constant."""
     warmup: float = 0.1
     """Fraction of the training in which the learning rate rises linearly."""
     weight_decay: float = 0.01
