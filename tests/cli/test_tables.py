@@ -16,7 +16,7 @@ from primal_attention.cli.main import main
 pytest.importorskip("sklearn")
 pd = pytest.importorskip("pandas")
 
-from primal_attention.tasks.tabular import NPTClassifier, NPTRegressor  # noqa: E402
+from primal_attention.tasks.tabular import NPTClassifier, NPTImputer, NPTRegressor  # noqa: E402
 
 QUICK = [
     *("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
@@ -186,6 +186,35 @@ def test_the_command_reads_what_an_estimator_saved(tmp_path, is_frame):
     said = [float(row["value"]) for row in predictions("p.csv")]
     np.testing.assert_allclose(said, model.predict(X if is_frame else X.to_numpy()), rtol=1e-4)
     assert main(["eval", "saved", "--data", "new.csv"]) == 0
+
+
+def test_an_imputer_has_nothing_to_predict(fails):
+    X = houses()[["size", "rooms"]]
+    NPTImputer(d_embed=8, depth=2, heads=2, steps=3, random_state=0).fit(X).save("saved")
+    X.to_csv("new.csv", index=False)
+    assert "this model has no target: it fills holes" in fails("predict", "saved", "new.csv")
+    assert "this model has no target" in fails("eval", "saved", "--data", "new.csv")
+
+
+def test_rows_of_a_transductive_model_are_predicted_together(tmp_path):
+    written(tmp_path, "price")
+    options = ["--model.context", "transductive", "--model.p-target", "1"]
+    assert main(["train", "houses.csv", "--target", "price", *options, *QUICK]) == 0
+    X = houses().drop(columns=["kind", "price"])
+    trained = pa.load("outputs/houses")
+    said = trained.predict(X, batch_size=7)
+    np.testing.assert_allclose(said, trained.predict(X, batch_size=90))
+    np.testing.assert_allclose(
+        said, NPTRegressor.load("outputs/houses/softmax").predict(X), rtol=1e-4
+    )
+
+
+def test_a_small_table_with_many_classes_and_one_test_row_has_a_report(tmp_path):
+    frame = pd.DataFrame({"x": np.arange(48) % 16, "t": [f"c{i:02}" for i in np.arange(48) % 16]})
+    frame.to_csv("t.csv", index=False)
+    frame.head(1).to_csv("one.csv", index=False)
+    assert main(["train", "t.csv", "--target", "t", "--test", "one.csv", *QUICK]) == 0
+    assert Path("outputs/t/report.html").exists()
 
 
 # which task reads a file

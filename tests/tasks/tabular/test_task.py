@@ -144,6 +144,15 @@ def test_an_index_without_a_name_is_no_feature(sums):
 # after the training
 
 
+def test_primal_rows_have_the_regulariser_of_the_estimators(sums):
+    task, _ = TableTask.load(sums)
+    by_name = task.build(replace(small(), attention="primal-dual"))
+    assert by_name.config == task.build(small("primal")).config
+    assert by_name.config.attention_options == {"regularizer": "kkt"}
+    other = replace(small(), attention="primal-dual", attention_options={"regularizer": "ksvd"})
+    assert task.build(other).config.attention_options == {"regularizer": "ksvd"}
+
+
 @pytest.mark.parametrize("row_attention", ROW_ATTENTIONS)
 def test_a_finished_model_keeps_the_rows_that_it_may(sums, row_attention):
     task, parts = TableTask.load(replace(sums, max_context=80))

@@ -21,7 +21,8 @@ PREDICTED = 1024
 def calibrate(model: NPTModel, task: TableTask, valid: TableRows) -> None:
     """Set the temperature, or the factor of the deviations, from held-out rows."""
     model.temperature.fill_(1.0)
-    pairs = zip(valid.values.split(PREDICTED), valid.missing.split(PREDICTED), strict=True)
+    size = len(valid) if model.config.context == "transductive" else PREDICTED
+    pairs = zip(valid.values.split(size), valid.missing.split(size), strict=True)
     logits = torch.cat([model(v, m).logits for v, m in pairs])
     if task.is_class:
         model.temperature.fill_(fit_temperature(logits, valid.labels))

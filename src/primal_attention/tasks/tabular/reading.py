@@ -318,9 +318,7 @@ def known_rows(
     Raises:
         ValueError: If no row has a target, or one has a class that training did not have.
     """
-    target = task.target
-    if target is None:
-        raise ValueError("the model has no target: it fills holes, and there is nothing to score.")
+    target = task._numeric_target
     table = _drop_unlabelled(table, target.name, notes)
     if task.is_class:
         unknown = np.isnan(target.encode(table.cells))

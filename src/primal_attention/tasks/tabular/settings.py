@@ -9,7 +9,14 @@ from typing import Literal, get_args
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["MAX_WIDTH", "ROW_ATTENTIONS", "NPTOptions", "RowAttention", "TableSettings"]
+__all__ = [
+    "MAX_WIDTH",
+    "ROW_ATTENTIONS",
+    "ROW_OPTIONS",
+    "NPTOptions",
+    "RowAttention",
+    "TableSettings",
+]
 
 RowAttention = Literal["softmax", "primal", "hybrid", "none"]
 Context = Literal["train", "transductive"]
@@ -21,6 +28,8 @@ MAX_WIDTH = 4096
 
 _RESIDUAL = {"regularizer": "kkt"}
 """The regulariser that vanishes only where the KSVD problem is stationary."""
+ROW_OPTIONS = {"primal-dual": _RESIDUAL}
+"""Options of row attentions that are not those of the registry."""
 
 ROW_ATTENTIONS: dict[str, dict[str, object]] = {
     "softmax": {"attention": "softmax"},

@@ -296,7 +296,8 @@ def _cell(value: Any, column: "TableColumn") -> str:
         moment = np.datetime64(value, "s") + np.timedelta64(slack, "s")
         return str(moment.astype(f"datetime64[{unit}]")).replace("T", " ")
     if isinstance(value, float | np.floating):
-        return f"{value if abs(value) > 1e-5 * column.scale else 0:.4g}"
+        number = float(value)
+        return f"{number if abs(number) > 1e-5 * column.scale else 0:.4g}"
     words = str(value)
     return words if len(words) <= _LETTERS else f"{words[: _LETTERS - 1]}…"
 
@@ -379,7 +380,7 @@ def _draw_arrows(
     both = torch.cat([before, before + added])
     plane = torch.linalg.svd(both - both.mean(0), full_matrices=False).Vh[:2].mT
     start, step = (before - both.mean(0)) @ plane, added @ plane
-    length = float(step.norm(dim=1).mean() / start.std(0).norm().clamp_min(1e-12))
+    length = float(step.norm(dim=1).mean() / start.std(0, correction=0).norm().clamp_min(1e-12))
     factor = next((f for f in (1, 2, 5, 10, 20, 50) if f * length >= _ARROW), 100)
     values = rows.labels.numpy()
     options: Any = {"cmap": "viridis"}

@@ -9,7 +9,7 @@ from primal_attention.command import UserError, user_errors
 from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, read_table
 from primal_attention.tasks.sources import Recognition, Source, check_column
 from primal_attention.tasks.tabular.columns import TableColumn
-from primal_attention.tasks.tabular.settings import NPTOptions, TableSettings
+from primal_attention.tasks.tabular.settings import ROW_OPTIONS, NPTOptions, TableSettings
 from primal_attention.tasks.task import ClassificationTask, Parts, RegressionTask, Task
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from primal_attention.tasks.tabular.encoding import TableEncoder
     from primal_attention.tasks.tabular.model import NPTModel, NPTOutput
     from primal_attention.tasks.trained import TrainedModel
+    from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["TableTask"]
@@ -104,7 +105,12 @@ class TableTask(Task):
         """Return an untrained model whose bins are the quantiles of the training rows."""
         from primal_attention.tasks.tabular.model import NPTConfig, NPTModel
 
-        model = NPTModel(NPTConfig(**{**asdict(options), **self.sizes}))
+        fields = {**asdict(options), **self.sizes}
+        for name in ("attention", "other"):
+            chosen = options.attention if name == "attention" else options.other_attention
+            key = f"{name}_options"
+            fields[key] = {**ROW_OPTIONS.get(chosen, {}), **fields[key]}
+        model = NPTModel(NPTConfig(**fields))
         every = self.columns if self.target is None else (*self.columns, self.target)
         model.embedding.start_from([c.quantiles for c in every])
         return model
@@ -128,8 +134,7 @@ class TableTask(Task):
                 return self.rows(self._select(frame))
             from primal_attention.tasks.tabular.reading import known_rows, split_target
 
-            name = "target" if self.target is None else self.target.name
-            table = known_rows(self, split_target(frame, name, path))
+            table = known_rows(self, split_target(frame, self._numeric_target.name, path))
             return self.rows(self._select(table.X), table.y)
 
     def from_arrays(self, data: Any) -> "TableRows":
@@ -214,8 +219,13 @@ class TableTask(Task):
     @property
     def _numeric_target(self) -> TableColumn:
         if self.target is None:
-            raise ValueError("This model has no target: it fills holes. Use NPTImputer.")
+            raise UserError("this model has no target: it fills holes. Load it with NPTImputer.")
         return self.target
+
+    def measure(self, model: Any, data: Any, *, batch_size: int = 64) -> "Evaluation":
+        """Return scores and answers; all rows at once if they see each other."""
+        is_transductive = model.config.context == "transductive"
+        return super().measure(model, data, batch_size=len(data) if is_transductive else batch_size)
 
     def score(self, answers: "Answers") -> "Scores":
         """Return the accuracy, or errors and the coverage of the 90 % intervals."""
