@@ -38,7 +38,7 @@ def main() -> None:
             strict=True,
         ):  # fmt: skip
             district = rng.choice(["north", "south", ""])
-            price = 2 * size + 15 * rooms + 30 * (district == "north") + rng.normal(0, 8)
+            price = size * (3 if district == "north" else 2) + 15 * rooms + rng.normal(0, 8)
             file.write(f"{size:.0f},{rooms},{district},{year}-06-01,{price:.0f}\n")
     print("wrote houses.csv, and table.csv, series.ts and arrays.npz of 80 series each")
 
