@@ -191,6 +191,18 @@ def test_every_parameter_learns(row_attention):
     assert set(still) <= {n for n in still if n.endswith(("k_proj.bias", "ell", "lam"))}
 
 
+def test_a_training_table_of_two_rows_has_a_finite_regularizer():
+    # one row is the context then; its relative residual alone may be infinite
+    npt, (values, missing) = model("primal").train(), table(2)
+    for seed in range(300):
+        torch.manual_seed(seed)
+        values = torch.randn(2, 4)
+        values[:, 2] = 1
+        output = npt(values, missing)
+        assert output.aux_loss == 0
+        assert output.loss.isfinite()
+
+
 def test_a_model_survives_its_folder(tmp_path):
     # N20
     for name in ROWS:
