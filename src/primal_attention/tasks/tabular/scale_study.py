@@ -39,7 +39,7 @@ class ScaleOptions:
     rows: int = 100_000
     """Training rows of ten columns."""
     steps: int = 1000
-    """Training steps of 512 rows."""
+    """Training steps of 256 rows."""
     timed: tuple[int, ...] = (2048, 4096, 8192, 16384)
     """Rows of the timed passes; hybrid is timed up to 8,192, primal also for 32,768 and 65,536."""
     seed: int = 0
@@ -176,7 +176,7 @@ def _fit_page(row: Row) -> str:
     ]
     caption = (
         f'{row["rows"]:,} training rows of ten columns, `row_attention="primal"`, '
-        f"{row['steps']:,} steps of 512 rows on one thread. Differences are those of predictions "
+        f"{row['steps']:,} steps of 256 rows on one thread. Differences are those of predictions "
         "from attention to all single rows, in standard deviations of the target."
     )
     return page(caption, markdown_table(["quantity", "measured", "goal"], lines))
@@ -252,5 +252,8 @@ def _picture(fit: Row, timed: Sequence[Row]) -> bytes:
         axis.set(xscale="log", yscale="log")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
+    ticks = sorted({row["n"] for row in timed})
+    by_time.set_xticks(ticks, [f"{n // 1024}k" for n in ticks])
+    by_time.minorticks_off()
     add_legend(figure, colors)
     return to_png(figure)
