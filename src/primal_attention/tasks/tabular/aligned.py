@@ -108,9 +108,6 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
     classes_ : ndarray of shape (n_classes,)
         The classes.
 
-    centres_ : ndarray of shape (n_classes, n_outputs)
-        The centre of each class.
-
     temperature_ : float
         Scale of distances in probabilities.
 

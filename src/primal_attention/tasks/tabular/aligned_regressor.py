@@ -87,9 +87,6 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
 
     Attributes
     ----------
-    direction_ : ndarray of shape (n_outputs,)
-        Direction of the line, of length one.
-
     knots_ : ndarray of shape (2, n_knots)
         Quantiles, and the numbers that belong to them.
 

@@ -82,7 +82,8 @@ class NPTOutput:
     """Predictions of a table's rows."""
 
     logits: Float[Tensor, "n width"]
-    """Target: logits of classes, or mean and logarithm of the deviation; empty without one."""
+    """Logits of classes, or mean and logarithm of the deviation of a number; empty without a
+    target."""
     hidden: Float[Tensor, "n d e"]
     """Vectors of the cells after the last layer."""
     loss: Float[Tensor, ""] | None = None
