@@ -43,8 +43,10 @@ def main_loss(row: Row) -> float:
 
 def score_page(rows: Sequence[Row]) -> str:
     """Return the main score of every method on every table."""
+    rows = _shared(rows)
     caption = (
-        "Main score on the test rows, mean ± standard deviation over splits; best mean in bold. "
+        "Main score on the test rows, mean ± standard deviation over the splits that all methods of "
+        "a table have; best mean in bold. "
         "RMSE in units of the target (lower is better), AUROC of two classes, accuracy of several "
         f"classes. {_splits(rows)}"
     )
@@ -63,6 +65,7 @@ def _splits(rows: Sequence[Row]) -> str:
 
 def more_page(rows: Sequence[Row]) -> str:
     """Return the other scores of every method on every table."""
+    rows = _shared(rows)
     columns = []
     for name, group in _by_set(rows).items():
         others = ("r2", "nll") if group[0]["kind"] == "number" else ("accuracy", "log_loss")
@@ -220,6 +223,24 @@ def _sets(rows: Sequence[Row]) -> list[str]:
     return [name for name in TABLES if name in there]
 
 
+def _shared(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of splits that every method of a table has: means compare like with like.
+
+    A table without such a split keeps all its rows.
+    """
+    kept: list[Row] = []
+    for group in _by_set(rows).values():
+        methods = {row["method"] for row in group}
+        count = {s: len({r["method"] for r in group if r["split"] == s}) for s in _numbers(group)}
+        part = [row for row in group if count[row["split"]] == len(methods)]
+        kept += part or group
+    return kept
+
+
+def _numbers(rows: Sequence[Row]) -> set[int]:
+    return {row["split"] for row in rows}
+
+
 def _by_set(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {name: [row for row in rows if row["set"] == name] for name in _sets(rows)}
 
@@ -271,6 +292,7 @@ def score_picture(rows: Sequence[Row]) -> bytes:
     from primal_attention.analysis import to_png
     from primal_attention.analysis.plots import panel_layout
 
+    rows = _shared(rows)
     groups, methods = _by_set(rows), _methods(rows)
     columns = min(len(groups), 4)
     lines = -(-len(groups) // columns)
