@@ -139,7 +139,7 @@ def test_intervals_are_around_the_mean_and_grow_with_their_coverage(regressor):
     assert (wide[:, 0] < half[:, 0]).all()
     inside = ((wide[:, 0] < y) & (y < wide[:, 1])).mean()
     assert inside > 0.6
-    with pytest.raises(ValueError, match="coverage must lie between 0 and 1, got 1.5"):
+    with pytest.raises(ValueError, match=r"coverage must lie between 0 and 1, got 1\.5"):
         regressor.predict_interval(X, 1.5)
 
 

@@ -45,8 +45,8 @@ def score_page(rows: Sequence[Row]) -> str:
     """Return the main score of every method on every table."""
     rows = _shared(rows)
     caption = (
-        "Main score on the test rows, mean ± standard deviation over the splits that all methods of "
-        "a table have; best mean in bold. "
+        "Main score on the test rows, mean ± standard deviation over the splits that all methods "
+        "of a table have; best mean in bold. "
         "RMSE in units of the target (lower is better), AUROC of two classes, accuracy of several "
         f"classes. {_splits(rows)}"
     )
