@@ -7,7 +7,7 @@ import torch
 
 from primal_attention.attention import create_attention, list_attentions
 
-GROWING_STATE = {"gaussian", "kernelized-log", "softmax", "softmax-explicit"}
+GROWING_STATE = {"gaussian", "primal-sparse", "kernelized-log", "softmax", "softmax-explicit"}
 """Mechanisms that remember every token; all others decode from a state of constant size."""
 
 
