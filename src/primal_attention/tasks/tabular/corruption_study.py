@@ -284,7 +284,7 @@ def _picture(rows: Sequence[Row]) -> bytes:
         xlabel="context rows by distance, tenths", ylabel="attention", title="softmax by distance"
     )
     if axes[1].get_legend_handles_labels()[0]:
-        axes[1].legend(frameon=False, fontsize=8)
+        axes[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     for axis in axes:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
