@@ -49,12 +49,16 @@ class AnalysisResult(ABC):
         """Return all numbers as indented JSON."""
 
     @abstractmethod
+    def limits(self) -> str:
+        """Return in one sentence what the numbers do not show."""
+
+    @abstractmethod
     def report(self) -> Report:
         """Return the page: tables, text and the picture."""
 
     def to_html(self, path: Path | str) -> None:
         """Write the page to a self-contained HTML file."""
-        self.report().write(Path(path))
+        self.report().text(self.limits()).write(Path(path))
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,21 @@ class AnalysisEntry:
     needs_our_layers: bool = True
     """Whether it measures attention layers of this library. The command then converts the softmax
     layers of another library's model, which does not change its output."""
+    needs_tokenizer: bool = False
+    """Whether its function takes the model's tokenizer too, as the keyword ``tokenizer``; it is
+    ``None`` for models without one."""
 
     def load_options(self) -> type[Any]:
         """Return the class of the options."""
         return _import(self.options)
 
     def run(
-        self, model: "nn.Module", batches: Sequence[Any], options: Any = None
+        self,
+        model: "nn.Module",
+        batches: Sequence[Any],
+        options: Any = None,
+        *,
+        tokenizer: Any = None,
     ) -> AnalysisResult:
         """Run the analysis and return its result.
 
@@ -88,6 +100,7 @@ class AnalysisEntry:
             batches: Inputs of the model. Each batch is a mapping of keyword arguments, a sequence
                 of positional arguments, or one tensor.
             options: An instance of the options class; by default one with its default values.
+            tokenizer: The model's tokenizer, for analyses that show or change tokens.
         """
         kind = self.load_options()
         options = kind() if options is None else options
@@ -96,7 +109,8 @@ class AnalysisEntry:
                 f"options of the analysis {self.name!r} must be of type {kind.__name__}, got "
                 f"{type(options).__name__}; build them with entry.load_options()."
             )
-        return _import(self.function)(model, batches, options)
+        extra = {"tokenizer": tokenizer} if self.needs_tokenizer else {}
+        return _import(self.function)(model, batches, options, **extra)
 
 
 def _import(location: str) -> Any:
@@ -108,12 +122,20 @@ _ENTRIES: dict[str, AnalysisEntry] = {}
 
 
 def register_analysis(
-    name: str, *, summary: str, options: str, function: str, needs_our_layers: bool = True
+    name: str,
+    *,
+    summary: str,
+    options: str,
+    function: str,
+    needs_our_layers: bool = True,
+    needs_tokenizer: bool = False,
 ) -> None:
     """Add an analysis under a new name; the arguments are the fields of :class:`AnalysisEntry`."""
     if name in _ENTRIES:
         raise ValueError(f"An analysis named {name!r} is already registered; choose another name.")
-    _ENTRIES[name] = AnalysisEntry(name, summary, options, function, needs_our_layers)
+    _ENTRIES[name] = AnalysisEntry(
+        name, summary, options, function, needs_our_layers, needs_tokenizer
+    )
 
 
 def list_analyses() -> list[str]:

@@ -1,10 +1,12 @@
 """Reports: one self-contained HTML file with tables, pictures and text.
 
-Pictures are embedded. A report loads nothing and runs no script, so it can be mailed and archived.
+Pictures are embedded. A report loads nothing, so it can be mailed and archived. It runs no script
+unless a fragment brings one.
 """
 
 import base64
 import io
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -28,6 +30,7 @@ h1{font-size:1.9rem;line-height:1.2;letter-spacing:-.01em;margin:0}
 nav{margin:1rem 0 0;font-size:.92rem}nav a{color:var(--accent);text-decoration:none;
   margin-right:1.1rem;white-space:nowrap}nav a:hover{text-decoration:underline}
 h2{font-size:1.3rem;letter-spacing:-.01em;margin:2.6rem 0 .6rem}
+h3{font-size:1.05rem;margin:1.8rem 0 .4rem}
 .tiles{display:grid;grid-template-columns:repeat(var(--columns),1fr);gap:.8rem;
   margin:1.2rem 0}
 .tile{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:.8rem 1rem}
@@ -124,6 +127,20 @@ class Report:
 
             settings = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
         self._parts.append(f"<pre>{escape(settings)}</pre>")
+        return self
+
+    def fragment(self, html: str) -> Self:
+        """Add HTML as it is; the caller escapes what comes from data and keeps ids unique."""
+        self._parts.append(html)
+        return self
+
+    def include(self, heading: str, page: "Report") -> Self:
+        """Add another page as one section; its own sections become headings of third level."""
+        self.section(heading)
+        if page.lead:
+            self.text(page.lead)
+        for part in page._parts:
+            self._parts.append(re.sub(r'^<h2 id="s\d+">(.*)</h2>$', r"<h3>\1</h3>", part))
         return self
 
     def html(self) -> str:

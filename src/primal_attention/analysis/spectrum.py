@@ -175,6 +175,13 @@ class SpectrumResult(AnalysisResult):
             }
         )
 
+    def limits(self) -> str:
+        """Return what the numbers do not show."""
+        return (
+            "A low rank on these inputs does not show that the layer can be replaced: untrained "
+            "layers have a low rank too, and other inputs may need more."
+        )
+
     def report(self) -> Report:
         """Return a page with the summary, the picture and a table of the layers."""
         summary = spectrum_summary(self.layers)

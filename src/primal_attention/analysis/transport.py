@@ -219,6 +219,13 @@ class TransportResult(AnalysisResult):
             }
         )
 
+    def limits(self) -> str:
+        """Return what the numbers do not show."""
+        return (
+            "A layer near an optimal map is not therefore useful: the distances say nothing about "
+            "the task."
+        )
+
     def report(self) -> Report:
         """Return a page with the verdict, the picture and a table of the layers."""
         page = Report(

@@ -337,6 +337,13 @@ class PathResult(AnalysisResult):
             }
         )
 
+    def limits(self) -> str:
+        """Return what the numbers do not show."""
+        return (
+            "Paths in a common plane do not show what the other dimensions do, nor which moves "
+            "matter for the output."
+        )
+
     def report(self) -> Report:
         """Return a page with paths, map, curves and tables."""
         moved = {"attn": "the attention", "block": "the block", "residual": "input plus attention"}

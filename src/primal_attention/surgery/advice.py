@@ -304,6 +304,13 @@ class Advice(AnalysisResult):
         right.grid(axis="x", alpha=0.25)
         return to_png(figure)
 
+    def limits(self) -> str:
+        """Return what the numbers do not show."""
+        return (
+            "R² of single layers does not show how errors of several converted layers add up, nor "
+            "what distillation recovers."
+        )
+
     def report(self) -> Report:
         """Return a page with the verdict, the picture and the tables."""
         page = Report("Advice before conversion", self.verdict())
