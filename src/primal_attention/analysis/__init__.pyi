@@ -6,6 +6,7 @@ from .attention_maps import (
     rank_for_mass,
     singular_values,
 )
+from .capture import CapturedLayer, CapturedScores
 from .cost import Cost, FitCost, compare_costs, fit_cost
 from .memory import PeakMemory, kept_for_backward
 from .options import SpectrumOptions, TransportOptions
@@ -45,6 +46,8 @@ from .transport import (
 __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
+    "CapturedLayer",
+    "CapturedScores",
     "Cost",
     "FitCost",
     "LayerSpectrum",
