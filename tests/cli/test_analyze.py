@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.cli.test_convert import fails, save_bert
 
+from primal_attention.analysis import list_analyses
 from primal_attention.cli.main import main
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.surgery import SurgeryConfig, convert
@@ -21,26 +22,23 @@ def bert(tmp_path_factory):
     return save_bert(tmp_path_factory.mktemp("models") / "bert")
 
 
-def test_every_analysis_writes_a_page_and_prints_its_verdict(bert, tmp_path, capsys):
+def test_the_page_has_a_section_for_every_analysis_that_suits(bert, tmp_path, capsys):
     options = ["--samples", "6", "--advice.attentions", "linear", "flow", "--spectrum.first", "4"]
     assert main(["analyze", str(bert), "--out", "new", *options]) == 0
     printed = capsys.readouterr().out
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
-        "advice.html",
-        "advice.json",
-        "analyze.json",
-        "spectrum.html",
-        "spectrum.json",
-        "transport.html",
-        "transport.json",
-    ]
     record = json.loads((tmp_path / "new" / "analyze.json").read_text("utf-8"))
-    for name in ("advice", "spectrum", "transport"):
+    names = list(record["verdicts"])
+    assert names[:2] == ["spectrum", "advice"]
+    assert set(names) | set(record["skipped"]) == set(list_analyses())
+    files = ["analyze.json", "report.html", *(f"{name}.json" for name in names)]
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(files)
+    page = (tmp_path / "new" / "report.html").read_text("utf-8")
+    assert page.count("What this does not show.") == len(names)
+    for name in names:
         assert f"{name}: {record['verdicts'][name]}" in printed
-        assert "encoder.layer.2.attention.self" in (tmp_path / "new" / f"{name}.html").read_text()
+        assert f">{name.capitalize()}</h2>" in page
     advice = json.loads((tmp_path / "new" / "advice.json").read_text("utf-8"))
     assert {fit["attention"] for fit in advice["fits"]} == {"linear", "flow"}
-    # the spectrum is that of the model itself: softmax layers of ours compute the same
     spectrum = json.loads((tmp_path / "new" / "spectrum.json").read_text("utf-8"))
     assert [len(layer["effective_rank"]) for layer in spectrum["layers"]] == [4, 4, 4]
 
@@ -53,7 +51,7 @@ def test_a_converted_model_has_spectra_and_no_advice(bert, tmp_path, capsys, fai
     printed = capsys.readouterr().out
     assert "advice: does not suit this model: The model is converted already" in printed
     assert "encoder.layer.2.attention.self.attention" in printed
-    assert not (tmp_path / "pages" / "advice.html").exists()
+    assert not (tmp_path / "pages" / "advice.json").exists()
     assert "converted already" in fails("analyze", "new", "advice", "--out", "other")
     # a moved original is named by the user
     content = json.loads((tmp_path / "new" / "conversion.json").read_text("utf-8"))
@@ -77,6 +75,9 @@ def test_a_model_of_this_library_is_measured_on_arrays(tmp_path, capsys, fails):
     assert "squared KKT residual" in printed
     assert "no tokenizer" in fails("analyze", "run", "--out", "other")
     assert "not empty" in fails("analyze", *arguments)
+    # --NAME is the same as NAME
+    assert main(["analyze", "run", "--spectrum", "--data", "series.npz", "--out", "again"]) == 0
+    assert (tmp_path / "again" / "spectrum.json").exists()
     assert main(["analyze", *arguments, "--overwrite"]) == 0
 
 

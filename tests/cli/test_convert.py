@@ -70,7 +70,7 @@ def text(tmp_path):
 
 def test_the_new_layers_are_saved_and_the_verdict_comes_first(bert, text, tmp_path, capsys):
     out = tmp_path / "linear"
-    arguments = ["convert", bert, "--out", out, "--text", text, "--to", "linear", "--layers"]
+    arguments = ["convert", bert, "--out", out, "--data", text, "--to", "linear", "--layers"]
     assert main([str(a) for a in [*arguments, "last:2", "--distill", "4"]]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Converted 2 of 3 layers of BertModel to linear. On held-out inputs")
@@ -142,17 +142,15 @@ def test_a_model_of_numbers_is_measured_on_arrays(tmp_path, capsys):
         (["bert", "--out", "x", "--to", "linear", "--layers", "9"], "the index 9, but the model"),
         (["bert", "--out", "x", "--to", "linear", "--layers", "no.*"], "matches no attention"),
         (["bert", "--out", "x", "--to", "linear", "--threshold", "1"], "nothing was converted"),
-        (["bert", "--out", "x", "--text", "none.txt"], "none.txt: No such file"),
-        (["bert", "--out", "x", "--text", "one.txt"], "gives 1 batch of inputs"),
-        (["bert", "--out", "x", "--text", "bad.txt"], "not a text file in UTF-8"),
-        (["bert", "--out", "x", "--data", "one.txt"], "must be an .npz or a .safetensors"),
+        (["bert", "--out", "x", "--data", "none.txt"], "none.txt: No such file"),
+        (["bert", "--out", "x", "--data", "one.txt"], "gives 1 batch of inputs"),
+        (["bert", "--out", "x", "--data", "bad.txt"], "not a text file in UTF-8"),
         (["bert", "--out", "x", "--data", "none.npz"], "There is no file none.npz"),
         (["bert", "--out", "x", "--data", "bad.npz"], "bad.npz cannot be read"),
         (["bert", "--out", "x", "--data", "other.npz"], "'pixels', which BertModel does not take"),
         (["bert", "--out", "x", "--data", "rows.npz"], "one number of rows"),
         (["bert", "--out", "x", "--samples", "1"], "samples must be at least 2, got 1"),
         (["bert", "--out", "x", "--distill", "-1"], "distill must be at least 0, got -1"),
-        (["bert", "--out", "x", "--text", "a", "--data", "b"], "exclude each other"),
         (["mute", "--out", "x"], "has no tokenizer"),
         (["broken", "--out", "x"], "transformers cannot load the model in broken"),
         (["torn", "--out", "x"], "lack 1 tensors of BertModel"),
@@ -216,7 +214,7 @@ def test_code_in_the_folder_is_never_run(bert, tmp_path, fails):
 
 
 def test_a_folder_is_replaced_only_when_the_new_one_is_complete(bert, text, tmp_path, fails):
-    arguments = ["--out", "new", "--text", "text.txt", "--to", "linear", "--layers", "0"]
+    arguments = ["--out", "new", "--data", "text.txt", "--to", "linear", "--layers", "0"]
     assert main(["convert", str(bert), *arguments]) == 0
     before = (tmp_path / "new" / "convert.json").read_bytes()
     assert "not empty" in fails("convert", bert, *arguments)
@@ -243,7 +241,7 @@ def test_the_commands_of_the_guide_run_on_a_pretrained_model(tmp_path, capsys):
         assert main([*arguments, *small, *also]) == 0, command
     assert "Converted 6 of 6 layers of BertModel to linformer" in capsys.readouterr().out
     assert (tmp_path / "outputs" / "minilm" / "report.html").exists()
-    assert (tmp_path / "outputs" / "converted-spectrum" / "spectrum.html").exists()
+    assert (tmp_path / "outputs" / "converted-spectrum" / "report.html").exists()
 
 
 @pytest.mark.parametrize("command", ["convert", "analyze"])

@@ -7,7 +7,7 @@ the part of attention that is the same for all queries.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -55,6 +55,17 @@ class LayerInputs(NamedTuple):
     key_mask: Bool[Tensor, "b m"] | None
     is_causal: bool
     rotary: Rotary | None = None
+
+    @classmethod
+    def of_call(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Self:
+        """Return the inputs from the arguments of a layer's forward."""
+        return cls(
+            args[0] if args else kwargs["x"],
+            args[1] if len(args) > 1 else kwargs.get("context"),
+            kwargs.get("key_mask"),
+            bool(kwargs.get("is_causal", False)),
+            kwargs.get("rotary"),
+        )
 
     def matrices(self, layer: MultiHeadAttention) -> list[Float[Tensor, "h n m"]]:
         """Return the attention matrix of each sequence, rows and columns of real tokens only.
@@ -123,13 +134,7 @@ def layer_inputs(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Layer
 
     def record(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found[name] = LayerInputs(
-                args[0] if args else kwargs["x"],
-                args[1] if len(args) > 1 else kwargs.get("context"),
-                kwargs.get("key_mask"),
-                bool(kwargs.get("is_causal", False)),
-                kwargs.get("rotary"),
-            )
+            found[name] = LayerInputs.of_call(args, kwargs)
 
         return hook
 

@@ -24,7 +24,7 @@ from primal_attention.attention import Attention, MultiHeadAttention, PrimalAtte
 from primal_attention.attention.kernel_problem import pose_on_tokens
 from primal_attention.training.evaluation import eval_mode
 
-__all__ = ["CapturedLayer", "CapturedScores", "capture"]
+__all__ = ["CapturedLayer", "CapturedScores", "capture", "capture_call"]
 
 Layers = str | int | Sequence[str | int]
 """Which layers: ``"all"``, ``"last"``, a name, an index, or several names or indices."""
@@ -372,7 +372,7 @@ def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
             watch.running.append(name)
             if isinstance(module, Attention):
                 if watch._is_wanted():
-                    watch.found[name] = _Own(module, _inputs(args, kwargs))
+                    watch.found[name] = _Own(module, LayerInputs.of_call(args, kwargs))
                 watch.closed += 1
 
         return hook
@@ -397,24 +397,19 @@ def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
             handle.remove()
 
 
-def _inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LayerInputs:
-    return LayerInputs(
-        args[0] if args else kwargs["x"],
-        args[1] if len(args) > 1 else kwargs.get("context"),
-        kwargs.get("key_mask"),
-        bool(kwargs.get("is_causal", False)),
-        kwargs.get("rotary"),
-    )
-
-
 def _first_tensor(output: Any) -> Tensor:
     while not isinstance(output, Tensor):
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
     return output
 
 
-def _run(model: nn.Module, batch: Batch, wanted: set[str] | None) -> dict[str, CapturedLayer]:
-    args, kwargs = batch_arguments(batch)
+def capture_call(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wanted: set[str] | None = None,
+) -> dict[str, CapturedLayer]:
+    """Return the attention of every layer in one call of a model, by name; may be empty."""
     watch = _Watch(wanted)
     with torch.no_grad(), eval_mode(model), _hooks(model, watch), watch:
         model(*args, **kwargs)
@@ -463,7 +458,7 @@ def capture(model: nn.Module, batch: Batch, *, layers: Layers = "all") -> list[C
     wanted = None
     if isinstance(layers, str) and layers not in ("all", "last"):
         wanted = {layers}
-    found = _run(model, batch, wanted)
+    found = capture_call(model, *batch_arguments(batch), wanted)
     if not found:
         what = "no attention layer" if wanted is None else f"no attention layer named {layers!r}"
         raise ValueError(

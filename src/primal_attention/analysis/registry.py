@@ -26,6 +26,7 @@ __all__ = [
     "analysis_entry",
     "list_analyses",
     "register_analysis",
+    "registered_analyses",
 ]
 
 
@@ -58,7 +59,7 @@ class AnalysisResult(ABC):
 
     def to_html(self, path: Path | str) -> None:
         """Write the page to a self-contained HTML file."""
-        self.report().text(self.limits()).write(Path(path))
+        self.report().caution(self.limits()).write(Path(path))
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,11 @@ def list_analyses() -> list[str]:
     return sorted(_ENTRIES)
 
 
+def registered_analyses() -> list[str]:
+    """Return the names of all analyses in the order of a report."""
+    return list(_ENTRIES)
+
+
 def analysis_entry(name: str) -> AnalysisEntry:
     """Return the registry entry of an analysis.
 
@@ -163,18 +169,14 @@ def analysis_entry(name: str) -> AnalysisEntry:
     return _ENTRIES[name]
 
 
-# entries are strings, so a package that may import this one can have its analysis listed here
+# entries are strings, so a package that may import this one can have its analysis listed here;
+# the order is that of the report
 register_analysis(
     "spectrum",
     summary="Singular values, effective rank and KSVD diagnostics of every attention layer.",
     options="primal_attention.analysis.options:SpectrumOptions",
     function="primal_attention.analysis.spectrum:analyze_spectrum",
-)
-register_analysis(
-    "transport",
-    summary="How far every attention layer is from an optimal map of its tokens.",
-    options="primal_attention.analysis.options:TransportOptions",
-    function="primal_attention.analysis.transport:analyze_transport",
+    needs_our_layers=False,
 )
 register_analysis(
     "advice",
@@ -182,4 +184,10 @@ register_analysis(
     options="primal_attention.surgery.options:AdviceConfig",
     function="primal_attention.surgery.advisor:advise",
     needs_our_layers=False,
+)
+register_analysis(
+    "transport",
+    summary="How far every attention layer is from an optimal map of its tokens.",
+    options="primal_attention.analysis.options:TransportOptions",
+    function="primal_attention.analysis.transport:analyze_transport",
 )

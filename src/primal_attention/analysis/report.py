@@ -37,6 +37,8 @@ h3{font-size:1.05rem;margin:1.8rem 0 .4rem}
 .tile b{display:block;font-size:1.55rem;line-height:1.25;font-variant-numeric:tabular-nums}
 .tile span{color:var(--soft);font-size:.88rem}
 .verdict{font-size:1.25rem;line-height:1.45;max-width:52rem;margin:1rem 0 1.4rem}
+.caution{max-width:52rem;border-left:3px solid var(--accent);padding:.2rem 0 .2rem .9rem;
+  font-size:.95rem}
 .note{max-width:52rem}figure{margin:1.2rem 0}figcaption,.note{color:var(--soft);font-size:.92rem}
 figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;display:block}
 .scroll{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;min-width:24rem;
@@ -96,6 +98,13 @@ class Report:
     def text(self, text: str) -> Self:
         """Add a paragraph."""
         self._parts.append(f'<p class="note">{escape(text)}</p>')
+        return self
+
+    def caution(self, words: str) -> Self:
+        """Add what the numbers above do not show."""
+        self._parts.append(
+            f'<p class="caution"><b>What this does not show.</b> {escape(words)}</p>'
+        )
         return self
 
     def table(self, header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Self:

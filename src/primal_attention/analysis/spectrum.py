@@ -6,6 +6,7 @@ restricted to real tokens. Untrained layers already have a concentrated spectrum
 model with an untrained one (``control``) before you draw conclusions.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,17 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import (
-    Batch,
-    batch_arguments,
-    layer_inputs,
-    singular_values,
-)
+from primal_attention.analysis.attention_maps import Batch, batch_arguments, singular_values
+from primal_attention.analysis.capture import capture_call
 from primal_attention.analysis.options import SpectrumOptions
 from primal_attention.analysis.plots import add_legend, model_colors, panel_layout
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.analysis.report import Report, to_png
-from primal_attention.attention import Diagnostics, MultiHeadAttention, PrimalAttention
+from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
 from primal_attention.output import to_json
 
@@ -38,6 +35,7 @@ __all__ = [
     "layer_spectra",
     "plot_spectra",
     "spectrum_summary",
+    "untrained_twin",
 ]
 
 
@@ -70,12 +68,13 @@ _DIAGNOSTICS = {
 def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpectrum]:
     """Return the spectrum of every attention layer, in the order of the forward pass.
 
-    Layers that are not one matrix (``primal-relative``, and causal ``primal`` with data-dependent
-    weights) are left out. An attention matrix takes ``O(n²)`` memory and ``O(n³)`` time: use a
-    sample of long sequences.
+    Works for models of every library that :func:`~primal_attention.analysis.capture.capture`
+    reads. Layers that are not one matrix (``primal-relative``, and causal ``primal`` with
+    data-dependent weights) are left out. An attention matrix takes ``O(n²)`` memory and ``O(n³)``
+    time: use a sample of long sequences.
 
     Args:
-        model: Any module with layers of :class:`~primal_attention.attention.Attention` inside.
+        model: Any model with attention.
         args: Positional arguments of the model's forward.
         kwargs: Keyword arguments of the model's forward.
 
@@ -86,18 +85,43 @@ def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpec
         ['blocks.0.attention', 'blocks.1.attention']
     """
     spectra = []
-    for name, inputs in layer_inputs(model, *args, **kwargs).items():
-        layer = model.get_submodule(name)
-        if isinstance(layer, MultiHeadAttention):
+    for name, found in capture_call(model, args, kwargs).items():
+        layer, inputs = found.layer, found.inputs
+        if layer is None or inputs is None:
+            matrices = [found.weights(i).float() for i in range(len(found))]
+            spectra.append(LayerSpectrum(name, singular_values(matrices), None))
+        elif isinstance(layer, MultiHeadAttention):
             values = singular_values(inputs.matrices(layer))
             spectra.append(LayerSpectrum(name, values, None))
         elif isinstance(layer, PrimalAttention):
             x, context, key_mask, is_causal = inputs[:4]
             if is_causal and layer.weights == "data":
                 continue
-            found = layer.diagnose(x, context, key_mask=key_mask, is_causal=is_causal)
-            spectra.append(LayerSpectrum(name, found.singular_values, found))
+            diagnosis = layer.diagnose(x, context, key_mask=key_mask, is_causal=is_causal)
+            spectra.append(LayerSpectrum(name, diagnosis.singular_values, diagnosis))
     return spectra
+
+
+def untrained_twin(model: nn.Module) -> nn.Module:
+    """Return a copy of a model with newly initialised weights, in evaluation mode.
+
+    Example:
+        >>> layer = nn.Linear(3, 3)
+        >>> bool((untrained_twin(layer).weight == layer.weight).any())
+        False
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(model, "config", None)
+        is_ours_inside = any(isinstance(module, Attention) for module in model.modules())
+        if config is not None and hasattr(model, "init_weights") and not is_ours_inside:
+            return type(model)(copy.deepcopy(config)).eval()
+        twin = copy.deepcopy(model)
+        for module in twin.modules():
+            for reset in ("reset_parameters", "_reset_parameters"):
+                if callable(getattr(module, reset, None)):
+                    getattr(module, reset)()
+        return twin.eval()
 
 
 def spectrum_summary(spectra: Sequence[LayerSpectrum]) -> dict[str, float]:
@@ -125,6 +149,8 @@ class SpectrumResult(AnalysisResult):
     """Spectra of the attention layers of a model."""
 
     layers: Sequence[LayerSpectrum]
+    control: Sequence[LayerSpectrum] = ()
+    """The same layers with untrained weights."""
     first: int = 16
     """Number of singular values to draw."""
 
@@ -134,9 +160,12 @@ class SpectrumResult(AnalysisResult):
         low, high = min(ranks, key=ranks.__getitem__), max(ranks, key=ranks.__getitem__)
         mean = spectrum_summary(self.layers)["effective rank"]
         most = max(layer.singular_values.shape[-1] for layer in self.layers)
+        control = spectrum_summary(self.control).get("effective rank")
+        beside = "" if control is None else f"; with untrained weights it is {control:.1f}"
         return (
-            f"The effective rank of attention is {mean:.1f} of at most {most}, mean over layers. "
-            f"It is lowest in {low} ({ranks[low]:.1f}) and highest in {high} ({ranks[high]:.1f})."
+            f"The effective rank of attention is {mean:.1f} of at most {most}, mean over "
+            f"layers{beside}. It is lowest in {low} ({ranks[low]:.1f}) and highest in {high} "
+            f"({ranks[high]:.1f})."
         )
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
@@ -144,22 +173,26 @@ class SpectrumResult(AnalysisResult):
         # columns that no layer fills are left out
         primal = any(layer.diagnostics is not None for layer in self.layers)
         shown = list(_DIAGNOSTICS) if primal else []
-        names = ["effective rank", "lowest head", "highest head", *shown]
+        names = ["effective rank", "untrained", "lowest head", "highest head", *shown]
+        untrained = {layer.name: f"{layer.head_ranks.mean():.3g}" for layer in self.control}
         rows: list[list[Any]] = []
         for layer in self.layers:
             ranks, measured = layer.head_ranks, _layer_diagnostics(layer)
-            numbers = [ranks.mean(), ranks.min(), ranks.max()]
-            cells = [f"{float(number):.3g}" for number in numbers]
+            cells = [f"{float(number):.3g}" for number in (ranks.mean(), ranks.min(), ranks.max())]
+            cells.insert(1, untrained.get(layer.name, "–"))
             cells += [f"{measured[n]:.3g}" if n in measured else "–" for n in shown]
             rows.append([layer.name, *cells])
         return ["layer", *names], rows
 
     def plot(self) -> bytes:
         """Return the cumulative spectra as PNG, one panel per layer."""
-        return to_png(plot_spectra({"model": self.layers}, first=self.first))
+        return to_png(
+            plot_spectra({"model": self.layers}, {"model": self.control}, first=self.first)
+        )
 
     def to_json(self) -> str:
         """Return the summary, and per layer the ranks, singular values and diagnostics as JSON."""
+        untrained = {layer.name: layer.head_ranks.tolist() for layer in self.control}
         return to_json(
             {
                 "summary": spectrum_summary(self.layers),
@@ -167,6 +200,7 @@ class SpectrumResult(AnalysisResult):
                     {
                         "name": layer.name,
                         "effective_rank": layer.head_ranks.tolist(),
+                        "untrained": untrained.get(layer.name),
                         "singular_values": layer.singular_values.mean(0).tolist(),
                         **_layer_diagnostics(layer),
                     }
@@ -188,13 +222,13 @@ class SpectrumResult(AnalysisResult):
         page = Report(
             "Spectrum of the attention layers",
             "Primal layers: singular values of the induced kernel. Other layers: of the attention "
-            "matrix on real tokens. Compare with an untrained model before you draw conclusions.",
+            "matrix on real tokens. Dotted: the same model with untrained weights.",
         )
         page.tiles({name: f"{value:.3g}" for name, value in summary.items()}, len(summary))
         page.figure(
             self.plot(),
             "Share of the sum of singular values in the first k. Mean over sequences and heads; "
-            "band: one standard deviation.",
+            "band: one standard deviation; dotted: untrained weights.",
         )
         return page.section("Layers").text(self.verdict()).table(*self.table())
 
@@ -212,20 +246,18 @@ def _layer_diagnostics(layer: LayerSpectrum) -> dict[str, float]:
 def analyze_spectrum(
     model: nn.Module, batches: Sequence[Batch], options: SpectrumOptions
 ) -> SpectrumResult:
-    """Return the spectra of a model on the first batch; see :func:`layer_spectra`.
-
-    Convert a model of another library to ``"softmax"`` first. This does not change its output.
-    """
+    """Return the spectra of a model on the first batch, and those of its untrained twin."""
     if not batches:
         raise ValueError("batches is empty; the analysis spectrum needs one batch.")
     args, kwargs = batch_arguments(batches[0], options.sequences)
     layers = layer_spectra(model, *args, **kwargs)
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no attention layer with a spectrum; use a model of this "
-            "library, or convert its layers to 'softmax' first."
+            f"{type(model).__name__} has no attention layer with a spectrum; give a model with "
+            "attention."
         )
-    return SpectrumResult(layers, options.first)
+    control = layer_spectra(untrained_twin(model), *args, **kwargs)
+    return SpectrumResult(layers, control, options.first)
 
 
 def plot_spectra(

@@ -1,4 +1,4 @@
-"""``primal analyze``: spectra, advice and other analyses of a saved model."""
+"""``primal analyze``: one page about a saved model, with a section for every analysis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, make_dataclass
@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from primal_attention.analysis.registry import AnalysisResult, analysis_entry, list_analyses
+from primal_attention.analysis.registry import (
+    AnalysisResult,
+    analysis_entry,
+    list_analyses,
+    registered_analyses,
+)
+from primal_attention.analysis.report import Report
 from primal_attention.cli.folders import check_folder, new_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
 from primal_attention.command import UserError, progress
@@ -16,6 +22,8 @@ from primal_attention.settings import parse
 if TYPE_CHECKING:
     from torch import nn
 
+    from primal_attention.surgery.loading import LoadedModel
+
 __all__ = ["main"]
 
 _MARKER = "analyze.json"
@@ -23,12 +31,12 @@ _MARKER = "analyze.json"
 
 @dataclass(frozen=True)
 class Analyze(ModelInputs):
-    """Measure a saved model: a page and a JSON file for each analysis."""
+    """Measure a saved model: one page, report.html, and a JSON file for each analysis."""
 
     names: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]")
     ] = ()
-    """Analyses to run; by default all that suit the model."""
+    """Analyses to run; by default all that suit the model. --NAME is the same as NAME."""
     original: Path | None = None
     """For a converted model: folder of the original model, if it was moved."""
 
@@ -48,6 +56,8 @@ def main(argv: list[str]) -> int:
         frozen=True,
         namespace={"__doc__": _help()},
     )
+    names = [f"--{name}" for name in list_analyses()]
+    argv = [word.removeprefix("--") if word in names else word for word in argv]
     options: Any = parse(kind, argv, prog="primal analyze")
     check_folder(options.out, _MARKER, overwrite=options.overwrite, source=options.model)
 
@@ -55,14 +65,15 @@ def main(argv: list[str]) -> int:
 
     loaded = load(options, original=options.original)
     batches = read_batches(options, loaded)
-    results, skipped = _run_all(options, loaded.model, batches)
+    results, skipped = _run_all(options, loaded, batches)
+    title = type(loaded.model).__name__
     with new_folder(options.out) as folder:
+        with one_sentence():
+            _page(title, options.source, results, skipped).write(folder / "report.html")
         for name, result in results.items():
-            with one_sentence():
-                result.to_html(folder / f"{name}.html")
             write_atomically(folder / f"{name}.json", result.to_json())
         record = {
-            "model": type(loaded.model).__name__,
+            "model": title,
             "folder": str(options.model),
             "measured_on": options.source,
             "verdicts": {name: result.verdict() for name, result in results.items()},
@@ -73,9 +84,29 @@ def main(argv: list[str]) -> int:
         print(f"{name}: {result.verdict()}\n\n{markdown_table(*result.table())}\n")
     for name, why in skipped.items():
         print(f"{name}: does not suit this model: {why}\n")
-    pages = ", ".join(str(options.out / f"{name}.html") for name in results)
-    print(f"Measured on {options.source}. Wrote {pages}")
+    print(f"Measured on {options.source}. Wrote {options.out / 'report.html'}")
     return 0
+
+
+def _page(
+    title: str, source: str, results: dict[str, AnalysisResult], skipped: dict[str, str]
+) -> Report:
+    """Return the page: all verdicts, then each analysis and what it does not show."""
+    page = Report(f"{title}: what its attention does", f"Measured on {source}.")
+    if len(results) > 1:
+        page.section("In short")
+        page.table(
+            ["analysis", "finding"],
+            [[name.capitalize(), result.verdict()] for name, result in results.items()],
+        )
+    for name, result in results.items():
+        page.include(name.capitalize(), result.report())
+        page.caution(result.limits())
+    if skipped:
+        page.section("Left out").table(
+            ["analysis", "reason"], [[name.capitalize(), why] for name, why in skipped.items()]
+        )
+    return page
 
 
 def _options(name: str) -> type[Any]:
@@ -88,7 +119,7 @@ def _help() -> str:
 
 
 def _run_all(
-    options: Any, model: "nn.Module", batches: Sequence[Any]
+    options: Any, loaded: "LoadedModel", batches: Sequence[Any]
 ) -> tuple[dict[str, AnalysisResult], dict[str, str]]:
     """Return the results by name, and why the others were skipped.
 
@@ -96,13 +127,15 @@ def _run_all(
     """
     results: dict[str, AnalysisResult] = {}
     skipped: dict[str, str] = {}
-    for name in dict.fromkeys(options.names or list_analyses()):
+    for name in dict.fromkeys(options.names or registered_analyses()):
         progress(f"running {name}")
         try:
             with one_sentence():
                 entry = analysis_entry(name)
-                subject = _with_our_layers(model) if entry.needs_our_layers else model
-                results[name] = entry.run(subject, batches, getattr(options, name))
+                model = _with_our_layers(loaded.model) if entry.needs_our_layers else loaded.model
+                results[name] = entry.run(
+                    model, batches, getattr(options, name), tokenizer=loaded.tokenizer
+                )
         except UserError as error:
             if options.names:
                 raise

@@ -24,11 +24,9 @@ class ModelInputs:
     """Folder of the model: of Hugging Face, of primal convert, or of primal train."""
     out: Path
     """Folder to write."""
-    text: Path | None = None
-    """Text file with one input a line."""
     data: Path | None = None
-    """File .npz or .safetensors whose arrays are the arguments of the model's forward. Without
-    --text and --data, passages of the Python reference manual are used."""
+    """Text file with one input a line, or file .npz or .safetensors whose arrays are the arguments
+    of the model's forward. By default passages of the Python reference manual are used."""
     samples: int = 32
     """Largest number of inputs."""
     tokens: int = 128
@@ -46,14 +44,11 @@ class ModelInputs:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.samples < 2:
             raise ValueError(f"samples must be at least 2, got {self.samples}.")
-        if self.text is not None and self.data is not None:
-            raise ValueError("--text and --data exclude each other; give one of them.")
 
     @property
     def source(self) -> str:
         """What the model is measured on, in words."""
-        given = self.text or self.data
-        return "passages of the Python reference manual" if given is None else str(given)
+        return "passages of the Python reference manual" if self.data is None else str(self.data)
 
 
 @contextmanager
@@ -85,14 +80,14 @@ def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, 
     from primal_attention.surgery.loading import file_batches, sample_texts, text_batches
 
     with one_sentence():
-        if options.data is not None:
+        if options.data is not None and options.data.suffix in (".npz", ".safetensors"):
             batches = file_batches(loaded.model, options.data, batch_size=options.batch_size)
             batches = batches[: -(-options.samples // options.batch_size)]
         else:
             texts = (
                 sample_texts(options.samples)
-                if options.text is None
-                else _lines(options.text)[: options.samples]
+                if options.data is None
+                else _lines(options.data)[: options.samples]
             )
             # two batches are the least that can be split into one to fit and one to test
             size = max(min(options.batch_size, len(texts) // 2), 1)

@@ -21,6 +21,7 @@ from primal_attention.analysis.attention_maps import (
     rank_for_mass,
 )
 from primal_attention.analysis.cost import compare_costs
+from primal_attention.analysis.spectrum import untrained_twin
 from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.functional import effective_rank
 from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
@@ -179,7 +180,7 @@ def _heads(
     model: nn.Module, control: nn.Module | None, names: Sequence[str], batch: Batch, rank: int
 ) -> list[HeadStatistics]:
     """Return the statistics of every head, for the model and for one with random weights."""
-    random = _with_random_weights(model) if control is None else control
+    random = untrained_twin(model) if control is None else control
     trained, untrained = (_spectra(m, names, batch) for m in (model, random))
     rows = []
     for layer in names:
@@ -208,21 +209,6 @@ def _spectra(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, 
         name: map_spectra({name: maps[f"{name}.attention.core"]})[name]
         for name in converted_layers(twin)
     }
-
-
-def _with_random_weights(model: nn.Module) -> nn.Module:
-    """Return a copy of the model with newly initialised weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = getattr(model, "config", None)
-        if config is not None and hasattr(model, "init_weights"):
-            return type(model)(copy.deepcopy(config)).eval()
-        twin = copy.deepcopy(model)
-        for module in twin.modules():
-            for reset in ("reset_parameters", "_reset_parameters"):
-                if callable(getattr(module, reset, None)):
-                    getattr(module, reset)()
-        return twin.eval()
 
 
 def _costs(layers: Mapping[str, Any], length: int, is_causal: bool) -> list[LayerCost]:
