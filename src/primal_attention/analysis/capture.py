@@ -172,17 +172,13 @@ class _DotProduct(CapturedLayer):
 class _Explicit(CapturedLayer):
     """Attention whose weights the model computed itself."""
 
-    def __init__(self, weights: Tensor) -> None:
-        self._weights = weights.detach()
-        self._v: Tensor | None = None
+    def __init__(self, weights: Tensor, v: Tensor) -> None:
+        self._weights, self._v = weights.detach(), v.detach()
         self.num_heads, n, m = weights.shape[1:]
-        self.head_dim = 0
+        self.head_dim = v.shape[-1]
         self.is_causal = n == m > 1 and not bool(weights.triu(1).any())
         self.keep = weights.any(2).any(1)
         self.query_keep = torch.ones(len(weights), n, dtype=torch.bool)
-
-    def add_values(self, v: Tensor) -> None:
-        self._v, self.head_dim = v.detach(), v.shape[-1]
 
     def _rows(self, sequence: int, rows: slice) -> Float[Tensor, "h rows m"]:
         found = self._weights[sequence][:, self.query_keep[sequence]][:, rows]
@@ -190,8 +186,6 @@ class _Explicit(CapturedLayer):
 
     def values(self, sequence: int = 0) -> Float[Tensor, "h m v"]:
         """Return the values of the real keys, one set for each query head."""
-        if self._v is None:
-            raise ValueError(f"{self.name} shows its weights but not its values; use weights().")
         return self._v[sequence][:, self.keep[sequence]].double()
 
 
@@ -299,7 +293,8 @@ class _Watch(TorchFunctionMode):
         self.closed = 0
         """Number of running layers of this library; what they do inside is not recorded."""
         self.found: dict[str, CapturedLayer] = {}
-        self._latest: tuple[int, _Explicit] | None = None
+        self._latest: Tensor | None = None
+        """Result of the last softmax; it is attention if it is then multiplied by values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -311,13 +306,12 @@ class _Watch(TorchFunctionMode):
             self._keep_dot_product(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in _SOFTMAX and self._is_wanted() and result.ndim == 4:
-            layer = _Explicit(result)
-            self._latest = (result.data_ptr(), layer)
-            self.found[self.running[-1]] = layer
+            self._latest = result
         elif func in _PRODUCT and self._latest is not None:
             left, right = args[:2]
-            if isinstance(left, Tensor) and left.data_ptr() == self._latest[0] and right.ndim == 4:
-                self._latest[1].add_values(right)
+            # dropout outside training returns another tensor with the same memory
+            if isinstance(left, Tensor) and left.data_ptr() == self._latest.data_ptr():
+                self.found[self.running[-1]] = _Explicit(left, right)
                 self._latest = None
         return result
 
@@ -381,8 +375,9 @@ def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             watch.running.pop()
             watch.closed -= isinstance(module, Attention)
-            if name in watch.found:
-                watch.found[name].output = _first_tensor(output).detach()
+            first = _first_tensor(output)
+            if name in watch.found and first is not None:
+                watch.found[name].output = first.detach()
 
         return hook
 
@@ -397,10 +392,11 @@ def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
             handle.remove()
 
 
-def _first_tensor(output: Any) -> Tensor:
-    while not isinstance(output, Tensor):
+def _first_tensor(output: Any) -> Tensor | None:
+    """Return an output, or the first part of several; ``None`` if that is no tensor."""
+    while isinstance(output, Mapping | tuple | list) and output:
         output = next(iter(output.values() if isinstance(output, Mapping) else output))
-    return output
+    return output if isinstance(output, Tensor) else None
 
 
 def capture_call(

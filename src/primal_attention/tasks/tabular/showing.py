@@ -79,7 +79,10 @@ def row_spectra(model: NPTModel, data: TableRows) -> list[LayerSpectrum]:
     finally:
         for module, mode in modes:
             module.training = mode
-    return [layer._replace(name=layer.name.rpartition(".block")[0]) for layer in found]
+    # attention between columns runs too, outside the modules that the wrapper shows
+    return [
+        layer._replace(name=layer.name.rpartition(".block")[0]) for layer in found if layer.name
+    ]
 
 
 # calibration
