@@ -1,4 +1,4 @@
-from .discovery import Algorithm, Discovery, TestTable, discover, learn_pag
+from .discovery import Algorithm, Discovery, IndependenceTable, discover, learn_pag
 from .independence import (
     CallableTest,
     IndependenceTest,
@@ -11,7 +11,9 @@ from .independence import (
     tau,
 )
 from .marks import ARROW, CIRCLE, NONE, TAIL
+from .oracle import GraphOracleTest
 from .pag import PAG
+from .resampling import BootstrapTest
 from .tree import InfluenceTree, TreeEntry
 
 __all__ = [
@@ -21,13 +23,15 @@ __all__ = [
     "PAG",
     "TAIL",
     "Algorithm",
+    "BootstrapTest",
     "CallableTest",
     "Discovery",
+    "GraphOracleTest",
+    "IndependenceTable",
     "IndependenceTest",
     "InfluenceTree",
     "Outcomes",
     "PartialCorrelationTest",
-    "TestTable",
     "TreeEntry",
     "alpha_of",
     "discover",

@@ -30,13 +30,13 @@ from .marks import ARROW, CIRCLE
 from .pag import PAG
 from .rules import orient_arrows, orient_colliders, orient_pc, orient_tails
 
-__all__ = ["Algorithm", "Discovery", "TestTable", "discover", "learn_pag"]
+__all__ = ["Algorithm", "Discovery", "IndependenceTable", "discover", "learn_pag"]
 
 Algorithm = Literal["icd", "ordered-icd", "fci", "pc"]
 MAX_TESTS = 1_000_000
 
 
-class TestTable(NamedTuple):
+class IndependenceTable(NamedTuple):
     """All tests of a search, in the order they were made."""
 
     i: Int16[np.ndarray, " t"]
@@ -78,10 +78,6 @@ class TestTable(NamedTuple):
         ]
 
 
-# pytest would take the name for a class of tests
-TestTable.__test__ = False  # type: ignore[attr-defined]
-
-
 @dataclass(frozen=True)
 class Discovery:
     """Graph of a search, and how it was found."""
@@ -89,7 +85,7 @@ class Discovery:
     pag: PAG
     sepsets: dict[tuple[int, int], tuple[int, ...]]
     """The set that separates ``(i, j)``, ``i < j``, for each pair without an edge."""
-    tests: TestTable
+    tests: IndependenceTable
     """The tests of all finished rounds."""
     warnings: tuple[str, ...]
     is_complete: bool
@@ -185,7 +181,7 @@ def discover(
         raise ValueError(
             f"algorithm must be 'icd', 'ordered-icd', 'fci' or 'pc', got {algorithm!r}."
         )
-    tester = CallableTest(test, n) if not hasattr(test, "evaluate") else test
+    tester = test if isinstance(test, IndependenceTest) else CallableTest(test, n)
     if tester.num_nodes != n:
         raise ValueError(f"The test has {tester.num_nodes} nodes, but n is {n}.")
     limit = (3 if n <= 20 else 2) if max_cond is None else max_cond
@@ -327,7 +323,7 @@ class _Search:
             )
         return tuple(found)
 
-    def table(self) -> TestTable:
+    def table(self) -> IndependenceTable:
         """Return the tests of finished rounds."""
         count = sum(len(rho) for _, _, _, rho, _ in self.log)
         width = max((sets.shape[1] for _, _, sets, _, _ in self.log), default=0)
@@ -340,7 +336,7 @@ class _Search:
             i[here], j[here], rho[here], tau[here] = a, b, part, thresholds
             given[here, : sets.shape[1]] = sets
             start += len(part)
-        return TestTable(i, j, given, rho, tau, self.test.alpha)
+        return IndependenceTable(i, j, given, rho, tau, self.test.alpha)
 
 
 def _icd(search: _Search, selection_bias: bool) -> Int8[np.ndarray, "n n"]:

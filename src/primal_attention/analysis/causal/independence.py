@@ -22,7 +22,7 @@ says so in ``Outcomes.ridged``.
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,7 @@ __all__ = [
     "alpha_of",
     "full_order_correlations",
     "inverse_correlations",
+    "normal_quantile",
     "p_values",
     "recursive_correlation",
     "tau",
@@ -62,6 +63,7 @@ class Outcomes(NamedTuple):
         return np.abs(self.rho) < self.tau
 
 
+@runtime_checkable
 class IndependenceTest(Protocol):
     """What a structure search needs to know about a test."""
 
@@ -101,7 +103,7 @@ def tau(alpha: float, m: float, size: int = 0) -> float:
     _check_level(alpha)
     if m - size - 3 <= 0:
         return 0.0
-    return math.tanh(_quantile(alpha) / math.sqrt(m - size - 3))
+    return math.tanh(normal_quantile(alpha) / math.sqrt(m - size - 3))
 
 
 def alpha_of(threshold: float, m: float, size: int = 0) -> float:
@@ -118,6 +120,18 @@ def alpha_of(threshold: float, m: float, size: int = 0) -> float:
     return math.erfc(math.atanh(threshold) * math.sqrt(m - size - 3) / math.sqrt(2))
 
 
+def normal_quantile(alpha: float) -> float:
+    """Return how many standard deviations a normal variable exceeds with probability ``alpha``.
+
+    Example:
+        >>> round(normal_quantile(0.05), 2)
+        1.96
+    """
+    _check_level(alpha)
+    # by the lower tail: 1 - alpha / 2 would lose the digits of a small alpha
+    return -NormalDist().inv_cdf(alpha / 2)
+
+
 def p_values(
     rho: Float[np.ndarray, " t"], thresholds: Float[np.ndarray, " t"], alpha: float
 ) -> Float[np.ndarray, " t"]:
@@ -126,7 +140,7 @@ def p_values(
 
     z = np.arctanh(np.minimum(np.abs(rho), LARGEST))
     # a threshold is tanh(quantile * standard error)
-    error = np.arctanh(thresholds) / _quantile(alpha)
+    error = np.arctanh(thresholds) / normal_quantile(alpha)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(error > 0, z / error, np.inf)
     return torch.special.erfc(torch.from_numpy(ratio / math.sqrt(2))).numpy()
@@ -263,8 +277,8 @@ class CallableTest:
         array([ True])
     """
 
-    alpha = None
-    max_size = None
+    alpha: float | None = None
+    max_size: int | None = None
     chunk = 1
     warnings: tuple[str, ...] = ()
 
@@ -355,11 +369,6 @@ def _copies(corr: Float[np.ndarray, "n n"]) -> tuple[str, ...]:
         f"The correlation of some nodes is one in size ({shown}{more}). Such nodes cannot be told "
         "apart; keep one of each, or merge them.",
     )
-
-
-def _quantile(alpha: float) -> float:
-    # by the lower tail: 1 - alpha / 2 would lose the digits of a small alpha
-    return -NormalDist().inv_cdf(alpha / 2)
 
 
 def _check_level(alpha: float) -> None:
