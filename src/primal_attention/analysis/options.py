@@ -3,7 +3,49 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["SpectrumOptions", "TransportOptions"]
+__all__ = ["DepthOptions", "FlowOptions", "SpectrumOptions", "TransportOptions"]
+
+
+@dataclass(frozen=True)
+class DepthOptions:
+    """Shape of a model beside the rule for depth, and its separation spectrum."""
+
+    templates: int = 12
+    """Halves of sequences on each side of the grid of the spectrum; 0 measures no spectrum."""
+    tokens: int = 64
+    """Largest number of tokens of a recombined sequence."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2 or 0 < self.templates < 3 or self.templates < 0:
+            raise ValueError(
+                f"templates must be 0 or at least 3 and tokens at least 2, got {self.templates} "
+                f"and {self.tokens}."
+            )
+
+
+@dataclass(frozen=True)
+class FlowOptions:
+    """Shares of attention between modalities, compared with chance."""
+
+    sequences: int = 16
+    """Number of samples to measure, taken from the first batch."""
+    weighting: Literal["attention", "norm", "energy", "gradient"] = "attention"
+    """What a key contributes: its weight, the norm of its weighted value, its squared weight, or
+    its relevance for the largest logit."""
+    mode: Literal["layer", "rollout"] = "layer"
+    """Each layer by itself, or what has crossed up to it."""
+    special: Literal["separate", "text", "drop"] = "separate"
+    """Tokens such as [CLS] and [SEP]: a modality of their own, words, or left out."""
+    modalities: Literal["auto", "segments"] = "auto"
+    """Modalities that the kind of model implies, or the segments of pairs of texts."""
+    primal: Literal["energy", "contribution"] = "energy"
+    """What to read of primal layers: energy of the kernel, or contributions to scores."""
+    ablate: Literal["zeros", "shuffle", "none"] = "zeros"
+    """What takes the place of a modality for blind scores, which need labels in the batch."""
+
+    def __post_init__(self) -> None:
+        if self.sequences < 1:
+            raise ValueError(f"sequences must be at least 1, got {self.sequences}.")
 
 
 @dataclass(frozen=True)

@@ -191,3 +191,18 @@ register_analysis(
     options="primal_attention.analysis.options:TransportOptions",
     function="primal_attention.analysis.transport:analyze_transport",
 )
+register_analysis(
+    "depth",
+    summary="Whether depth and width suit the size of the model, by a published rule.",
+    options="primal_attention.analysis.options:DepthOptions",
+    function="primal_attention.analysis.depth.inspection:analyze_depth",
+    needs_our_layers=False,
+)
+register_analysis(
+    "flow",
+    summary="How much text, images and other modalities receive from each other in every layer.",
+    options="primal_attention.analysis.options:FlowOptions",
+    function="primal_attention.analysis.flow.analyze:analyze_flow",
+    needs_our_layers=False,
+    needs_tokenizer=True,
+)

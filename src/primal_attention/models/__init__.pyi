@@ -12,6 +12,7 @@ from .config import (
     StackConfig,
 )
 from .decoder import CausalDecoder, DecoderState
+from .depth_rule import DepthNotice
 from .encoder import DualTowerClassifier, EncoderClassifier
 from .positions import rotary_positions, sinusoidal_positions
 from .sequence import SequenceModel
@@ -22,6 +23,7 @@ __all__ = [
     "CausalDecoder",
     "DecoderConfig",
     "DecoderState",
+    "DepthNotice",
     "DualTowerClassifier",
     "EncoderBlock",
     "EncoderClassifier",

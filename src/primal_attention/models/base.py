@@ -6,6 +6,7 @@ format, and ``model.safetensors`` with the weights. Neither can run code.
 
 import json
 import re
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from primal_attention.attention import PublishesTerms
+from primal_attention.models.depth_rule import DepthNotice
 from primal_attention.output import to_json, write_atomically
 
 __all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
@@ -126,7 +128,9 @@ class PretrainedModel(PublishesTerms):
                 f"{folder / _WEIGHTS} cannot be read ({error}); it is missing, truncated or no "
                 "safetensors file. Save the model again."
             ) from error
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # advice about the shape comes too late for a model that is trained
+            warnings.simplefilter("ignore", DepthNotice)
             model = found(config)
         _check_weights(folder, model.state_dict(), weights)
         if weights and dtype is None:

@@ -82,12 +82,13 @@ def optimal_params(layers: float) -> float:
     return 12 * layers * optimal_width(layers) ** 2
 
 
-def optimal_depth(params: float, *, block: Callable[[float], float] | None = None) -> float:
+def optimal_depth(params: float, *, size: Callable[[float, float], float] | None = None) -> float:
     """Return the depth ``L*(N)`` that suits a size.
 
     Args:
         params: Parameters without embeddings.
-        block: Parameters of one block by its width; by default ``12 d²``.
+        size: Parameters of a model by its depth and width, growing in both; by default
+            ``12 L d²``.
 
     Example:
         >>> round(optimal_depth(12 * 12 * 768**2))  # the shape of BERT-base
@@ -95,14 +96,14 @@ def optimal_depth(params: float, *, block: Callable[[float], float] | None = Non
     """
     if not params > 0:
         raise ValueError(f"params must be positive, got {params}.")
-    if block is None:
+    if size is None:
         return _lambert_w(params * SLOPE * math.exp(-2 * INTERCEPT) / 6) / (2 * SLOPE)
     low, high = 0.0, 1.0
-    while high * block(optimal_width(high)) < params:
-        high *= 2
+    while size(high, optimal_width(high)) < params:
+        low, high = high, 2 * high
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        is_small = middle * block(optimal_width(middle)) < params
+        is_small = size(middle, optimal_width(middle)) < params
         low, high = (middle, high) if is_small else (low, middle)
     return (low + high) / 2
 

@@ -6,9 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention import Rotary
+from primal_attention.attention import Rotary, attention_entry
 from primal_attention.models.base import PretrainedModel
 from primal_attention.models.config import SequenceConfig
+from primal_attention.models.depth_rule import warn_of_depth
 from primal_attention.models.positions import rotary_positions, sinusoidal_positions
 from primal_attention.models.stack import BlockStack
 
@@ -28,7 +29,9 @@ class SequenceModel(PretrainedModel):
     """Embedding, positions, blocks and a last norm; a subclass adds the head.
 
     Positions count real tokens only, so padding on either side changes nothing. In training the
-    regularisers of all layers are published once, for ``ksvd_loss``.
+    regularisers of all layers are published once, for ``ksvd_loss``. A model of tokens that is much
+    shallower or deeper than its size suggests gives a
+    :class:`~primal_attention.models.depth_rule.DepthNotice`.
 
     Args:
         config: Configuration of the model.
@@ -66,6 +69,15 @@ class SequenceModel(PretrainedModel):
             nn.init.normal_(self.position_table, std=0.02)
         self.blocks = BlockStack(config, **factory)
         self.norm = nn.LayerNorm(dim, **factory)
+        warn_of_depth(self.mixing_layers, dim, vocab_size)
+
+    @property
+    def mixing_layers(self) -> int:
+        """Number of blocks whose attention lets tokens influence each other."""
+        return sum(
+            self.is_causal or attention_entry(name).capabilities.mixes_without_order
+            for name in self.config.layer_attentions
+        )
 
     def encode(
         self,
