@@ -18,13 +18,13 @@ from .word_vectors import Neighbor, WordVectors
 
 __all__ = [
     "ANALOGIES",
+    "SIMILAR_WORDS",
     "AnalogyScore",
     "Association",
     "Cooccurrence",
     "HeadAssociation",
     "HeadsResult",
     "Neighbor",
-    "SIMILAR_WORDS",
     "SimilarityScore",
     "Targets",
     "Totals",
