@@ -137,7 +137,7 @@ def depth_error(params: float) -> float:
 
     Example:
         >>> round(depth_error(1e9), 2)
-        0.37
+        0.38
     """
     layers = optimal_depth(params)
     return relative_error(layers) / (1 / layers + 2 * SLOPE)
