@@ -8,8 +8,9 @@ from .attention_maps import (
 )
 from .capture import CapturedLayer, CapturedScores
 from .cost import Cost, FitCost, compare_costs, fit_cost
+from .flow import FlowResult, modality_flow
 from .memory import PeakMemory, kept_for_backward
-from .options import SpectrumOptions, TransportOptions
+from .options import FlowOptions, HeadsOptions, SpectrumOptions, TransportOptions
 from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
@@ -50,6 +51,9 @@ __all__ = [
     "CapturedScores",
     "Cost",
     "FitCost",
+    "FlowOptions",
+    "FlowResult",
+    "HeadsOptions",
     "LayerSpectrum",
     "LayerTransport",
     "MapMetrics",
@@ -77,6 +81,7 @@ __all__ = [
     "map_metrics",
     "map_spectra",
     "mass_at_rank",
+    "modality_flow",
     "monge_gap",
     "path_metrics",
     "plot_confusion",

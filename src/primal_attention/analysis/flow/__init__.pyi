@@ -1,0 +1,41 @@
+from .ablation import BlindScore, blind_scores, replace_modality
+from .adapters import Layout, find_layout, special_token_ids
+from .analyze import analyze_flow
+from .coattention import CoAttention, Member
+from .contribution import ScoreParts, contribution_shares, split_scores
+from .layers import GivenLayer, SignedWeightsError
+from .metric import modality_flow
+from .plots import plot_directions, plot_flow
+from .primal import DirectionShares, block_energy, direction_shares, row_mass, signed_mass
+from .result import FlowResult, PrimalFlow
+from .shares import SampleFlow, membership, summarize
+
+__all__ = [
+    "BlindScore",
+    "CoAttention",
+    "DirectionShares",
+    "FlowResult",
+    "GivenLayer",
+    "Layout",
+    "Member",
+    "PrimalFlow",
+    "SampleFlow",
+    "ScoreParts",
+    "SignedWeightsError",
+    "analyze_flow",
+    "blind_scores",
+    "block_energy",
+    "contribution_shares",
+    "direction_shares",
+    "find_layout",
+    "membership",
+    "modality_flow",
+    "plot_directions",
+    "plot_flow",
+    "replace_modality",
+    "row_mass",
+    "signed_mass",
+    "special_token_ids",
+    "split_scores",
+    "summarize",
+]

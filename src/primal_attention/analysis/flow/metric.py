@@ -1,0 +1,201 @@
+"""``modality_flow``: who listens to whom, for given attentions or for a model and a batch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from primal_attention.analysis.capture import Layers
+from primal_attention.analysis.flow.ablation import Ablation, BlindScore, Score
+from primal_attention.analysis.flow.adapters import Layout, output_map
+from primal_attention.analysis.flow.coattention import CoAttention
+from primal_attention.analysis.flow.layers import GivenLayer, Reader, Visibility, Weighting
+from primal_attention.analysis.flow.readers import (
+    LayerReading,
+    PrimalReading,
+    read_layers,
+    rollout,
+)
+from primal_attention.analysis.flow.result import SPECIAL, FlowResult
+from primal_attention.analysis.flow.shares import summarize
+from primal_attention.analysis.flow.sources import ModelSource, given_layout
+
+__all__ = ["Mode", "Special", "modality_flow"]
+
+Mode = Literal["layer", "rollout"]
+Special = Literal["separate", "text", "drop"]
+
+
+def modality_flow(
+    source: nn.Module | Sequence[Tensor] | Tensor,
+    batch: Any = None,
+    modality_ids: Int[Tensor, "*b n"] | Literal["segments"] | None = None,
+    *,
+    keep: Bool[Tensor, "b n"] | None = None,
+    names: Sequence[str] | None = None,
+    special: Special = "separate",
+    special_ids: Bool[Tensor, "b n"] | Sequence[int] | None = None,
+    weighting: Weighting = "attention",
+    mode: Mode = "layer",
+    primal: PrimalReading = "energy",
+    layers: Layers = "all",
+    gradients: Sequence[Tensor] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    ablate: Ablation | None = "zeros",
+    labels: Tensor | None = None,
+    score: Score | None = None,
+) -> FlowResult:
+    """Return how much the tokens of each modality receive from every other, layer by layer.
+
+    Call it with attentions, ``modality_flow(attentions, modality_ids, keep=keep)``, or with a
+    model, ``modality_flow(model, batch)``. Shares depend on the numbers of tokens, so look at
+    ``lift``: the share over what uniform attention would give. Rows are receivers.
+
+    Args:
+        source: Attention weights of each layer, ``[b h n n]``; or a model. Fused attention is
+            recomputed by blocks of rows. Primal layers are read through their scores.
+        batch: Inputs of the model. For attentions, the modality ids.
+        modality_ids: Modality of every token, from 0 on; -1 is padding. Known kinds of models
+            (ViLT, VisualBERT, LXMERT, BLIP, CLIP, decoders with image tokens) need none.
+            ``"segments"`` takes the segments of ``token_type_ids``.
+        keep: ``True`` where a token is real. Models know it from their masks.
+        names: Names of the modalities.
+        special: What to do with [CLS], [SEP] and the like: a modality of their own
+            (``"separate"``), count them as what ``modality_ids`` says (``"text"``), or leave them
+            out and normalise again (``"drop"``).
+        special_ids: Where these tokens are, as a mask, or for models their token ids. By default
+            those of the model's configuration.
+        weighting: What a key contributes: ``"attention"`` (its weight), ``"norm"`` (the norm of
+            its weighted value), ``"energy"`` (its squared weight) or ``"gradient"`` (relevance for
+            one output).
+        mode: ``"layer"``, or ``"rollout"`` for what has crossed up to a layer, residuals included.
+        primal: What ``flow`` shows of primal layers: the energy of their kernel, or the
+            contribution of each modality to their scores.
+        layers: Which layers of a model, as for :func:`~primal_attention.analysis.capture.capture`.
+        gradients: Gradients of the given attentions, for ``weighting="gradient"``.
+        loss: From the output of a model to the number to explain, for ``weighting="gradient"``.
+        ablate: For blind scores, replace a modality by ``"zeros"``, or by that of another sample
+            (``"shuffle"``); ``None`` measures none. Blind scores need ``labels`` or ``score``.
+        labels: Integer labels of the samples or tokens; by default those of the batch.
+        score: From output and batch to a number; larger is better.
+
+    Example:
+        >>> ids = torch.tensor([[0, 0, 1, 1, 1, 1]])
+        >>> found = modality_flow([torch.full((1, 2, 6, 6), 1 / 6)], ids)
+        >>> round(float(found.direction("text", "image")), 3), round(float(found.lift[0, 0, 1]), 3)
+        (0.667, 1.0)
+    """
+    for name, value, choices in (
+        ("special", special, get_args(Special)),
+        ("weighting", weighting, get_args(Weighting)),
+        ("mode", mode, get_args(Mode)),
+        ("primal", primal, get_args(PrimalReading)),
+        ("ablate", ablate, (*get_args(Ablation), None)),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+    if isinstance(source, nn.Module):
+        request = ModelSource(
+            source, batch, modality_ids, keep, special_ids, weighting, layers, loss
+        )
+        layout = request.layout()
+        blind = request.blind(layout, ablate, labels, score)
+    else:
+        ids = batch if modality_ids is None else modality_ids
+        layout = given_layout(source, ids, keep, special_ids, weighting, gradients)
+        blind = []
+    if names is not None:
+        layout = replace(layout, names=_checked_names(names, layout))
+    layout = _apply_special(layout, special)
+    readers = _readers(source, layout, "attention" if layout.separate else weighting)
+    if mode == "rollout":
+        readings, notes = rollout(readers), list[str]()
+    else:
+        readings, notes = read_layers(readers, primal)
+    return _result(readings, layout, mode, tuple(blind), notes)
+
+
+def _result(
+    readings: Sequence[LayerReading],
+    layout: Layout,
+    mode: str,
+    blind: tuple[BlindScore, ...],
+    notes: Sequence[str],
+) -> FlowResult:
+    """Return the means over samples."""
+    if not readings:
+        raise ValueError("No layer can be read: " + " ".join(notes))
+    flows = [summarize(reading.samples) for reading in readings]
+    heads = [len(flow.by_head) for flow in flows]
+    by_head = torch.zeros(len(flows), max(heads), *flows[0].flow.shape, dtype=torch.float64)
+    for i, flow in enumerate(flows):
+        by_head[i, : heads[i]] = flow.by_head
+    primal = [reading.primal for reading in readings]
+    words = dict.fromkeys(one.note for one in primal if one is not None and one.note)
+    return FlowResult(
+        layers=tuple(reading.name for reading in readings),
+        names=layout.names,
+        **{
+            name: torch.stack([getattr(flow, name) for flow in flows])
+            for name in ("flow", "chance", "lift", "has_lift", "imf", "imf_chance", "imf_lift")
+        },
+        by_head=by_head,
+        num_heads=tuple(heads),
+        readings=tuple(reading.reading for reading in readings),
+        mode=mode,
+        samples=len(readings[0].samples),
+        primal=tuple(primal),
+        blind=blind,
+        notes=(*layout.notes, *words, *notes),
+        separate=layout.separate,
+    )
+
+
+def _checked_names(names: Sequence[str], layout: Layout) -> tuple[str, ...]:
+    if len(names) < int(layout.ids.max()) + 1 or len(set(names)) != len(names) or SPECIAL in names:
+        raise ValueError(
+            f"names must be {int(layout.ids.max()) + 1} different names other than {SPECIAL!r}, "
+            f"got {tuple(names)}."
+        )
+    return tuple(names)
+
+
+def _apply_special(layout: Layout, special: Special) -> Layout:
+    """Return the layout with special tokens as a modality, as they are, or without modality."""
+    mask = layout.special
+    if mask is None or special == "text" or not bool((mask & (layout.ids >= 0)).any()):
+        return layout
+    mask = mask & (layout.ids >= 0)
+    if special == "drop":
+        return replace(layout, ids=torch.where(mask, -1, layout.ids))
+    ids = torch.where(mask, len(layout.names), layout.ids)
+    return replace(layout, ids=ids, names=(*layout.names, SPECIAL))
+
+
+def _readers(source: Any, layout: Layout, weighting: Weighting) -> list[Reader]:
+    """Return a reader for every layer."""
+    found = []
+    for layer in layout.layers:
+        visibility: Visibility = "causal" if layer.is_causal else "all"
+        is_known = isinstance(layer, GivenLayer | CoAttention) or layer.layer is not None
+        if not is_known and weighting != "gradient":
+            visibility = "weights"  # windows and prefixes, too, have weights of zero
+        n, m = layer.query_keep.shape[1], layer.keep.shape[1]
+        is_model, is_block = isinstance(source, nn.Module), isinstance(layer, CoAttention)
+        has_map = weighting == "norm" and is_model and not is_block
+        found.append(
+            Reader(
+                layer,
+                layout.ids[:, m - n :],
+                layout.ids,
+                len(layout.names),
+                weighting,
+                visibility,
+                output_map(source, layer) if has_map else None,
+                is_block,
+            )
+        )
+    return found

@@ -1,0 +1,206 @@
+"""Where layers and modalities come from: given tensors, or a model and a batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from primal_attention.analysis.capture import CapturedLayer, Layers, capture
+from primal_attention.analysis.flow.ablation import Ablation, BlindScore, Score, blind_scores
+from primal_attention.analysis.flow.adapters import (
+    Layout,
+    find_layout,
+    segment_layout,
+    special_token_ids,
+)
+from primal_attention.analysis.flow.coattention import CoAttention
+from primal_attention.analysis.flow.gradient import relevance_layers
+from primal_attention.analysis.flow.layers import GivenLayer, Weighting
+
+__all__ = ["ModelSource", "given_layout"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model, its batch, and what the caller said about them."""
+
+    model: nn.Module
+    batch: Any
+    modality_ids: Any
+    keep: Tensor | None
+    special_ids: Any
+    weighting: Weighting
+    layers: Layers
+    loss: Callable[[Any], Tensor] | None
+
+    def layout(self) -> Layout:
+        """Return the modalities and the layers in which they meet."""
+        if self.batch is None:
+            raise ValueError("A model needs a batch; call modality_flow(model, batch).")
+        if isinstance(self.modality_ids, Tensor):
+            layout = self._from_ids(self.modality_ids)
+        else:
+            layout = self._from_adapter()
+        if not layout.layers:
+            raise ValueError(
+                f"No attention layer of {type(self.model).__name__} has the "
+                f"{layout.ids.shape[1]} tokens of modality_ids as keys; give one id for each token."
+            )
+        if self.keep is not None:
+            for layer in layout.layers:
+                if layer.keep.shape == self.keep.shape:
+                    layer.keep = layer.keep & self.keep
+                if layer.query_keep.shape == self.keep.shape:
+                    layer.query_keep = layer.query_keep & self.keep
+        if isinstance(self.special_ids, Tensor):
+            layout = replace(layout, special=self.special_ids.bool().expand(layout.ids.shape))
+        if self.weighting == "gradient" and not layout.separate:
+            _refuse_blocks(layout)
+            relevant = relevance_layers(self.model, self.batch, layout.layers, self.loss)
+            layout = replace(layout, layers=relevant)
+        return layout
+
+    def _captured(self) -> list[CapturedLayer]:
+        return capture(self.model, self.batch, layers=self.layers)
+
+    def _from_ids(self, ids: Tensor) -> Layout:
+        captured = self._captured()
+        ids = _checked_ids(ids, len(captured[0]))
+        m = ids.shape[1]
+        fits = [
+            layer
+            for layer in captured
+            if layer.keep.shape[1] == m and layer.query_keep.shape[1] <= m
+        ]
+        left = [layer.name for layer in captured if layer not in fits]
+        notes = (f"Layers over other tokens are left out: {', '.join(left)}.",) if left else ()
+        return Layout(_default_names(ids), ids, fits, notes=notes)
+
+    def _from_adapter(self) -> Layout:
+        given = self.special_ids
+        if given is None or isinstance(given, Tensor):
+            given = special_token_ids(getattr(self.model, "config", None))
+        is_mapping = isinstance(self.batch, Mapping)
+        if self.modality_ids == "segments":
+            found = segment_layout(self.batch, self._captured()) if is_mapping else None
+            if found is None:
+                raise ValueError(
+                    "modality_ids='segments' needs token_type_ids with two segments in the batch; "
+                    "tokenize pairs of texts, or give ids."
+                )
+            return found
+        if is_mapping:
+            has_norms = self.weighting == "norm"
+            layout = find_layout(self.model, self.batch, self._captured, given, has_norms=has_norms)
+            if layout is not None:
+                return layout
+        raise ValueError(
+            f"{type(self.model).__name__} has one modality only on this batch, so nothing can flow "
+            "between modalities; give modality_ids if its tokens are of several kinds, or "
+            "'segments' for pairs of texts."
+        )
+
+    def blind(
+        self, layout: Layout, ablate: Ablation | None, labels: Tensor | None, score: Score | None
+    ) -> list[BlindScore]:
+        """Return the blind scores, if there is something to score."""
+        has_labels = isinstance(self.batch, Mapping) and self.batch.get("labels") is not None
+        if ablate is None or (labels is None and score is None and not has_labels):
+            return []
+        ids = layout.ids
+        if layout.special is not None:
+            ids = torch.where(layout.special, -1, ids)  # [CLS] and [SEP] stay
+        return blind_scores(
+            self.model,
+            self.batch,
+            ids,
+            layout.names,
+            how=ablate,
+            inputs=layout.inputs,
+            labels=labels,
+            score=score,
+            is_causal=any(layer.is_causal for layer in layout.layers),
+        )
+
+
+def _refuse_blocks(layout: Layout) -> None:
+    if any(isinstance(layer, CoAttention) for layer in layout.layers):
+        raise ValueError(
+            "weighting='gradient' does not exist for blocks of self- and cross-attention; use "
+            "'attention', 'norm' or 'energy'."
+        )
+
+
+def given_layout(
+    source: Sequence[Tensor] | Tensor,
+    ids: Any,
+    keep: Tensor | None,
+    special: Any,
+    weighting: Weighting,
+    gradients: Sequence[Tensor] | None,
+) -> Layout:
+    """Return the layout of attentions that are given as tensors."""
+    attentions = [source] if isinstance(source, Tensor) else list(source)
+    if not attentions or not all(isinstance(a, Tensor) and a.ndim == 4 for a in attentions):
+        raise ValueError(
+            "attentions must be tensors of shape [batch, heads, queries, keys], one for each "
+            "layer; a model that returns None uses fused attention: call modality_flow(model, "
+            "batch)."
+        )
+    ids = _checked_ids(ids, len(attentions[0]))
+    keep = ids >= 0 if keep is None else keep.bool() & (ids >= 0)
+    if weighting == "norm":
+        raise ValueError("weighting='norm' needs values; call modality_flow(model, batch).")
+    if weighting == "gradient" and (gradients is None or len(gradients) != len(attentions)):
+        raise ValueError(
+            f"weighting='gradient' needs gradients=, one tensor for each of the {len(attentions)} "
+            "attentions."
+        )
+    layers = []
+    for i, weights in enumerate(attentions):
+        n, m = weights.shape[-2:]
+        if m != ids.shape[1] or n > m:
+            raise ValueError(
+                f"attentions[{i}] has {n} queries and {m} keys, but modality_ids has "
+                f"{ids.shape[1]} tokens; give one id for each key."
+            )
+        options: Any = {"query_keep": keep[:, m - n :], "name": f"layer {i + 1}"}
+        layer = GivenLayer(weights, keep, **options)
+        layer.is_causal = layer.is_triangular()
+        if gradients is not None and weighting == "gradient":
+            relevance = (weights * gradients[i]).clamp_min(0)
+            relevant = GivenLayer(relevance, keep, is_causal=layer.is_causal, **options)
+            layer = relevant
+        layers.append(layer)
+    layout = Layout(_default_names(ids), ids, layers)
+    if special is None:
+        return layout
+    if not isinstance(special, Tensor) or special.dtype != torch.bool:
+        raise ValueError(
+            "special_ids of given attentions must be a boolean mask [b n], True at special tokens; "
+            "token ids serve for models only."
+        )
+    return replace(layout, special=special.expand(ids.shape))
+
+
+def _checked_ids(ids: Any, b: int) -> Int[Tensor, "b n"]:
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.ndim not in (1, 2):
+        raise ValueError(
+            f"modality_ids must be an integer tensor [b n] or [n], got {type(ids).__name__}; give "
+            "0, 1, … for modalities and -1 for padding."
+        )
+    if ids.ndim == 2 and len(ids) not in (1, b):
+        raise ValueError(f"modality_ids has {len(ids)} samples, but the batch has {b}.")
+    if int(ids.max()) < 1:
+        raise ValueError(
+            "modality_ids has one modality only; flow between modalities needs at least 0 and 1."
+        )
+    return ids.long().expand(b, -1)
+
+
+def _default_names(ids: Tensor) -> tuple[str, ...]:
+    count = int(ids.max()) + 1
+    return ("text", "image") if count == 2 else tuple(f"modality {i}" for i in range(count))
