@@ -1,9 +1,10 @@
 """Options of the analyses. This module does not import torch, so commands parse them fast."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-__all__ = ["DepthOptions", "FlowOptions", "SpectrumOptions", "TransportOptions"]
+__all__ = ["DepthOptions", "FlowOptions", "HeadsOptions", "SpectrumOptions", "TransportOptions"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,28 @@ class FlowOptions:
     def __post_init__(self) -> None:
         if self.sequences < 1:
             raise ValueError(f"sequences must be at least 1, got {self.sequences}.")
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """Query-key logits of single words beside their pairs in a corpus."""
+
+    counts: Path | None = None
+    """File of counts from ``primal distrib count``; by default the inputs and the help texts of
+    Python are counted."""
+    words: int = 500
+    """Number of words, the most frequent ones that are one token."""
+    layers: tuple[int, ...] = (0,)
+    """Attention layers, counted from 0. Deeper layers see single words after the layers before."""
+    min_count: float = 2.0
+    """Smallest weighted count of a pair of words."""
+
+    def __post_init__(self) -> None:
+        if self.words < 2 or not self.min_count > 0 or min(self.layers, default=-1) < 0:
+            raise ValueError(
+                f"words must be at least 2, min_count positive and layers at least 0, got "
+                f"{self.words}, {self.min_count} and {self.layers}."
+            )
 
 
 @dataclass(frozen=True)

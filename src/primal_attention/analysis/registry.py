@@ -206,3 +206,11 @@ register_analysis(
     needs_our_layers=False,
     needs_tokenizer=True,
 )
+register_analysis(
+    "heads",
+    summary="How much the heads of the first layer follow the word pairs of a corpus.",
+    options="primal_attention.analysis.options:HeadsOptions",
+    function="primal_attention.analysis.distributional.heads:analyze_heads",
+    needs_our_layers=False,
+    needs_tokenizer=True,
+)

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from primal_attention.analysis import HeadsOptions, analysis_entry, to_png
 from primal_attention.analysis.capture import capture
 from primal_attention.analysis.distributional import (
     Cooccurrence,
     compare,
+    count_weights,
+    plot_head_beside_counts,
     probe_heads,
     qk_circuit,
     transform_counts,
+    word_weights,
 )
 from primal_attention.analysis.distributional.association import Targets, asymmetry, spearman
 from primal_attention.analysis.distributional.probe_models import (
@@ -325,6 +329,41 @@ def test_errors_say_what_to_do():
         probe_heads(model, None, cooccurrence, words=1)
 
 
+# the analysis of ``primal analyze``
+
+
+def test_analysis_counts_the_inputs_of_a_model_without_tokenizer():
+    ids = torch.randint(VOCABULARY, (40, 50))
+    keep = torch.arange(50) < torch.randint(20, 51, (40, 1))
+    entry = analysis_entry("heads")
+    options = entry.load_options()(words=20, layers=(1,), min_count=1.0)
+    result = entry.run(ours("learned"), [{"x": ids, "key_mask": keep}], options)
+    assert {head.layer for head in result.heads} == {"blocks.1.attention"}
+    assert result.corpus == "the inputs"
+    counted = Cooccurrence(VOCABULARY).fit([r[k].numpy() for r, k in zip(ids, keep, strict=True)])
+    first = np.argsort(-counted.unigram, kind="stable")[:20]
+    assert result.words == tuple(counted.words[i] for i in first)
+    with pytest.raises(ValueError, match="needs a model of text"):
+        entry.run(ours("learned"), [torch.randn(2, 5, 3)])
+
+
+def test_analysis_reads_a_file_of_counts(tmp_path):
+    cooccurrence = counts(VOCABULARY)
+    cooccurrence.save(tmp_path / "counts.npz")
+    options = HeadsOptions(counts=tmp_path / "counts.npz", min_count=1.0)
+    model = ours("none")
+    result = analysis_entry("heads").run(model, [], options)
+    assert result.corpus == "counts.npz"
+    assert result.heads == probe_heads(model, None, cooccurrence, min_count=1.0).heads
+
+
+@pytest.mark.raw
+def test_options_are_checked():
+    for wrong in ({"words": 1}, {"min_count": 0.0}, {"layers": ()}, {"layers": (-1,)}):
+        with pytest.raises(ValueError, match="words must be at least 2"):
+            HeadsOptions(**wrong)
+
+
 # pretrained models
 
 
@@ -358,6 +397,39 @@ def test_heads_of_a_pretrained_model_know_an_offline_corpus(minilm):
     assert sum(head.is_evident for head in result.heads) >= 2
     # T11
     assert abs(np.mean([head.null_mean for head in heads])) < 0.02
+
+
+def test_analysis_of_a_pretrained_model_says_which_corpus(minilm):
+    model, tokenizer = minilm
+    batch = dict(tokenizer(["the river bank flooded"] * 3, return_tensors="pt"))
+    result = analysis_entry("heads").run(model, [batch], tokenizer=tokenizer)
+    assert len(result.words) == 500
+    assert "the inputs and the help texts of Python" in result.verdict()
+
+
+def test_words_of_a_head_beside_counts(minilm):
+    model, tokenizer = minilm
+    text = "The zyzzyva river-bank flooded."
+    words, weights = word_weights(model, tokenizer, text, layer=2, head=5)
+    assert words == ["the", "zyzzyva", "river", "bank", "flooded"]
+    batch = tokenizer(text, return_tensors="pt")
+    tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
+    full = capture(model, dict(batch), layers=2)[0].weights(heads=5).numpy()
+    river, bank, the = (tokens.index(token) for token in ("river", "bank", "the"))
+    parts = list(range(the + 1, river))
+    assert len(parts) > 1
+    # sums over the tokens of a key, means over those of a query
+    expected = full[parts][:, [river]].mean() / full[parts][:, [bank]].mean()
+    assert weights[1, 2] / weights[1, 3] == pytest.approx(expected)
+    assert weights[0, 1] / weights[0, 2] == pytest.approx(full[the, parts].sum() / full[the, river])
+    np.testing.assert_allclose(weights.sum(1), 1)
+    known = Cooccurrence.from_corpus(["the river bank flooded the bank"])
+    assert count_weights(known, words)[1].tolist() == [0.2] * 5
+    figure = plot_head_beside_counts(model, tokenizer, known, text, layer=2, head=5)
+    assert [axis.get_title() for axis in figure.axes] == ["counts", "layer 2, head 5"]
+    to_png(figure)
+    with pytest.raises(ValueError, match="no head 12"):
+        word_weights(model, tokenizer, text, head=12)
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 from .association import Association, Targets, asymmetry, compare
+from .attention import CountAttention, DistributionalAttention
 from .cooccurrence import Cooccurrence, Totals
 from .embeddings import association_svd, glove_fit, ksvd_embeddings, pmi_svd
 from .evaluation import (
@@ -11,7 +12,21 @@ from .evaluation import (
     evaluate_similarity,
     read_pairs,
 )
+from .heads import analyze_heads
 from .probe import HeadAssociation, HeadsResult, probe_heads, qk_circuit
+from .probe_plots import count_weights, plot_head_beside_counts, word_weights
+from .factors import AssociationKernel, CountFactors, count_factors
+from .projection import (
+    PositionTerms,
+    Projection,
+    balance_violation,
+    normalize_rows,
+    position_terms,
+    position_types,
+    project,
+    select,
+    stationary_distribution,
+)
 from .transforms import context_probability, transform_counts
 from .vocabulary import split_words
 from .word_vectors import Neighbor, WordVectors
@@ -21,27 +36,45 @@ __all__ = [
     "SIMILAR_WORDS",
     "AnalogyScore",
     "Association",
+    "AssociationKernel",
     "Cooccurrence",
+    "CountAttention",
+    "CountFactors",
+    "DistributionalAttention",
     "HeadAssociation",
     "HeadsResult",
     "Neighbor",
+    "PositionTerms",
+    "Projection",
     "SimilarityScore",
     "Targets",
     "Totals",
     "WordPair",
     "WordVectors",
+    "analyze_heads",
     "association_svd",
     "asymmetry",
+    "balance_violation",
     "compare",
     "context_probability",
+    "count_factors",
+    "count_weights",
     "evaluate_analogies",
     "evaluate_similarity",
     "glove_fit",
     "ksvd_embeddings",
+    "normalize_rows",
+    "plot_head_beside_counts",
     "pmi_svd",
+    "position_terms",
+    "position_types",
     "probe_heads",
+    "project",
     "qk_circuit",
     "read_pairs",
+    "select",
     "split_words",
+    "stationary_distribution",
     "transform_counts",
+    "word_weights",
 ]
