@@ -12,10 +12,10 @@ from .evaluation import (
     evaluate_similarity,
     read_pairs,
 )
+from .factors import AssociationKernel, CountFactors, count_factors
 from .heads import analyze_heads
 from .probe import HeadAssociation, HeadsResult, probe_heads, qk_circuit
 from .probe_plots import count_weights, plot_head_beside_counts, word_weights
-from .factors import AssociationKernel, CountFactors, count_factors
 from .projection import (
     PositionTerms,
     Projection,
