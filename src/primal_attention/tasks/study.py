@@ -359,6 +359,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
     ("time", "bench", "bench.time_cost:TimeCostStudy", "what times cost in attention"),
     ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
     ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
+    (
+        "depth-sweep",
+        "bench",
+        "bench.depth_sweep:DepthSweepStudy",
+        "loss by depth at equal size, beside the rule",
+    ),
     ("surgery-minilm", "bench", "bench.surgery:MinilmStudy", "a sentence encoder, converted"),
     ("surgery-smollm2", "bench", "bench.surgery:Smollm2Study", "a language model, converted"),
 )
