@@ -47,6 +47,10 @@ _NUMBERS = 2**22
 """Numbers in a block of rows: 32 MB in float64."""
 
 
+_PROBES = 16
+"""Columns of weights that are looked at where the others are not formed."""
+
+
 class SignedWeightsError(ValueError):
     """Weights below zero have no shares."""
 
@@ -180,17 +184,24 @@ class Reader:
         Columns of keys without a modality must be zero.
         """
         senders = self.sent_by(sequence)
-        if self._is_own:
-            sums = self._own_sums(sequence, columns)
-            counts = visible_counts(senders, sums.shape[1], is_causal=self.visibility == "causal")
-        else:
-            sums, counts = self._block_sums(sequence, columns, senders)
-        if self.weighting == "attention" and bool((sums < -1e-9 * sums.abs().max()).any()):
+        if not self._is_own:
+            return self._block_sums(sequence, columns, senders)
+        # some columns of the weights themselves show whether there are any below zero
+        m, k = columns.shape
+        count = min(m, _PROBES)
+        seen = columns.new_zeros(m, count)
+        seen[torch.arange(count) * m // max(count, 1), torch.arange(count)] = 1
+        found = self._own_sums(sequence, torch.cat([columns, seen], 1))
+        self._check_sign(found)
+        counts = visible_counts(senders, found.shape[1], is_causal=self.visibility == "causal")
+        return found[..., :k], counts
+
+    def _check_sign(self, weights: Tensor) -> None:
+        if self.weighting == "attention" and bool((weights < -1e-9 * weights.abs().max()).any()):
             raise SignedWeightsError(
                 f"{self.layer.name or 'The layer'} has weights below zero, which have no shares; "
                 "use weighting='energy'."
             )
-        return sums, counts
 
     def _block_sums(
         self, sequence: int, columns: Tensor, senders: Tensor
@@ -205,11 +216,7 @@ class Reader:
         for rows, weights in self.layer.row_blocks(sequence, size=size):
             if self.visibility == "weights":
                 counts[rows] = (weights > 0).any(0).double() @ senders
-            if self.weighting == "attention" and bool((weights < 0).any()):
-                raise SignedWeightsError(
-                    f"{self.layer.name or 'The layer'} has weights below zero, which have no "
-                    "shares; use weighting='energy'."
-                )
+            self._check_sign(weights)
             if self.weighting == "energy":
                 weights = weights.square()
             elif norms is not None:
@@ -220,8 +227,12 @@ class Reader:
     @property
     def _is_own(self) -> bool:
         """Whether the layer computes ``A v`` for any values."""
-        is_linear = isinstance(self.layer.layer, MultiHeadAttention)
-        return is_linear and self.weighting in ("attention", "norm")
+        layer = self.layer.layer
+        # a layer that projects values in its own way is read by rows
+        is_plain = isinstance(layer, MultiHeadAttention) and (
+            type(layer)._attend is MultiHeadAttention._attend
+        )
+        return is_plain and self.weighting in ("attention", "norm")
 
     @torch.no_grad()
     def _own_sums(self, sequence: int, columns: Float[Tensor, "m k"]) -> Float[Tensor, "h n k"]:
