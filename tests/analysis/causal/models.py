@@ -86,7 +86,7 @@ def reviews(count, seed=0):
     return texts, labels
 
 
-def trained(model, words, steps=120):
+def trained(model, words, steps=90):
     """Return a classifier of the reviews."""
     torch.manual_seed(0)
     texts, labels = reviews(32 * steps)

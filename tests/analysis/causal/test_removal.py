@@ -12,11 +12,6 @@ from primal_attention.analysis.causal.text import encode, text_subject, token_na
 TEXT = "the film was not good but the cast is very fun"
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    return models.tokenizer(tmp_path_factory.mktemp("words"))
-
-
 IDS = torch.tensor([10, 11, 12, 13])
 SETS = [(1,), (0, 3), ()]
 

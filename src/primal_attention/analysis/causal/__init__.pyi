@@ -1,4 +1,27 @@
+from .baselines import MethodResult, compare_methods
+from .confidence import (
+    Confidence,
+    Consensus,
+    Stability,
+    bootstrap_stability,
+    consensus,
+    decision_margins,
+    entropy_difference,
+)
+from .covariance import (
+    Correlation,
+    attention_factor,
+    correlate,
+    rollout_factor,
+    sem_effects,
+    values_factor,
+)
 from .discovery import Algorithm, Discovery, IndependenceTable, discover, learn_pag
+from .drawing import draw_graphs, draw_pag, draw_tree
+from .explainer import explain, explain_recommendation, explain_subject
+from .explanation import EvaluatedSet, Explanation, FoundSet, HeadSearch
+from .graph import causal_graph
+from .graph_result import CausalGraphs, HeadGraph
 from .independence import (
     CallableTest,
     IndependenceTest,
@@ -11,9 +34,23 @@ from .independence import (
     tau,
 )
 from .marks import ARROW, CIRCLE, NONE, TAIL
+from .nodes import Nodes, word_groups
 from .oracle import GraphOracleTest
 from .pag import PAG
+from .primal import (
+    HatMatrix,
+    MoralGraph,
+    Readings,
+    compare_readings,
+    kernel_factor,
+    moral_graph,
+    primal_scores,
+)
+from .recommend import RecommenderSubject
+from .removal import Removal
 from .resampling import BootstrapTest
+from .subjects import Outcome, Subject
+from .text import ClassSubject, MaskedTokenSubject, NextTokenSubject, text_subject
 from .tree import InfluenceTree, TreeEntry
 
 __all__ = [
@@ -25,19 +62,64 @@ __all__ = [
     "Algorithm",
     "BootstrapTest",
     "CallableTest",
+    "CausalGraphs",
+    "ClassSubject",
+    "Confidence",
+    "Consensus",
+    "Correlation",
     "Discovery",
+    "EvaluatedSet",
+    "Explanation",
+    "FoundSet",
     "GraphOracleTest",
+    "HatMatrix",
+    "HeadGraph",
+    "HeadSearch",
     "IndependenceTable",
     "IndependenceTest",
     "InfluenceTree",
+    "MaskedTokenSubject",
+    "MethodResult",
+    "MoralGraph",
+    "NextTokenSubject",
+    "Nodes",
+    "Outcome",
     "Outcomes",
     "PartialCorrelationTest",
+    "Readings",
+    "RecommenderSubject",
+    "Removal",
+    "Stability",
+    "Subject",
     "TreeEntry",
     "alpha_of",
+    "attention_factor",
+    "bootstrap_stability",
+    "causal_graph",
+    "compare_methods",
+    "compare_readings",
+    "consensus",
+    "correlate",
+    "decision_margins",
     "discover",
+    "draw_graphs",
+    "draw_pag",
+    "draw_tree",
+    "entropy_difference",
+    "explain",
+    "explain_recommendation",
+    "explain_subject",
     "full_order_correlations",
     "inverse_correlations",
+    "kernel_factor",
     "learn_pag",
+    "moral_graph",
+    "primal_scores",
     "recursive_correlation",
+    "rollout_factor",
+    "sem_effects",
     "tau",
+    "text_subject",
+    "values_factor",
+    "word_groups",
 ]

@@ -66,6 +66,7 @@ class TextSubject(ModelSubject):
             model, ids, choose_removal(removal, tokenizer, ids, **options), layer=layer
         )
         self.tokens = token_names(tokenizer, ids)
+        self.pieces = _pieces(tokenizer, ids)
         special = {getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
         self.candidates = [i for i, token in enumerate(ids.tolist()) if token not in special]
 
@@ -181,6 +182,7 @@ class NextTokenSubject(TextSubject):
     ) -> None:
         super().__init__(model, tokenizer, encoded, **options)
         self.tokens = [*self.tokens, self.decision]
+        self.pieces += _pieces(tokenizer, torch.tensor([self.choice]))
         self.target = len(self.ids)
 
     def score_options(self, removed: Removed) -> Float[Tensor, "b options"]:
@@ -243,6 +245,7 @@ class MaskedTokenSubject(TextSubject):
         super().__init__(model, tokenizer, {**encoded, "input_ids": ids}, **options)
         self.target = self._place
         self.tokens[self._place] = self.decision
+        self.pieces[self._place] = _pieces(tokenizer, torch.tensor([self.choice]))[0]
         self.candidates = [i for i in self.candidates if i != self._place]
 
     def score_options(self, removed: Removed) -> Float[Tensor, "b options"]:
@@ -355,6 +358,14 @@ def token_names(tokenizer: Any, ids: Tensor | Sequence[int]) -> list[str]:
         word = tokenizer.decode([number]).strip()
         found.append(word or repr(tokenizer.decode([number])) or str(piece))
     return found
+
+
+def _pieces(tokenizer: Any, ids: Int[Tensor, " n"]) -> list[str]:
+    """Return tokens as the tokenizer writes them; its marks tell which of them form a word."""
+    numbers = ids.tolist()
+    return list(
+        map(str, numbers if tokenizer is None else tokenizer.convert_ids_to_tokens(numbers))
+    )
 
 
 def _positions(takes: frozenset[str], ids: Tensor) -> dict[str, Tensor]:
