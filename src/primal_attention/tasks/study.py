@@ -365,6 +365,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "bench.depth_sweep:DepthSweepStudy",
         "loss by depth at equal size, beside the rule",
     ),
+    (
+        "depth-teacher",
+        "bench",
+        "bench.depth_teacher:DepthTeacherStudy",
+        "one wide layer that learns two narrow ones, an illustration",
+    ),
     ("surgery-minilm", "bench", "bench.surgery:MinilmStudy", "a sentence encoder, converted"),
     ("surgery-smollm2", "bench", "bench.surgery:Smollm2Study", "a language model, converted"),
 )
