@@ -28,6 +28,7 @@ def test_words_from_marks_of_tokenizers():
         (5,),
         (6,),
     ]
+    assert word_groups(["The", "Ġunbeliev", "able", "Ġone", "."]) == [(0,), (1, 2), (3,), (4,)]
     # a special token never joins, and a mark at the start of the text is no piece
     assert word_groups(["##a", "[SEP]", "##b"]) == [(0,), (1,), (2,)]
     assert word_groups(["x", "y"]) == [(0,), (1,)]

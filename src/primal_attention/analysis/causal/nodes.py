@@ -107,8 +107,9 @@ def word_groups(
             return False
         if not starts:
             return tokens[i].startswith("##")
-        # marks of punctuation do not belong to the word before
-        return tokens[i][:1].isalnum() and tokens[i - 1][-1:].isalnum()
+        # punctuation does not belong to the word before; Ġ itself counts as a letter
+        is_start = tokens[i].startswith(("Ġ", "▁"))
+        return not is_start and tokens[i][:1].isalnum() and tokens[i - 1][-1:].isalnum()
 
     found: list[list[int]] = []
     for i in range(len(tokens)):
