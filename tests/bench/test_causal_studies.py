@@ -5,10 +5,23 @@ import random
 import pytest
 import torch
 
+from primal_attention.analysis.causal.recommend import RecommenderSubject
+from primal_attention.bench.causal_compare import (
+    ATTENTION,
+    GRAPH,
+    Comparison,
+    Estimate,
+    mean_interval,
+    verdict,
+)
+from primal_attention.bench.causal_measure import Settings, _Runner, explain_by_all
+from primal_attention.bench.causal_recommend import RecommendStudy
+from primal_attention.bench.causal_sentiment import _masked, _passage, _sentence
 from primal_attention.bench.recommenders import (
     MASK,
     ItemModel,
     ItemModelConfig,
+    LastItem,
     _Windows,
     item_scores,
     popularity,
@@ -19,6 +32,7 @@ from primal_attention.bench.recommenders import (
     train_recommender,
 )
 from primal_attention.command import UserError
+from primal_attention.tasks.study import run_study
 
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 EVENTS = [
@@ -70,14 +84,16 @@ def test_windows_hide_items_and_label_only_those():
     for i in range(len(masked)):
         x, labels = masked[i]["x"], masked[i]["labels"]
         hidden = x == MASK
-        assert len(x) == min(100, len(histories[i % 2])) and hidden.any()
+        assert len(x) == min(100, len(histories[i % 2]))
+        assert hidden.any()
         assert ((labels != -100) == hidden).all()
         whole = torch.where(hidden, labels, x)
         assert (whole.diff() == 1).all()  # a window of the history, and the labels are its items
         assert (masked[i]["x"] == x).all()  # the same when it is read again
         shares.append(float(hidden.double().mean()))
         x, labels = causal[i]["x"], causal[i]["labels"]
-        assert (labels == x + 1).all() and len(x) <= 100
+        assert (labels == x + 1).all()
+        assert len(x) <= 100
     assert len(set(shares)) > 10
 
 
@@ -117,3 +133,118 @@ def test_a_recommender_learns_a_cycle_and_continues(kind, tmp_path):
     again = train_recommender(kind, histories, 12, tmp_path, **options)
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def small_subject(is_causal, seed=0):
+    torch.manual_seed(seed)
+    config = ItemModelConfig(
+        vocab_size=30, dim=16, num_heads=2, attention="softmax", is_causal=is_causal
+    )
+    return RecommenderSubject(
+        LastItem(ItemModel(config).eval()),
+        [3, 1, 4, 15, 9, 2, 6, 5],
+        mask_id=None if is_causal else MASK,
+        exclude=[MASK],
+    )
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_every_method_is_measured_under_the_same_conditions(is_causal):
+    settings = Settings(max_evals=100, max_size=3, is_exhaustive=True, nodes=8)
+    smallest = set()
+    for seed in range(6):
+        subject = small_subject(is_causal, seed)
+        found = explain_by_all(subject, settings)
+        assert {GRAPH, ATTENTION, "greedy", "random, best of 2", "graph sets"} <= set(found)
+        least = found["exhaustive"][0]
+        smallest.add(least)
+        for name, (size, calls, rank) in found.items():
+            assert calls <= 100
+            assert (size is None) == (rank is None)
+            # the exhaustive search has the smallest set of all, or there is none of three
+            assert size is None or (size >= least if least else size > 3), name
+            assert rank is None or rank > 1
+    assert {1, 2} & smallest
+
+
+def test_budgets_and_best_orders_count_their_own_sets():
+    subject = small_subject(True)
+    runner = _Runner(subject, Settings(4, 3, True, 8))
+    outcome = {i: subject.evaluate([(i,)])[0].changed for i in subject.candidates}
+    flips = [i for i, changed in outcome.items() if changed]
+    stays = [i for i, changed in outcome.items() if not changed]
+    assert flips
+    assert stays
+    assert runner.prefixes([[flips[0], *stays]])[:2] == [1, 1]
+    # the second order finds a single token; the third can only be shorter, so it is not followed
+    got = runner.prefixes([[stays[0], flips[0]], [flips[0]], stays])
+    assert got[0] == 1
+    assert got[1] <= 3
+    assert _Runner(subject, Settings(0, 3, True, 8)).prefixes([flips]) == [None, 0, None]
+
+
+ROWS = [
+    {"tokens": 9, "found": {GRAPH: [2, 8, 3], ATTENTION: [1, 4, 2], "exhaustive": [1, 5, 2]}},
+    {"tokens": 7, "found": {GRAPH: [None, 8, None], ATTENTION: [3, 2, 5], "exhaustive": [3, 9, 5]}},
+    {"tokens": 5, "found": {g: [None, 8, None] for g in (GRAPH, ATTENTION, "exhaustive")}},
+]
+
+
+def test_a_method_without_a_set_counts_with_all_tokens():
+    methods = Comparison(ROWS, ROWS[:2])
+    assert methods.sizes(GRAPH) == [2, 7]
+    assert methods.sizes(ATTENTION) == [1, 3]
+    assert methods.means[GRAPH].mean == 4.5
+    assert methods.difference(GRAPH, ATTENTION).mean == 2.5
+    assert methods.share(GRAPH) == pytest.approx(1 / 3)
+    assert methods.ranks(GRAPH) == [3]
+    header, lines = methods.table("tokens", with_ranks=True)
+    assert [line[0] for line in lines] == [ATTENTION, "exhaustive", GRAPH]
+    assert dict(zip(header, lines[-1], strict=True))["found"] == "33%"
+
+
+def test_intervals_are_those_of_the_mean():
+    values = [0.0, 1.0] * 200
+    mean, low, high = mean_interval(values)
+    # standard error of the mean: 0.5 / √400
+    assert mean == 0.5
+    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.025, 0.5 + 1.96 * 0.025), abs=0.005)
+
+
+def test_the_verdict_follows_the_interval():
+    words = [
+        verdict("G", "A", Estimate(d, d - 0.1, d + 0.1), "tokens").split(" A ")[0]
+        for d in (-0.2, 0.05, 0.2)
+    ]
+    assert words == [
+        "G needs fewer tokens than",
+        "G needs about as many tokens as",
+        "G needs more tokens than",
+    ]
+
+
+def test_pieces_of_every_second_text_are_masked_and_special_ones_never():
+    ids = [101, *range(1000, 1060), 102]
+    assert _masked(ids, 0, 103) == ids
+    many = [_masked(ids, index, 103) for index in range(1, 400, 2)]
+    assert all(row[0] == 101 and row[-1] == 102 for row in many)
+    shares = [sum(piece == 103 for piece in row) / 60 for row in many]
+    assert 0.2 < sum(shares) / len(shares) < 0.3
+    assert max(shares) < 0.7
+    assert _masked(ids, 7, 103) == _masked(ids, 7, 103)
+
+
+def test_passages_are_whole_sentences_up_to_eighty_words():
+    sentences = [f"{'word ' * (10 + i)}end." for i in range(12)]
+    for seed in range(20):
+        found = _passage(sentences, random.Random(seed))
+        assert found in " ".join(sentences)
+        assert found.endswith("end.")
+        assert len(found.split()) <= 80 or found in sentences
+    assert _passage(["word " * 90], random.Random(0)) == "word " * 90
+    assert _sentence(["Too short.", "word " * 41], random.Random(0)) == ""
+
+
+def test_ratings_are_asked_for(tmp_path):
+    with pytest.raises(UserError, match="--ratings"):
+        run_study(RecommendStudy(), out=tmp_path)

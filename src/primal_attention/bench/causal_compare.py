@@ -100,7 +100,7 @@ class Comparison:
 
 
 def verdict(name: str, rival: str, difference: Estimate, what: str) -> str:
-    """Return what an interval of a difference says about two methods; less is better.
+    """Return what the interval of a difference says about two methods; less is better.
 
     Args:
         name: The method.
@@ -109,15 +109,14 @@ def verdict(name: str, rival: str, difference: Estimate, what: str) -> str:
         what: What is measured, such as ``"tokens"``.
 
     Example:
-        >>> verdict("the graph", "attention", Estimate(0.02, -0.05, 0.09), "tokens")
-        'the graph needs as many tokens as attention (difference +0.02 [-0.05, +0.09])'
+        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), "tokens")
+        'The graph needs about as many tokens as attention (difference -0.02 [-0.09, +0.05]).'
     """
-    numbers = f"(difference {difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}])"
-    if difference.high < 0:
-        return f"{name} needs fewer {what} than {rival} {numbers}"
-    if difference.low > 0:
-        return f"{name} needs more {what} than {rival} {numbers}"
-    return f"{name} needs as many {what} as {rival} {numbers}"
+    mean, low, high = (f"{number:+.2f}" for number in difference)
+    words = f"about as many {what} as"
+    if difference.high < 0 or difference.low > 0:
+        words = f"{'fewer' if difference.high < 0 else 'more'} {what} than"
+    return f"{name} needs {words} {rival} (difference {mean} [{low}, {high}])."
 
 
 def picture(panels: Mapping[str, Mapping[str, Estimate]], *, xlabels: Sequence[str]) -> bytes:

@@ -170,7 +170,8 @@ def classifier() -> Any:
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Any = BertForSequenceClassification(type(encoder.config)(**settings))
+        kind: Any = BertForSequenceClassification
+        model = kind(type(encoder.config)(**settings))
     model.bert.load_state_dict(encoder.state_dict())
     return model.eval()
 
