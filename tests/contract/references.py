@@ -38,6 +38,11 @@ def _sparse(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tens
     return naive_family.normalized_attention(torch.stack(rows, 2), v, None, is_causal)
 
 
+def _distributional(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    bias = torch.einsum("bhmd,hd->bhm", k, core.direction)
+    return naive_family.key_bias_attention(q, k, bias, v, None, is_causal)
+
+
 def _linear(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     q, k = (torch.where(x > 0, x + 1, x.exp()) for x in (q, k))
     return naive_family.feature_attention(q, k, v, None, is_causal)
@@ -175,6 +180,7 @@ def _transport(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> T
 
 REFERENCES: dict[str, Reference] = {
     "cosformer": _cosformer,
+    "distributional": _distributional,
     "favor": _favor,
     "flow": _flow,
     "gaussian": _gaussian,

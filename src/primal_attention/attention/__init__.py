@@ -2,6 +2,7 @@
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.cosformer import CosformerAttention
+from primal_attention.attention.distributional import DistributionalTokenAttention
 from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.features import FeatureCore, KernelCore
 from primal_attention.attention.flow import FlowAttention
@@ -37,6 +38,7 @@ __all__ = [
     "Core",
     "CosformerAttention",
     "Diagnostics",
+    "DistributionalTokenAttention",
     "ExplicitSoftmaxAttention",
     "FavorAttention",
     "FeatureCore",

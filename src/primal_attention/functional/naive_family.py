@@ -14,6 +14,7 @@ __all__ = [
     "exponential_attention",
     "feature_attention",
     "flow_attention",
+    "key_bias_attention",
     "normalized_attention",
     "schoenbat_rows",
 ]
@@ -51,6 +52,22 @@ def feature_attention(
 ) -> Float[Tensor, "b h n v"]:
     """Return attention with weights ``φ(q_i)·φ(k_j)`` divided by their row sum."""
     return normalized_attention(phi_q @ phi_k.transpose(-1, -2), v, key_mask, is_causal)
+
+
+def key_bias_attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h m d"],
+    bias: Float[Tensor, "b h m"],
+    v: Float[Tensor, "b h m v"],
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    is_causal: bool = False,
+) -> Float[Tensor, "b h n v"]:
+    """Return attention with weights ``exp(q_i·k_j + b_j)`` divided by their row sum."""
+    weights = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype, device=q.device)
+    for j in range(k.shape[2]):
+        logit = (q * k[:, :, j, None]).sum(-1) + bias[:, :, j, None]
+        weights[..., j] = logit.exp()
+    return normalized_attention(weights, v, key_mask, is_causal)
 
 
 def normalized_attention(

@@ -14,6 +14,14 @@ from .evaluation import (
 )
 from .factors import AssociationKernel, CountFactors, count_factors
 from .heads import analyze_heads
+from .layers import CorpusLayer, attention_from_counts, split_directions
+from .prediction import (
+    NextWordCases,
+    PredictionScore,
+    evaluate_prediction,
+    next_word_cases,
+    next_word_scores,
+)
 from .probe import HeadAssociation, HeadsResult, probe_heads, qk_circuit
 from .probe_plots import count_weights, plot_head_beside_counts, word_weights
 from .projection import (
@@ -38,13 +46,16 @@ __all__ = [
     "Association",
     "AssociationKernel",
     "Cooccurrence",
+    "CorpusLayer",
     "CountAttention",
     "CountFactors",
     "DistributionalAttention",
     "HeadAssociation",
     "HeadsResult",
     "Neighbor",
+    "NextWordCases",
     "PositionTerms",
+    "PredictionScore",
     "Projection",
     "SimilarityScore",
     "Targets",
@@ -54,15 +65,19 @@ __all__ = [
     "analyze_heads",
     "association_svd",
     "asymmetry",
+    "attention_from_counts",
     "balance_violation",
     "compare",
     "context_probability",
     "count_factors",
     "count_weights",
     "evaluate_analogies",
+    "evaluate_prediction",
     "evaluate_similarity",
     "glove_fit",
     "ksvd_embeddings",
+    "next_word_cases",
+    "next_word_scores",
     "normalize_rows",
     "plot_head_beside_counts",
     "pmi_svd",
@@ -73,6 +88,7 @@ __all__ = [
     "qk_circuit",
     "read_pairs",
     "select",
+    "split_directions",
     "split_words",
     "stationary_distribution",
     "transform_counts",
