@@ -1,3 +1,4 @@
+from . import causal
 from .attention_maps import (
     MapSpectrum,
     layer_inputs,
@@ -10,7 +11,7 @@ from .capture import CapturedLayer, CapturedScores
 from .cost import Cost, FitCost, compare_costs, fit_cost
 from .flow import FlowResult, modality_flow
 from .memory import PeakMemory, kept_for_backward
-from .options import FlowOptions, HeadsOptions, SpectrumOptions, TransportOptions
+from .options import CausesOptions, FlowOptions, HeadsOptions, SpectrumOptions, TransportOptions
 from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
@@ -49,6 +50,7 @@ __all__ = [
     "AnalysisResult",
     "CapturedLayer",
     "CapturedScores",
+    "CausesOptions",
     "Cost",
     "FitCost",
     "FlowOptions",
@@ -71,6 +73,7 @@ __all__ = [
     "analysis_entry",
     "analyze_spectrum",
     "analyze_transport",
+    "causal",
     "compare_costs",
     "fit_cost",
     "kept_for_backward",

@@ -4,7 +4,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["DepthOptions", "FlowOptions", "HeadsOptions", "SpectrumOptions", "TransportOptions"]
+__all__ = [
+    "CausesOptions",
+    "DepthOptions",
+    "FlowOptions",
+    "HeadsOptions",
+    "SpectrumOptions",
+    "TransportOptions",
+]
+
+
+@dataclass(frozen=True)
+class CausesOptions:
+    """Causal graphs of attention, and tokens whose removal changes a decision."""
+
+    text: str | None = None
+    """Text to explain; by default the first inputs."""
+    inputs: int = 3
+    """Number of inputs."""
+    layer: int = -1
+    """Attention layer, in the order of the forward."""
+    alpha: float = 0.01
+    """Level of the tests of independence; with the width of a head it sets their threshold."""
+    max_evals: int = 200
+    """Largest number of runs of the model for each input."""
+
+    def __post_init__(self) -> None:
+        if self.inputs < 1 or self.max_evals < 1 or not 0 < self.alpha < 1:
+            raise ValueError(
+                f"inputs and max_evals must be at least 1 and alpha between 0 and 1, got "
+                f"{self.inputs}, {self.max_evals} and {self.alpha}."
+            )
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,14 @@ register_analysis(
     needs_our_layers=False,
 )
 register_analysis(
+    "causes",
+    summary="Which tokens lead to a decision: causal graphs, checked by runs without the tokens.",
+    options="primal_attention.analysis.options:CausesOptions",
+    function="primal_attention.analysis.causal.analysis:analyze_causes",
+    needs_our_layers=False,
+    needs_tokenizer=True,
+)
+register_analysis(
     "flow",
     summary="How much text, images and other modalities receive from each other in every layer.",
     options="primal_attention.analysis.options:FlowOptions",

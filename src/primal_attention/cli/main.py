@@ -15,6 +15,7 @@ _COMMANDS = {
     "predict": "read a file, write the predictions of a trained model to a file",
     "convert": "replace the softmax attention of a saved model; saves layers and report.html",
     "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
+    "causal": "causal graphs of attention, and tokens whose removal changes a decision",
     "depth": "layers and width for a budget of parameters; exact separation ranks",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",

@@ -1,3 +1,4 @@
+from .analysis import CausesResult, TokenGraphs, analyze_causes, graphs_around
 from .baselines import MethodResult, compare_methods
 from .confidence import (
     Confidence,
@@ -63,6 +64,7 @@ __all__ = [
     "BootstrapTest",
     "CallableTest",
     "CausalGraphs",
+    "CausesResult",
     "ClassSubject",
     "Confidence",
     "Consensus",
@@ -91,8 +93,10 @@ __all__ = [
     "Removal",
     "Stability",
     "Subject",
+    "TokenGraphs",
     "TreeEntry",
     "alpha_of",
+    "analyze_causes",
     "attention_factor",
     "bootstrap_stability",
     "causal_graph",
@@ -110,6 +114,7 @@ __all__ = [
     "explain_recommendation",
     "explain_subject",
     "full_order_correlations",
+    "graphs_around",
     "inverse_correlations",
     "kernel_factor",
     "learn_pag",

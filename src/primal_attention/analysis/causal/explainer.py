@@ -60,7 +60,7 @@ class ExplainOptions(TypedDict, total=False):
     m: int | Literal["hidden"] | None
     tau: float | None
     nodes: NodeChoice
-    group: Literal["token", "word"]
+    group: Literal["word", "token"]
     drop_columns: Columns
     radius: int | None
     search: Literal["subset", "radius"]
@@ -180,7 +180,7 @@ def explain_subject(
     m: int | Literal["hidden"] | None = None,
     tau: float | None = None,
     nodes: NodeChoice = "auto",
-    group: Literal["token", "word"] = "token",
+    group: Literal["word", "token"] = "word",
     drop_columns: Columns = "auto",
     radius: int | None = 3,
     search: Literal["subset", "radius"] = "subset",
@@ -207,7 +207,7 @@ def explain_subject(
         m: Effective sample size of the tests; by default the width of a head.
         tau: Threshold of partial correlations, instead of ``alpha`` and ``m``.
         nodes: Tokens of the graph; by default the 32 that the decision attends to most.
-        group: Whether nodes are tokens or words.
+        group: Whether to remove and count words, or the tokens that they consist of.
         drop_columns: Columns of attention to condition on; by default the first token of decoders.
         radius: Largest distance from the decision; ``None`` for all.
         search: ``"subset"`` tries all connected sets by size and gives sets of which no part

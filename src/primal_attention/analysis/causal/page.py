@@ -52,6 +52,8 @@ class HeadView(NamedTuple):
 
 _COLORS = {"→": "#c2410c", "↔": "#7c3aed", "o→": "#1d4ed8", "o-o": "#8a93a1"}
 _OTHER = "#047857"
+_CROWD = 14
+"""Nodes above which labels are turned."""
 _MEANING = {
     "→": "causes",
     "↔": "hidden common cause",
@@ -264,10 +266,12 @@ def radial_svg(view: HeadView) -> str:
         depth = max(level.get(a, 0), level.get(b, 0))
         parts.append(_edge(view.pag, a, b, place, depth))
     for i in range(len(view.pag)):
-        parts.append(_node(view, i, place[i], angle.get(i), level.get(i, 0), len(others) > 14))
+        parts.append(_node(view, i, place[i], angle.get(i), level.get(i, 0), len(others) > _CROWD))
     xs, ys = zip(*place.values(), strict=True)
-    left, top = min(xs) - 110, min(ys) - 45
-    box = f"{left:.0f} {top:.0f} {max(xs) + 110 - left:.0f} {max(ys) + 45 - top:.0f}"
+    is_crowded = len(others) > _CROWD
+    wide, high = 110, 110 if is_crowded else 45
+    left, top = min(xs) - wide, min(ys) - high
+    box = f"{left:.0f} {top:.0f} {max(xs) + wide - left:.0f} {max(ys) + high - top:.0f}"
     return (
         f'<svg viewBox="{box}" role="img" aria-label="Graph around '
         f'{escape(view.pag.name(view.root))}">{"".join(parts)}</svg>'

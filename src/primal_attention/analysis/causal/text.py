@@ -17,6 +17,7 @@ __all__ = [
     "ClassSubject",
     "MaskedTokenSubject",
     "NextTokenSubject",
+    "NoDecisionError",
     "TextSubject",
     "encode",
     "text_subject",
@@ -28,6 +29,10 @@ Target = int | Literal["auto", "first", "last", "mean"]
 _SPECIAL = ("cls", "sep", "bos", "eos", "pad", "mask")
 _MOST_LOGITS = 1 << 24
 """Largest number of logits to compute at once."""
+
+
+class NoDecisionError(ValueError):
+    """The output of a model has no logits, so there is no decision to explain."""
 
 
 class TextSubject(ModelSubject):
@@ -182,7 +187,9 @@ class NextTokenSubject(TextSubject):
     ) -> None:
         super().__init__(model, tokenizer, encoded, **options)
         self.tokens = [*self.tokens, self.decision]
-        self.pieces += _pieces(tokenizer, torch.tensor([self.choice]))
+        self.pieces.append(
+            _as_word(_pieces(tokenizer, torch.tensor([self.choice]))[0], self.pieces)
+        )
         self.target = len(self.ids)
 
     def score_options(self, removed: Removed) -> Float[Tensor, "b options"]:
@@ -245,7 +252,8 @@ class MaskedTokenSubject(TextSubject):
         super().__init__(model, tokenizer, {**encoded, "input_ids": ids}, **options)
         self.target = self._place
         self.tokens[self._place] = self.decision
-        self.pieces[self._place] = _pieces(tokenizer, torch.tensor([self.choice]))[0]
+        piece = _pieces(tokenizer, torch.tensor([self.choice]))[0]
+        self.pieces[self._place] = _as_word(piece, self.pieces)
         self.candidates = [i for i in self.candidates if i != self._place]
 
     def score_options(self, removed: Removed) -> Float[Tensor, "b options"]:
@@ -292,7 +300,7 @@ def text_subject(
             ``seed``.
 
     Raises:
-        ValueError: If the model makes no decision.
+        NoDecisionError: If the model makes no decision.
     """
     encoded = encode(tokenizer, text, model) if isinstance(text, str) else _unpadded(text)
     takes = inspect.signature(model.forward).parameters
@@ -300,7 +308,7 @@ def text_subject(
     with torch.no_grad(), eval_mode(model):
         logits = getattr(model(**arguments), "logits", None)
     if not isinstance(logits, Tensor) or logits.ndim not in (2, 3):
-        raise ValueError(
+        raise NoDecisionError(
             f"{type(model).__name__} makes no decision: its output has no logits. Use a model with "
             "a head, such as AutoModelForSequenceClassification, or draw the graph alone with "
             "causal_graph."
@@ -366,6 +374,12 @@ def _pieces(tokenizer: Any, ids: Int[Tensor, " n"]) -> list[str]:
     return list(
         map(str, numbers if tokenizer is None else tokenizer.convert_ids_to_tokens(numbers))
     )
+
+
+def _as_word(piece: str, others: Sequence[str]) -> str:
+    """Return a piece with marks that begin a word, so that it is not joined to the token before."""
+    mark = next((p[0] for p in others if p[:1] in ("Ġ", "▁")), "")
+    return piece.removeprefix("##") if not mark or piece.startswith(mark) else mark + piece
 
 
 def _positions(takes: frozenset[str], ids: Tensor) -> dict[str, Tensor]:
