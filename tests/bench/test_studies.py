@@ -41,6 +41,7 @@ TINY = {
         {"names": ("linear",), "lengths": (16, 32), "repeats": 1, "sizes": (16,), "draws": 2},
         {"cost.md", "cost.png", "kernel.md", "kernel.png"},
     ),
+    "flow-cost": ({"lengths": (80, 96), "repeats": 1}, {"table.md", "picture.png"}),
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
     "ksvd-loss": (
         {"steps": 5, "layer_steps": 2},

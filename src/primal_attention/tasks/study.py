@@ -357,6 +357,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
     ("nystrom", "bench", "bench.nystrom:NystromStudy", "error of landmarks"),
     ("toeplitz", "bench", "bench.toeplitz:ToeplitzStudy", "error of sums weighted by distance"),
     ("time", "bench", "bench.time_cost:TimeCostStudy", "what times cost in attention"),
+    (
+        "flow-cost",
+        "bench",
+        "bench.flow_cost:FlowCostStudy",
+        "flow between modalities in a primal layer: time and memory",
+    ),
     ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
     ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
     (

@@ -17,6 +17,10 @@ _SPAN = 2.0
 """Colours span lifts from 1/4 to 4."""
 
 
+_SMALLEST = 1e-4
+"""Directions with a smaller share of the spectrum are not drawn."""
+
+
 def plot_flow(result: FlowResult) -> "Figure":
     """Return a heat map of the lift of layers and directions, and one dot for each head.
 
@@ -120,6 +124,7 @@ def plot_directions(result: FlowResult) -> "Figure":
         xlabel="share of the spectrum",
         ylabel="alignment between modalities",
         xscale="log",
+        xlim=(_SMALLEST, 1.5),
         ylim=(-0.02, 1.02),
     )
     axis.set_title("singular directions: parsing below, alignment above; dotted: chance")
