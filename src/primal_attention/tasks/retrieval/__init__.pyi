@@ -1,5 +1,7 @@
 from .base import Lists, Reranked, Reranker
 from .chain import Chain
+from .context import ContextReranker, TrainingLists
+from .context_model import ContextConfig, ContextEncoder, ContextOutput
 from .diffusion import DiffusionReranker, ListGraph, diffuse, list_graph
 from .expansion import AlphaQE, DatabaseAugmentation, NeighbourRefine
 from .gallery import Gallery
@@ -16,6 +18,10 @@ from .reciprocal import KReciprocal
 __all__ = [
     "AlphaQE",
     "Chain",
+    "ContextConfig",
+    "ContextEncoder",
+    "ContextOutput",
+    "ContextReranker",
     "DatabaseAugmentation",
     "DiffusionReranker",
     "Gallery",
@@ -26,6 +32,7 @@ __all__ = [
     "Reranked",
     "Reranker",
     "RevisitedScores",
+    "TrainingLists",
     "average_precision",
     "diffuse",
     "evaluate_revisited",

@@ -103,10 +103,13 @@ def diffuse(
     energy = residual.square().sum(1, keepdim=True)
     enough = tol**2 * y.square().sum(1, keepdim=True)
     for _ in range(max_steps):
-        if bool((energy <= enough).all()):
+        active = energy > enough
+        if not active.any():
             break
         image = direction - alpha * graph.smooth(direction)
         step = energy / (direction * image).sum(1, keepdim=True).clamp_min(1e-30)
+        # a finished column waits for the others, so a list does not depend on its batch
+        step = torch.where(active, step, 0.0)
         f = f + step * direction
         residual = residual - step * image
         new = residual.square().sum(1, keepdim=True)

@@ -1,0 +1,133 @@
+"""Affinities: each token of a list described by its similarity to the first tokens, the anchors.
+
+Token 0 is the query, then come the candidates. Column ``l`` always means "the l-th best": anchor 0
+is the query, anchor 1 the best candidate. Two kernels are used. ``"inner"`` is the cosine.
+``"diffusion"`` is ``log(1 + 100 g) / 3``, ``g`` a column of ``(I − 0.95 S)^{-1}`` on the graph of
+the list; it follows chains of neighbours. An affinity map of cosines is an empirical kernel map:
+``a_i · a_j = x_iᵀ (AᵀA) x_j``.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from primal_attention.tasks.retrieval.diffusion import diffuse, list_graph
+
+__all__ = ["Affinity", "affinities", "kernel_names", "running_means"]
+
+Affinity = Literal["both", "inner", "diffusion"]
+
+_GRAPH = 2048
+"""Tokens in the graph of a list. Later ones take the mean of their neighbours in it."""
+_K, _GAMMA, _ALPHA = 10, 3.0, 0.95
+_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of anchors over which means are taken."""
+
+
+def kernel_names(affinity: Affinity) -> tuple[str, ...]:
+    """Return the kernels of an affinity.
+
+    Example:
+        >>> kernel_names("both")
+        ('inner', 'diffusion')
+    """
+    if affinity not in get_args(Affinity):
+        raise ValueError(
+            f"affinity must be one of {', '.join(get_args(Affinity))}, got {affinity!r}."
+        )
+    return ("inner", "diffusion") if affinity == "both" else (affinity,)
+
+
+def affinities(
+    tokens: Float[Tensor, "b n d"],
+    keep: Bool[Tensor, "b n"],
+    anchors: int,
+    affinity: Affinity = "both",
+) -> Float[Tensor, "b n kernels l"]:
+    """Return the similarities of all tokens to the first ``anchors`` tokens.
+
+    Time ``O(n l d)`` for cosines and ``O(n g d)`` for diffusion, with ``g`` at most 2048 tokens in
+    the graph; memory ``O(n l)``.
+
+    Args:
+        tokens: Query and candidates as unit vectors, best first.
+        keep: ``True`` where there is a token; real tokens come first.
+        anchors: Number of anchors; columns of missing ones are zero.
+        affinity: Which kernels.
+
+    Example:
+        >>> x = torch.nn.functional.normalize(torch.randn(1, 5, 3), dim=-1)
+        >>> affinities(x, torch.ones(1, 5, dtype=torch.bool), 4, "inner").shape
+        torch.Size([1, 5, 1, 4])
+    """
+    tokens = torch.where(keep[:, :, None], tokens, 0.0)
+    head, known = tokens[:, :anchors], keep[:, :anchors]
+    parts = []
+    for kernel in kernel_names(affinity):
+        if kernel == "inner":
+            values = tokens @ head.transpose(1, 2)
+        else:
+            values = _diffusion(tokens, keep, head.shape[1])
+        values = torch.where(known[:, None] & keep[:, :, None], values, 0.0)
+        parts.append(torch.nn.functional.pad(values, (0, anchors - values.shape[2])))
+    return torch.stack(parts, 2)
+
+
+def _diffusion(tokens: Tensor, keep: Tensor, anchors: int) -> Float[Tensor, "b n l"]:
+    """Return the diffusion affinities to the first tokens."""
+    inside = tokens[:, :_GRAPH]
+    graph = list_graph(inside, keep[:, :_GRAPH], k=_K, gamma=_GAMMA)
+    b, g, _ = inside.shape
+    start = torch.eye(g, anchors, dtype=tokens.dtype, device=tokens.device).expand(b, -1, -1)
+    reached = diffuse(graph, start, alpha=_ALPHA)
+    if tokens.shape[1] > g:
+        reached = torch.cat([reached, _extended(tokens[:, g:], inside, reached)], 1)
+    return torch.log1p(100 * reached.clamp_min(0)) / 3
+
+
+def _extended(later: Tensor, inside: Tensor, reached: Tensor) -> Tensor:
+    """Return the values of later tokens: weighted means of their neighbours in the graph."""
+    parts = []
+    for block in later.split(_GRAPH, 1):
+        cosines, places = (block @ inside.transpose(1, 2)).topk(min(_K, inside.shape[1]), dim=2)
+        weights = cosines.clamp_min(0) ** _GAMMA
+        weights = _ALPHA * weights / weights.sum(2, keepdim=True).clamp_min(1e-12)
+        total = reached.new_zeros(*block.shape[:2], reached.shape[2])
+        for j in range(places.shape[2]):
+            place = places[:, :, j, None].expand(-1, -1, reached.shape[2])
+            total += weights[:, :, j, None] * reached.gather(1, place)
+        parts.append(total)
+    return torch.cat(parts, 1)
+
+
+def running_means(
+    a: Float[Tensor, "b n kernels l"], known: Int[Tensor, " b"]
+) -> Float[Tensor, "b n features"]:
+    """Return the means of the affinities to the first 1, 2, 3, 4, 6, … 64 anchors.
+
+    The number of features does not depend on the number of anchors, and the order of the anchors
+    still counts. A list with fewer anchors takes the mean over those it has.
+
+    Args:
+        a: Affinities.
+        known: Number of anchors of each list.
+
+    Example:
+        >>> a = torch.tensor([4.0, 2.0, 0.0]).expand(1, 1, 1, 3)
+        >>> running_means(a, torch.tensor([2]))[0, 0, :3]
+        tensor([4., 3., 3.])
+    """
+    sums = a.cumsum(3)
+    widths = torch.tensor(_WIDTHS, device=a.device)
+    counts = torch.minimum(widths, known.clamp_min(1)[:, None])  # [b widths]
+    places = (counts - 1).clamp_max(a.shape[3] - 1)
+    index = places[:, None, None].expand(*a.shape[:3], -1)
+    means = sums.gather(3, index) / counts[:, None, None]
+    return means.flatten(2)
+
+
+def num_means(kernels: int) -> int:
+    """Return the number of features of :func:`running_means`."""
+    return kernels * len(_WIDTHS)

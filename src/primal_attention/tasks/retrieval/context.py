@@ -1,0 +1,221 @@
+"""A trained re-ranker that looks at the list as a whole."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from primal_attention.output import to_json, write_atomically
+from primal_attention.tasks.retrieval.affinity import Affinity
+from primal_attention.tasks.retrieval.base import Lists, Reranker
+from primal_attention.tasks.retrieval.context_model import (
+    ContextConfig,
+    ContextEncoder,
+    ContextOutput,
+    contrastive_loss,
+)
+from primal_attention.tasks.retrieval.gallery import as_vectors
+from primal_attention.tasks.retrieval.metrics import mean_average_precision
+from primal_attention.training import TrainingConfig, fit
+
+__all__ = ["ContextReranker", "TrainingLists"]
+
+_FILE = "reranker.json"
+_RECONSTRUCTION = 0.2
+"""Weight of the reconstruction loss."""
+
+
+class TrainingLists(Dataset[dict[str, Tensor]]):
+    """The result list of every item within its own set: tokens and which of them are relevant.
+
+    Several sets may be joined; narrower vectors are filled with zeros, which changes no cosine.
+
+    Args:
+        sets: Vectors [n d] and group labels [n] of each set.
+        candidates: Length of the lists, the item itself included.
+
+    Example:
+        >>> x = np.eye(4, dtype="float32")
+        >>> TrainingLists([(x, [0, 0, 1, 1])], 3)[1]["labels"]
+        tensor([1, 1, 0])
+    """
+
+    def __init__(self, sets: Sequence[tuple[Any, Any]], candidates: int) -> None:
+        prepared = [(as_vectors(x, "X", False), np.asarray(y)) for x, y in sets]
+        self._width = max(x.shape[1] for x, _ in prepared)
+        self._sets = [
+            (x, torch.from_numpy(np.unique(y, return_inverse=True)[1])) for x, y in prepared
+        ]
+        self._lists = [_own_lists(x, candidates) for x, _ in self._sets]
+        self._place = [(s, i) for s, (x, _) in enumerate(self._sets) for i in range(len(x))]
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        s, i = self._place[index]
+        x, y = self._sets[s]
+        ids = self._lists[s][i]
+        tokens = torch.nn.functional.pad(x[ids], (0, self._width - x.shape[1]))
+        return {"tokens": tokens, "labels": (y[ids] == y[i]).long()}
+
+
+def _own_lists(x: Float[Tensor, "n d"], candidates: int) -> Tensor:
+    """Return the nearest items of each item, itself first."""
+    parts = []
+    for block in torch.arange(len(x)).split(1024):
+        cosines = x[block] @ x.T
+        cosines[torch.arange(len(block)), block] = 2  # first, also among duplicates
+        parts.append(cosines.topk(min(candidates, len(x)), dim=1).indices)
+    return torch.cat(parts)
+
+
+class ContextReranker(Reranker):
+    """Order by a small Transformer over the similarities of the list.
+
+    Only similarities enter, so one trained model serves descriptors of any kind and width. With
+    ``attention="primal-dual"`` a list takes ``O(K)`` time and memory; with ``"softmax"`` ``O(K²)``
+    time.
+
+    Args:
+        candidates: Length of the training lists.
+        anchors: Results at the top of the list that describe the others.
+        affinity: ``"both"`` kernels, ``"inner"`` products (published), or ``"diffusion"``.
+        input: ``"means"`` over the first anchors, or ``"linear"`` (published).
+        attention: ``"primal-dual"``, ``"softmax"``, or ``"primal-static"``, which does not mix
+            candidates.
+        dim: Width of the encoder.
+        depth: Number of blocks.
+        steps: Training steps of 8 lists.
+        temperature: Temperature of the contrastive loss.
+        random_state: Seed.
+
+    Attributes:
+        model_: The trained :class:`ContextEncoder`.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> x = np.repeat(rng.standard_normal((6, 8)), 5, 0) + 0.3 * rng.standard_normal((30, 8))
+        >>> x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
+        >>> reranker = ContextReranker(candidates=12, steps=2).fit(x, np.arange(30) // 5)
+        >>> reranker.rerank(x[:2], x, np.argsort(-x[:2] @ x.T)).ids.shape
+        (2, 30)
+    """
+
+    model_: ContextEncoder
+
+    def __init__(
+        self,
+        candidates: int = 256,
+        anchors: int = 64,
+        affinity: Affinity = "both",
+        input: Literal["means", "linear"] = "means",
+        attention: Literal["primal-dual", "softmax", "primal-static"] = "primal-dual",
+        dim: int = 64,
+        depth: int = 2,
+        steps: int = 600,
+        temperature: float = 2.0,
+        random_state: int = 0,
+    ) -> None:
+        self.candidates = candidates
+        self.anchors = anchors
+        self.affinity = affinity
+        self.input = input
+        self.attention = attention
+        self.dim = dim
+        self.depth = depth
+        self.steps = steps
+        self.temperature = temperature
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, *, normalize: bool = False) -> Self:
+        """Train on items of known groups: the members of a group are relevant to each other.
+
+        Args:
+            X: Unit vectors [items, width].
+            y: Group of each item.
+            normalize: Whether to scale vectors to norm one.
+        """
+        vectors, groups = as_vectors(X, "X", normalize), np.asarray(y)
+        if groups.ndim != 1 or len(groups) != len(vectors):
+            raise ValueError(
+                f"y must hold one group for each of the {len(vectors)} items, got the shape "
+                f"{groups.shape}."
+            )
+        if len(np.unique(groups)) < 2:
+            raise ValueError("y holds one group only; relevance needs at least two groups.")
+        return self.fit_sets([(vectors, groups)])
+
+    def fit_sets(self, sets: Sequence[tuple[Any, Any]]) -> Self:
+        """Train on several sets of vectors and groups; each item is searched in its own set."""
+        config = ContextConfig(
+            dim=self.dim,
+            num_layers=self.depth,
+            attention=self.attention,
+            affinity=self.affinity,
+            anchors=self.anchors,
+            input=self.input,
+        )
+        data = TrainingLists(sets, self.candidates + 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.random_state)
+            model = ContextEncoder(config)
+        training = TrainingConfig(
+            epochs=1,
+            epoch_steps=self.steps,
+            batch_size=8,
+            lr=1e-3,
+            eta=0.05,
+            seed=self.random_state,
+        )
+        fit(model, data, config=training, objective=self._objective, verbose=False)
+        self.model_ = model
+        return self
+
+    def _objective(self, output: ContextOutput, labels: Tensor) -> Tensor:
+        loss = contrastive_loss(
+            output.scores, labels == 1, output.keep, temperature=self.temperature
+        )
+        if output.reconstruction is None:
+            return loss
+        return loss + _RECONSTRUCTION * output.reconstruction
+
+    def score_lists(self, lists: Lists) -> tuple[Float[Tensor, "b k"], Lists]:
+        """Return the cosines of the refined candidates with the refined query."""
+        tokens = torch.cat([lists.query[:, None], lists.items], 1)
+        keep = torch.cat([torch.ones_like(lists.keep[:, :1]), lists.keep], 1)
+        return self._fitted()(tokens, keep).scores[:, 1:], lists
+
+    def score(self, xq: Any, xb: Any, ids: Any, relevant: Sequence[Any]) -> float:
+        """Return the mean average precision after re-ranking."""
+        return mean_average_precision(self.rerank(xq, xb, ids).ids, relevant)
+
+    def _fitted(self) -> ContextEncoder:
+        if not hasattr(self, "model_"):
+            raise RuntimeError("The re-ranker is not trained; call fit or load first.")
+        return self.model_.eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write the trained re-ranker to a folder."""
+        self._fitted().save_pretrained(folder)
+        write_atomically(Path(folder) / _FILE, to_json(self.get_params()))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """Return the re-ranker in a folder that :meth:`save` wrote."""
+        path = Path(folder) / _FILE
+        try:
+            params = json.loads(path.read_text("utf-8"))
+            loaded = cls(**params)
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{folder} holds no re-ranker ({error}); give a folder that save wrote."
+            ) from error
+        loaded.model_ = ContextEncoder.from_pretrained(folder)
+        return loaded

@@ -1,0 +1,229 @@
+"""The encoder of a list: affinities, blocks of attention, cosine with the refined query.
+
+    u = W dropout(a) + b        z = Block₂(Block₁(u))        score_i = cos(z₀, z_i)
+
+The encoder is equivariant in the candidates: it has no positions, and the rank of a result enters
+only through the anchors. (Ouyang et al., NeurIPS 2021.) The published form has ``input="linear"``,
+``affinity="inner"`` and softmax. The default input, means over the first anchors, serves lists with
+any number of anchors.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from primal_attention.models.base import PretrainedModel
+from primal_attention.models.config import StackConfig
+from primal_attention.models.stack import BlockStack
+from primal_attention.tasks.retrieval.affinity import (
+    Affinity,
+    affinities,
+    kernel_names,
+    num_means,
+    running_means,
+)
+
+__all__ = [
+    "ContextConfig",
+    "ContextEncoder",
+    "ContextOutput",
+    "contrastive_loss",
+    "reconstruction_loss",
+]
+
+SET_ATTENTIONS = ("softmax", "primal-dual", "primal-static")
+"""Attentions that treat candidates as a set; others depend on their positions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextConfig(StackConfig):
+    """Configuration of a :class:`ContextEncoder`.
+
+    Example:
+        >>> ContextConfig().attention
+        'primal-dual'
+    """
+
+    dim: int = 64
+    """Model width."""
+    num_heads: int = 4
+    """Heads; must divide ``dim``."""
+    attention: str = "primal-dual"
+    """``"softmax"``, ``"primal-dual"`` (linear), or ``"primal-static"`` (candidates do not mix)."""
+    affinity: Affinity = "both"
+    """Kernels between tokens and anchors."""
+    anchors: int = 64
+    """Number of anchors, the query among them."""
+    input: Literal["means", "linear"] = "means"
+    """Means over the first anchors, or one weight for each anchor (published)."""
+    augment: bool = True
+    """In training, vary vectors and lengths of lists."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kernel_names(self.affinity)
+        self._check_count("anchors")
+        if self.input not in ("means", "linear"):
+            raise ValueError(f"input must be 'means' or 'linear', got {self.input!r}.")
+        if self.attention not in SET_ATTENTIONS:
+            raise ValueError(
+                f"attention must treat candidates as a set: {', '.join(SET_ATTENTIONS)}; got "
+                f"{self.attention!r}."
+            )
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of input features of a token."""
+        kernels = len(kernel_names(self.affinity))
+        return num_means(kernels) if self.input == "means" else kernels * self.anchors
+
+
+@dataclass(frozen=True)
+class ContextOutput:
+    """Output of a :class:`ContextEncoder`."""
+
+    scores: Float[Tensor, "b n"]
+    """Cosine of each refined token with the refined query, which is token 0."""
+    keep: Bool[Tensor, "b n"]
+    """Tokens that took part."""
+    reconstruction: Float[Tensor, ""] | None = None
+    """Mean distance between affinities and their reconstruction, in training."""
+    aux_loss: Float[Tensor, ""] | None = None
+    """Mean regulariser of primal layers, in training."""
+
+
+class ContextEncoder(PretrainedModel):
+    """Scores of candidates from their affinities to the top of the list.
+
+    Args:
+        config: Widths, attention, affinities.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Example:
+        >>> encoder = ContextEncoder(ContextConfig()).eval()
+        >>> tokens = normalize(torch.randn(2, 9, 5), dim=-1)
+        >>> encoder(tokens).scores.shape
+        torch.Size([2, 9])
+    """
+
+    config_class: ClassVar[type[ContextConfig]] = ContextConfig
+    config: ContextConfig
+
+    def __init__(self, config: ContextConfig, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.config = config
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.drop = nn.Dropout(config.dropout)
+        self.embed = nn.Linear(config.num_inputs, config.dim, **factory)
+        self.blocks = BlockStack(config, **factory)
+        self.reconstruct = nn.Linear(config.dim, config.num_inputs, **factory)
+
+    def forward(
+        self, tokens: Float[Tensor, "b n d"], keep: Bool[Tensor, "b n"] | None = None
+    ) -> ContextOutput:
+        """Return the scores of all tokens.
+
+        Args:
+            tokens: Query and candidates as unit vectors, best first.
+            keep: ``True`` where there is a token; real tokens come first.
+        """
+        if keep is None:
+            keep = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        if self.training and self.config.augment:
+            tokens, keep = _vary(tokens, keep)
+        a = affinities(tokens, keep, self.config.anchors, self.config.affinity)
+        return self.score_affinities(a, keep)
+
+    def score_affinities(
+        self, a: Float[Tensor, "b n kernels l"], keep: Bool[Tensor, "b n"]
+    ) -> ContextOutput:
+        """Return the scores of all tokens from their affinities."""
+        features = self.features(a, keep)
+        stream = self.drop(self.embed(self.drop(features)))
+        with warnings.catch_warnings():
+            if self.config.attention == "primal-static":
+                warnings.filterwarnings("ignore", message="static weights")
+            hidden, terms = self.blocks(stream, key_mask=keep)
+        z = normalize(hidden, dim=-1)
+        scores = torch.einsum("bc,bnc->bn", z[:, 0], z)
+        distance = None
+        if self.training:
+            distance = reconstruction_loss(features, self.reconstruct(hidden), keep)
+        return ContextOutput(scores, keep, distance, self.collect("blocks", terms))
+
+    def features(
+        self, a: Float[Tensor, "b n kernels l"], keep: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "b n f"]:
+        """Return the input features of all tokens; zero where there is none."""
+        if self.config.input == "linear":
+            return a.flatten(2)
+        known = keep.sum(1).clamp_max(self.config.anchors)
+        return torch.where(keep[:, :, None], running_means(a, known), 0.0)
+
+
+def _vary(tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """Return lists with noisy vectors, fewer dimensions and random lengths.
+
+    Each list gets its own strength, so the model meets descriptors of many qualities.
+    """
+    b, n, d = tokens.shape
+    device = tokens.device
+    noise = 0.4 * torch.rand(b, 1, 1, device=device) / max(d, 1) ** 0.5
+    share = 0.5 + 0.5 * torch.rand(b, 1, 1, device=device)
+    dimensions = torch.rand(b, 1, d, device=device) < share
+    varied = (tokens + noise * torch.randn_like(tokens)) * dimensions
+    lengths = torch.randint(-(-n // 4), n + 1, (b, 1), device=device).clamp_min(2)
+    keep = keep & (torch.arange(n, device=device) < lengths)
+    return normalize(varied, dim=-1), keep
+
+
+def contrastive_loss(
+    scores: Float[Tensor, "b n"],
+    relevant: Bool[Tensor, "b n"],
+    keep: Bool[Tensor, "b n"],
+    *,
+    temperature: float = 2.0,
+) -> Float[Tensor, ""]:
+    """Return ``−log (Σ_relevant e^{s/τ} / Σ_all e^{s/τ})``, mean over lists.
+
+    The query itself is relevant, so no list is without a positive.
+
+    Args:
+        scores: Cosines with the query.
+        relevant: Which tokens are relevant; token 0, the query, is.
+        keep: ``True`` where there is a token.
+        temperature: ``τ``.
+
+    Example:
+        >>> scores, relevant = torch.zeros(1, 8), torch.arange(8)[None] < 2
+        >>> contrastive_loss(scores, relevant, torch.ones(1, 8, dtype=torch.bool)).exp()  # n / P
+        tensor(4.)
+    """
+    logits = (scores / temperature).masked_fill(~keep, -torch.inf)
+    relevant = relevant.clone()
+    relevant[:, 0] = True
+    positive = logits.masked_fill(~relevant, -torch.inf)
+    return (logits.logsumexp(1) - positive.logsumexp(1)).mean()
+
+
+def reconstruction_loss(
+    a: Float[Tensor, "b n f"], guess: Float[Tensor, "b n f"], keep: Bool[Tensor, "b n"]
+) -> Float[Tensor, ""]:
+    """Return the mean distance between affinities and their reconstruction, both of norm one.
+
+    Distances below 0.01 count as 0.01, so the value lies between 0.01 and 2.
+
+    Example:
+        >>> a = torch.ones(1, 2, 3)
+        >>> reconstruction_loss(a, 2 * a, torch.ones(1, 2, dtype=torch.bool))
+        tensor(0.0100)
+    """
+    squared = (normalize(a, dim=-1) - normalize(guess, dim=-1)).square().sum(-1)
+    distances = squared.clamp_min(1e-4).sqrt()
+    return distances[keep].mean()
