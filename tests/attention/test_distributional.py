@@ -1,4 +1,4 @@
-"""Softmax with a key bias at temperature 1: its start, its fit to tables, its positions."""
+"""Softmax with a key bias: its start, its fit to tables, its positions."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from primal_attention.attention import DistributionalTokenAttention, SoftmaxAttention
 from primal_attention.attention.rotary import Rotary
 from primal_attention.functional.naive_family import key_bias_attention
+from primal_attention.surgery import SurgeryConfig, convert
 
 F64 = torch.float64
 
@@ -27,7 +28,8 @@ def test_one_hot_tokens_give_the_tables(bias):
     q, k = (t[ids].transpose(1, 2) for t in (query, key))
     v = layer._split(layer.v_proj(table[ids]))
     b = key_bias[ids][:, None].expand(-1, 2, -1)
-    expected = layer.out_proj(layer._merge(key_bias_attention(q, k, b, v)))
+    # products of the tables are logits at temperature 1
+    expected = layer.out_proj(layer._merge(key_bias_attention(q * q.shape[-1] ** 0.5, k, b, v)))
     torch.testing.assert_close(layer(table[ids]), expected)
 
 
@@ -43,7 +45,8 @@ def test_least_squares_prefers_frequent_words():
         shares.append(
             float(layer.fit_tables_(table, query, query, query[:, 0, 0], frequency=frequency))
         )
-        errors.append(float((layer.q_proj(table)[:3, :3] - query[:3, 0]).abs().max().detach()))
+        found = layer.k_proj(table)[:3, :3].detach()
+        errors.append(float((found - query[:3, 0]).abs().max()))
     assert 0 < shares[0] < 0.5
     assert errors[1] < 1e-3 < 0.1 < errors[0]
     assert shares[1] > 0.99
@@ -55,10 +58,21 @@ def test_explained_share_is_that_of_the_residuals():
     table, query = torch.randn(30, 4, dtype=F64), torch.randn(30, 1, 3, dtype=F64)
     key, key_bias = torch.randn(30, 1, 3, dtype=F64), torch.randn(30, dtype=F64)
     found = float(layer.fit_tables_(table, query, key, key_bias))
-    wanted = torch.cat([query[:, 0], torch.zeros(30, 1), key[:, 0], key_bias[:, None]], 1)
+    wanted = torch.cat([2 * query[:, 0], torch.zeros(30, 1), key[:, 0], key_bias[:, None]], 1)
     got = torch.cat([layer.q_proj(table), layer.k_proj(table)], 1).detach()
     residual, size = (got - wanted).square().sum(), (wanted - wanted.mean(0)).square().sum()
     assert found == pytest.approx(float(1 - residual / size))
+
+
+def test_conversion_of_softmax_is_exact():
+    theirs = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    model = torch.nn.Sequential(theirs)
+    x = torch.randn(2, 6, 16)
+    expected = model(x)
+    convert(model, SurgeryConfig("distributional"))
+    found = [m for m in model.modules() if isinstance(m, DistributionalTokenAttention)]
+    assert len(found) == 1
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_it_starts_as_softmax_starts():

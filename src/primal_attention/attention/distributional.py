@@ -1,13 +1,15 @@
-"""Softmax attention at temperature 1 with a key bias: the form of attention from corpus counts.
+"""Softmax attention with a key bias: the form of attention from corpus counts.
 
-    y = softmax_j( q_i·k_j + b_j ) v,        b_j = u·k_j
+    y = softmax_j( q_i·k_j / √d + b_j ) v,        b_j = u·k_j
 
-Row-normalised counts of word pairs are exactly such attention, with logits PMI and a key bias equal
-to the log probability of the key (``analysis.distributional``). So counts can start the layer:
+Row-normalised counts of word pairs are exactly such attention: the logits are PMI, and the key bias
+is the log probability of the key (``analysis.distributional``). So counts can start the layer:
 :meth:`DistributionalTokenAttention.fit_tables_` sets its projections from queries, keys and biases
-of word types. With ``q' = [q, 1]`` and ``k' = [k, b]`` it is plain softmax attention.
+of word types. Their products are logits at temperature 1; the projection of queries takes up
+``√d``. With ``q' = [q / √d, 1]`` and ``k' = [k, b]`` the layer is plain softmax attention.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ __all__ = ["DistributionalCore", "DistributionalTokenAttention"]
 
 
 class DistributionalCore(CachingCore):
-    """``softmax(q kᵀ + b) v`` without ``1/√d``, in ``O(n m d)`` time.
+    """``softmax(q kᵀ / √d + b) v`` in ``O(n m d)`` time.
 
     The key bias is ``b = u·k``, linear in the token. Rotations leave it alone: it is taken from
     the key before the turn.
@@ -53,8 +55,8 @@ class DistributionalCore(CachingCore):
     ) -> Float[Tensor, "b h n v"]:
         """Return the softmax mean of the values; zero for a row without keys."""
         if turn is None:
-            # (q + u)·k keeps the width, which the fused kernel needs
-            q = q + self.direction[:, None]
+            # (q / √d + u)·k keeps the width, which the fused kernel needs
+            q = q * q.shape[-1] ** -0.5 + self.direction[:, None]
         else:
             q, k = self._with_bias(q, k, turn)
         if key_mask is None:
@@ -65,7 +67,8 @@ class DistributionalCore(CachingCore):
         return self._attend_masked(q, k, v, keep)
 
     def _with_bias(self, q: Tensor, k: Tensor, turn: Turn | None) -> tuple[Tensor, Tensor]:
-        """Return ``[q, 1]`` and ``[k, b]``, turned by positions if there are any."""
+        """Return ``[q / √d, 1]`` and ``[k, b]``, turned by positions if there are any."""
+        q = q * q.shape[-1] ** -0.5
         bias = (k * self.direction[:, None]).sum(-1, keepdim=True)
         if turn is not None:
             q, k = turn.queries(q), turn.keys(k)
@@ -95,10 +98,9 @@ class DistributionalCore(CachingCore):
 
 
 class DistributionalTokenAttention(MultiHeadAttention):
-    """Multi-head softmax attention at temperature 1 with a key bias that is linear in the token.
+    """Multi-head softmax attention with a key bias that is linear in the token.
 
-    It starts as softmax attention starts: projections of queries and keys are scaled by ``d^-1/4``,
-    and the key bias is zero.
+    The key bias starts at zero; then the layer computes what softmax attention computes.
 
     Args:
         dim: Model width.
@@ -129,10 +131,6 @@ class DistributionalTokenAttention(MultiHeadAttention):
         heads = max(num_heads, 1)
         core = DistributionalCore(max(dim // heads, 1), heads, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
-        with torch.no_grad():
-            for projection in (self.q_proj, self.k_proj):
-                for parameter in projection.parameters():
-                    parameter.mul_(self.head_dim**-0.25)
 
     @torch.no_grad()
     def fit_tables_(
@@ -152,7 +150,7 @@ class DistributionalTokenAttention(MultiHeadAttention):
         Args:
             embedding: Token vectors of the words, as the layer receives them.
             query: Wanted queries of the words.
-            key: Wanted keys of the words.
+            key: Wanted keys of the words; products with queries are logits at temperature 1.
             key_bias: Wanted key bias of the words.
             frequency: Weight of a word in the fit; by default all words count the same.
 
@@ -174,7 +172,7 @@ class DistributionalTokenAttention(MultiHeadAttention):
                 f"{d - 1}, one less than the head width."
             )
         wanted_q, wanted_k = (torch.zeros(words, h, d, dtype=torch.float64) for _ in range(2))
-        wanted_q[..., :s], wanted_k[..., :s] = query.double(), key.double()
+        wanted_q[..., :s], wanted_k[..., :s] = math.sqrt(d) * query.double(), key.double()
         wanted_k[..., -1] = key_bias.double()[:, None]
         rows = embedding.detach().double().cpu()
         weight = None if frequency is None else frequency.double().clamp_min(0).sqrt()[:, None]
@@ -209,5 +207,5 @@ register_attention(
     DistributionalTokenAttention,
     capabilities=DistributionalCore.capabilities,
     cost="n²",
-    summary="softmax of q·k + b(k) at temperature 1; counts can start it",
+    summary="softmax with a key bias; counts of a corpus can start it",
 )

@@ -62,10 +62,10 @@ def key_bias_attention(
     key_mask: Bool[Tensor, "b m"] | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b h n v"]:
-    """Return attention with weights ``exp(q_i·k_j + b_j)`` divided by their row sum."""
+    """Return attention with weights ``exp(q_i·k_j / √d + b_j)`` divided by their row sum."""
     weights = torch.zeros(*q.shape[:3], k.shape[2], dtype=q.dtype, device=q.device)
     for j in range(k.shape[2]):
-        logit = (q * k[:, :, j, None]).sum(-1) + bias[:, :, j, None]
+        logit = (q * k[:, :, j, None]).sum(-1) / q.shape[-1] ** 0.5 + bias[:, :, j, None]
         weights[..., j] = logit.exp()
     return normalized_attention(weights, v, key_mask, is_causal)
 
