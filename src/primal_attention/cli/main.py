@@ -17,6 +17,7 @@ _COMMANDS = {
     "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
     "causal": "causal graphs of attention, and tokens whose removal changes a decision",
     "depth": "layers and width for a budget of parameters; exact separation ranks",
+    "distrib": "attention from counts: word pairs of a corpus, their attention, word vectors",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
     "data": "public data sets: where they come from and belong; download them",

@@ -1,6 +1,12 @@
 from .association import Association, Targets, asymmetry, compare
 from .attention import CountAttention, DistributionalAttention
 from .cooccurrence import Cooccurrence, Totals
+from .corpus_init import (
+    CorpusFactors,
+    CorpusFit,
+    corpus_factors,
+    initialize_from_corpus,
+)
 from .embeddings import association_svd, glove_fit, ksvd_embeddings, pmi_svd
 from .evaluation import (
     ANALOGIES,
@@ -14,6 +20,7 @@ from .evaluation import (
 )
 from .factors import AssociationKernel, CountFactors, count_factors
 from .heads import analyze_heads
+from .heat_maps import plot_weights
 from .layers import CorpusLayer, attention_from_counts, split_directions
 from .prediction import (
     NextWordCases,
@@ -46,6 +53,8 @@ __all__ = [
     "Association",
     "AssociationKernel",
     "Cooccurrence",
+    "CorpusFactors",
+    "CorpusFit",
     "CorpusLayer",
     "CountAttention",
     "CountFactors",
@@ -69,17 +78,20 @@ __all__ = [
     "balance_violation",
     "compare",
     "context_probability",
+    "corpus_factors",
     "count_factors",
     "count_weights",
     "evaluate_analogies",
     "evaluate_prediction",
     "evaluate_similarity",
     "glove_fit",
+    "initialize_from_corpus",
     "ksvd_embeddings",
     "next_word_cases",
     "next_word_scores",
     "normalize_rows",
     "plot_head_beside_counts",
+    "plot_weights",
     "pmi_svd",
     "position_terms",
     "position_types",

@@ -1,0 +1,104 @@
+"""``primal distrib``: counts, attention and word vectors from the command line."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from primal_attention.analysis.distributional import Cooccurrence, normalize_rows
+from primal_attention.cli.main import main
+
+TEXTS = ["The river bank flooded.", "The bank gave a loan", "a loan of money, the bank said"]
+
+
+@pytest.fixture
+def counts(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS[:2]))
+    with gzip.open(tmp_path / "b.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"body": TEXTS[2]}) + "\n")
+    files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz")]
+    out = tmp_path / "counts.npz"
+    assert main(["distrib", "count", *files, "-o", str(out), "--field", "body"]) == 0
+    assert (
+        "3 documents, 16 words, of which the 10 most frequent are 100.0%" in capsys.readouterr().out
+    )
+    return out
+
+
+def test_counts_are_those_of_the_library(counts):
+    found, expected = Cooccurrence.load(counts), Cooccurrence.from_corpus(TEXTS)
+    assert found.words == expected.words
+    assert (found.forward != expected.forward).nnz == 0
+
+
+def test_attention_of_a_text_is_printed_and_written(counts, tmp_path, capsys):
+    out = tmp_path / "attention.json"
+    arguments = ["distrib", "attend", str(counts), "bank loan zebra", "--transform", "counts"]
+    assert main([*arguments, "-o", str(out)]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(out.read_text())
+    library = Cooccurrence.load(counts)
+    ids = library.encode("bank loan")
+    m = library.forward.toarray()[ids][:, ids]
+    assert found["weights"][0][:2] == pytest.approx(normalize_rows(m)[0].tolist())
+    assert "Not in the vocabulary, so their rows are uniform: zebra." in printed
+    assert f"| bank  | {found['weights'][0][0]:.2f} " in printed
+    picture = tmp_path / "attention.png"
+    options = ["--rank", "3", "--distance", "--causal", "--symmetric", "--content"]
+    assert main(["distrib", "attend", str(counts), "bank loan", *options, "-o", str(picture)]) == 0
+    assert picture.read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("method", ["pmi-svd", "ksvd", "glove"])
+def test_vectors_are_printed_and_written(counts, tmp_path, capsys, method):
+    out = tmp_path / "vectors.txt"
+    arguments = [str(counts), "bank", "-k", "3", "--method", method, "--neighbors", "2"]
+    assert main(["distrib", "vectors", *arguments, "-o", str(out)]) == 0
+    assert "| bank | " in capsys.readouterr().out
+    width = 6 if method == "ksvd" else 3
+    assert out.read_text().split("\n")[0] == f"10 {width}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["forget"], "there is no action 'forget'"),
+        (["count", "-o", "x.npz"], "name at least one"),
+        (["count", "{missing}.txt", "-o", "{missing}.npz"], "missing.txt: No such file"),
+        (["count", "{jsonl}", "-o", "{missing}.npz"], "line 1 has no text in the field 'text'"),
+        (["count", "{jsonl}", "-o", "{missing}.txt"], "must end in .npz"),
+        (["attend", "{jsonl}", "bank"], "not a readable file of counts"),
+        (["attend", "{counts}", "?!"], "has no words"),
+        (["attend", "{counts}", "bank", "-o", "x.pdf"], "must end in .png or .json"),
+        (["attend", "{counts}", "bank", "--rank", "99"], "rank is 99"),
+        (["vectors", "{counts}"], "nothing to do"),
+        (["vectors", "{counts}", "banks"], "Did you mean 'bank'?"),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(counts, tmp_path, capsys, arguments, message):
+    (tmp_path / "rows.jsonl").write_text("[1]\n")
+    names = {
+        "counts": counts,
+        "jsonl": tmp_path / "rows.jsonl",
+        "missing": tmp_path / "missing",
+    }
+    assert main(["distrib", *(a.format(**names) for a in arguments)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["count", "--help"], ["attend", "--help"]])
+def test_help_does_not_wait_for_torch(arguments):
+    script = (
+        "import sys; from primal_attention.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit:\n    pass\n"
+        "sys.exit(int(bool({'torch', 'scipy', 'matplotlib'} & set(sys.modules))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "distrib", *arguments], capture_output=True, check=False
+    )
+    assert done.returncode == 0
