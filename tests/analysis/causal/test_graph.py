@@ -11,6 +11,7 @@ from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causal import learn_pag
 from primal_attention.analysis.causal.covariance import correlate
 from primal_attention.analysis.causal.graph import causal_graph
+from primal_attention.analysis.causal.primal import HatMatrix
 from primal_attention.attention import PrimalAttention, create_attention
 from primal_attention.bench.pretrained import minilm, smollm2
 
@@ -144,6 +145,31 @@ def test_long_sequences_choose_nodes_by_attention_and_never_build_all_rows():
     rows = captured.weights()[0][[m[0] for m in found.nodes.members]]
     torch.testing.assert_close(found.heads[0].correlation.matrix, correlate(rows).matrix)
     assert found.settings["m"] == 8
+
+
+def test_attention_to_dropped_tokens_does_not_choose_nodes():
+    attention = random_attention(12)[0]
+    attention[:, 3] += 10
+    found = causal_graph(attention, m=64, nodes=4)
+    assert (3,) in found.nodes.members
+    found = causal_graph(attention, m=64, nodes=4, drop_columns=[3])
+    columns = attention.sum(0)
+    columns[3] = 0
+    assert {m[0] for m in found.nodes.members} == set(columns.topk(4).indices.tolist())
+    assert found.settings["dropped_tokens"] == ["3"]
+
+
+def test_nodes_of_primal_layers_are_neighbours_of_the_target():
+    (captured,) = capture(PrimalAttention(16, 2, rank=6), torch.randn(1, 50, 16))
+    hats = [HatMatrix(e / e.norm(dim=1, keepdim=True)) for e in captured.scores().e]
+    found = causal_graph(captured, nodes=5, target=20)
+    strength = sum(hat.row(20).abs() for hat in hats)
+    strength[20] = -1
+    expected = {20, *strength.topk(5).indices.tolist()}
+    assert {m[0] for m in found.nodes.members} == expected
+    found = causal_graph(captured, nodes=5)
+    leverage = sum(hat.leverage for hat in hats)
+    assert {m[0] for m in found.nodes.members} == set(leverage.topk(5).indices.tolist())
 
 
 def test_primal_layers_use_their_scores():
