@@ -94,3 +94,53 @@ def llava(**changes):
     batch = {"input_ids": words, "attention_mask": mask}
     model = tf.LlavaForConditionalGeneration(config)
     return randomize(model), {**batch, "pixel_values": torch.randn(2, 3, 16, 16), **changes}
+
+
+def qwen2_vl():
+    """Return a decoder whose images are laid end to end, with tokens around each image."""
+    tf = pytest.importorskip("transformers")
+    text = {**_encoder(), "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2}
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [1, 1, 2]}
+    text["rope_parameters"]["rope_theta"] = 1e4
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
+    config = tf.Qwen2VLConfig(
+        text_config=text,
+        vision_config={**vision, "patch_size": 4, "spatial_merge_size": 2},
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=38,
+        vision_start_token_id=36,
+        vision_end_token_id=37,
+    )
+    words = torch.randint(3, 30, (2, 10))
+    words[:, 1], words[:, 2:6], words[:, 6] = 36, IMAGE_TOKEN, 37
+    batch = {
+        "input_ids": words,
+        "attention_mask": torch.ones_like(words),
+        "pixel_values": torch.randn(32, 3 * 2 * 4 * 4),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (words == IMAGE_TOKEN).int(),
+    }
+    return randomize(tf.Qwen2VLForConditionalGeneration(config)), batch
+
+
+def pali_gemma():
+    """Return a decoder whose prefix, image and question, sees itself in both directions."""
+    tf = pytest.importorskip("transformers")
+    text = {**_encoder(), "model_type": "gemma", "num_key_value_heads": 1, "head_dim": 8}
+    vision = {**_vision(), "model_type": "siglip_vision_model", "vision_use_head": False}
+    config = tf.PaliGemmaConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN,
+        image_token_index=IMAGE_TOKEN,
+        projection_dim=16,
+    )
+    words = torch.randint(4, 38, (2, 10))
+    words[:, :4] = IMAGE_TOKEN
+    batch = {
+        "input_ids": words,
+        "attention_mask": torch.ones_like(words),
+        "pixel_values": torch.randn(2, 3, 16, 16),
+        "token_type_ids": torch.tensor([[0] * 7 + [1] * 3] * 2),
+    }
+    return randomize(tf.PaliGemmaForConditionalGeneration(config)), batch

@@ -6,7 +6,7 @@ from tests.analysis.flow import models
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from primal_attention.analysis import modality_flow
+from primal_attention.analysis import FlowOptions, analysis_entry, modality_flow
 from primal_attention.analysis.flow import blind_scores, replace_modality
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
@@ -86,6 +86,28 @@ def test_a_decoder_with_an_image_prefix_equals_its_returned_attentions():  # M9
     # the first token is a start token, and special by default
     apart = modality_flow(model, batch)
     assert apart.names == ("text", "image", "special")
+
+
+def test_images_laid_end_to_end_and_tokens_around_them():  # M9
+    model, batch = models.qwen2_vl()
+    found = modality_flow(model, batch)
+    ids = torch.tensor([0, 2, 1, 1, 1, 1, 2, 0, 0, 0])
+    want = modality_flow(eager(model, batch).attentions, ids, names=["text", "image", "rest"])
+    for name in ("imf", "flow", "chance", "lift"):
+        close(getattr(found, name), getattr(want, name))
+    assert found.names == ("text", "image", "special")
+    entry = analysis_entry("flow")  # images of all samples in one tensor: the batch stays whole
+    assert entry.run(model, [batch], FlowOptions(sequences=1)).samples == 2
+
+
+def test_a_prefix_that_sees_itself_counts_as_visible():
+    model, batch = models.pali_gemma()
+    found = modality_flow(model, batch, special="text")
+    close(found.chance[:, 1, 1], torch.full((2,), 4 / 7))  # 4 image tokens of a prefix of 7
+    later = sum(4 / n for n in (8, 9, 10))
+    close(found.chance[:, 0, 1], torch.full((2,), (3 * 4 / 7 + later) / 6))
+    ids = torch.where(batch["input_ids"] == models.IMAGE_TOKEN, 1, 0)
+    close(found.flow, modality_flow(eager(model, batch).attentions, ids).flow)
 
 
 def test_a_decoder_after_a_cache():
