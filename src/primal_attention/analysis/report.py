@@ -45,7 +45,7 @@ figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;displ
   font-variant-numeric:tabular-nums}
 th,td{padding:.42rem .6rem;border-bottom:1px solid var(--line);text-align:right;
   vertical-align:top}
-th:first-child,td:first-child{text-align:left;padding-left:.3rem}
+th:first-child,td:first-child,.words{text-align:left;padding-left:.3rem}
 th{border-bottom:2px solid var(--ink);font-weight:600}tbody tr:hover{background:var(--wash)}
 pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;
   overflow-x:auto;font:.86rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
@@ -53,6 +53,10 @@ pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padd
 @media print{nav{display:none}body{padding:0}h2{break-after:avoid}
   figure,.scroll{break-inside:avoid}}
 """
+
+
+_LONG = 30
+"""Letters of a table cell beyond which it is a sentence."""
 
 
 class Report:
@@ -108,10 +112,21 @@ class Report:
         return self
 
     def table(self, header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Self:
-        """Add a table; the first column holds names, the others numbers."""
-        head = "".join(f"<th>{escape(str(cell))}</th>" for cell in header)
+        """Add a table; the first column holds names, the others numbers or sentences."""
+        # sentences are read from the left, numbers compared at the right
+        kinds = [
+            ' class="words"' if any(len(str(cell)) > _LONG for cell in column) else ""
+            for column in zip(*rows, strict=True)
+        ] or [""] * len(header)
+        head = "".join(
+            f"<th{kind}>{escape(str(cell))}</th>" for kind, cell in zip(kinds, header, strict=True)
+        )
         body = "".join(
-            "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+            "<tr>"
+            + "".join(
+                f"<td{kind}>{escape(str(cell))}</td>" for kind, cell in zip(kinds, row, strict=True)
+            )
+            + "</tr>"
             for row in rows
         )
         self._parts.append(
