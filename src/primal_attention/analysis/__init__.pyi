@@ -11,7 +11,14 @@ from .capture import CapturedLayer, CapturedScores
 from .cost import Cost, FitCost, compare_costs, fit_cost
 from .flow import FlowResult, modality_flow
 from .memory import PeakMemory, kept_for_backward
-from .options import CausesOptions, FlowOptions, HeadsOptions, SpectrumOptions, TransportOptions
+from .options import (
+    CausesOptions,
+    DepthOptions,
+    FlowOptions,
+    HeadsOptions,
+    SpectrumOptions,
+    TransportOptions,
+)
 from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
@@ -52,6 +59,7 @@ __all__ = [
     "CapturedScores",
     "CausesOptions",
     "Cost",
+    "DepthOptions",
     "FitCost",
     "FlowOptions",
     "FlowResult",
