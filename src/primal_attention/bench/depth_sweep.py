@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from primal_attention.bench.tables import group_lines, plot_lines
 from primal_attention.command import UserError, needs
 from primal_attention.models.depth_rule import optimal_depth
 from primal_attention.output import markdown_table, page, write_atomically
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DepthSweepOptions", "DepthSweepStudy"]
 
+_SETTINGS = ("depths", "steps", "pieces", "text", "context", "batch")
+"""What all rows of a table share."""
 _PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"budgets": (0.4, 1.0), "depths": (1, 2, 6), "seeds": 1, "steps": 300},
     "small": {
@@ -103,7 +104,11 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
 
         def keep(run: SweepRun) -> None:
             shape = run.shape
-            row = {"layers": shape.layers, "width": shape.width, "hidden": shape.hidden}
+            row: dict[str, Any] = {
+                "layers": shape.layers,
+                "width": shape.width,
+                "hidden": shape.hidden,
+            }
             row |= {"params": shape.params, "rate": run.rate, "loss": round(run.loss, 4)}
             rows.append(row)
             write_atomically(path, json.dumps(rows))
@@ -127,8 +132,11 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
 
     def tables(self, rows: Sequence[Row], options: DepthSweepOptions) -> Mapping[str, str | bytes]:
         """Return the losses, the best depths beside the rule, and a picture."""
-        losses = _losses(rows)
         first = rows[0]
+        # rows of other settings in the folder cannot be compared with these
+        same = [key for key in first if key in _SETTINGS]
+        rows = [row for row in rows if all(row[key] == first[key] for key in same)]
+        losses = _losses(rows)
         tokens = "characters" if not first["pieces"] else f"{first['pieces']} subwords"
         seeds = len({row["seed"] for row in rows})
         caption = (
@@ -142,13 +150,31 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
             "seeds, beside the rule. Below 6 layers the rule is an extrapolation.",
             _optimum_table(losses),
         )
-        lines = group_lines(
-            ("", f"{budget:g} M", depth, sum(values) / len(values))
-            for budget, of in losses.items()
-            for depth, values in of.items()
-        )
-        files["picture.png"] = plot_lines(lines, xlabel="layers", ylabels=["validation loss"])
+        files["picture.png"] = _picture(losses)
         return files
+
+
+def _picture(losses: Mapping[float, Mapping[int, list[float]]]) -> bytes:
+    """Return the losses by depth as PNG; dotted lines are at the depths of the rule."""
+    from matplotlib import pyplot as plt
+
+    from primal_attention.analysis.plots import COLORS, panel_layout
+    from primal_attention.analysis.report import to_png
+
+    figure, axis = plt.subplots(figsize=(6.5, 4), layout=panel_layout())
+    for (budget, of), color in zip(losses.items(), COLORS, strict=False):
+        means = [sum(values) / len(values) for values in of.values()]
+        axis.plot(list(of), means, "o-", color=color, label=f"{budget:g} M parameters")
+        for depth, values in of.items():
+            axis.plot([depth] * len(values), values, "_", color=color, alpha=0.6)
+        axis.axvline(optimal_depth(1e6 * budget), color=color, ls=":", lw=1.2)
+    ticks = sorted({depth for of in losses.values() for depth in of})
+    axis.set(xscale="log", xlabel="layers (dotted: L*(N) of the rule)", ylabel="validation loss")
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return to_png(figure)
 
 
 def _losses(rows: Sequence[Row]) -> dict[float, dict[int, list[float]]]:

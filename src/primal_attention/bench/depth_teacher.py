@@ -92,7 +92,7 @@ class DepthTeacherStudy(Study[DepthTeacherOptions]):
         return {"table.md": page(caption, markdown_table(header, table))}
 
 
-def _network(x: "Tensor", weights: "Sequence[Tensor]") -> "Tensor":
+def _network(x: "Tensor", weights: "Sequence[Sequence[Tensor] | Tensor]") -> "Tensor":
     """Return the first coordinate of the first token after layers of softmax-free attention."""
     for w_q, w_k, w_v in weights:
         x = (x @ w_q) @ (x @ w_k).mT @ (x @ w_v)

@@ -1,8 +1,9 @@
 """``primal depth``: a plan for a budget, exact separation ranks, the regime of a shape."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> int:
             f"Actions: {', '.join(_ACTIONS)}."
         )
     kind, run = _ACTIONS[action]
-    options = parse(kind, rest, prog=f"primal depth {action}")
+    options: Any = parse(kind, rest, prog=f"primal depth {action}")
     with user_errors(""):
         run(options)
     return 0
@@ -174,7 +175,7 @@ def _regime(options: DepthRegimeCommand) -> None:
     print("\nlog3(d) is no recommended depth; the rule for trained models is L*(N).")
 
 
-_ACTIONS = {
+_ACTIONS: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
     "plan": (DepthPlanCommand, _plan),
     "rank": (DepthRankCommand, _rank),
     "regime": (DepthRegimeCommand, _regime),

@@ -59,38 +59,29 @@ def plot_depth(points: Mapping[str, tuple[float, float]], *, chosen: str | None 
     axis.plot(grid[fitted], depth[fitted], color=COLORS[1], lw=2, label="L*(N), Levine et al. 2020")
     for name, (size, layers) in points.items():
         is_chosen = name == chosen or len(points) == 1
-        axis.scatter(
-            size,
-            layers,
-            s=60 if is_chosen else 26,
-            zorder=3,
-            color=COLORS[0] if is_chosen else _INK,
-        )
+        dot, color = (70, COLORS[0]) if is_chosen else (28, _INK)
+        axis.scatter(size, layers, s=dot, color=color, zorder=3)
+        # away from the curve
+        is_above = layers > optimal_depth(size)
         axis.annotate(
             name,
             (size, layers),
-            xytext=(7, 3),
+            xytext=(-7, 4) if is_above else (7, -4),
             textcoords="offset points",
             fontsize=9,
             fontweight="bold" if is_chosen else "normal",
+            ha="right" if is_above else "left",
+            va="bottom" if is_above else "top",
         )
-    top = max([DEEP * float(depth[-1]), *(1.15 * layers for _, layers in points.values())])
-    axis.set(
-        xscale="log",
-        xlim=(start, end),
-        ylim=(0, top),
-        ylabel="layers",
-        xlabel="parameters without embeddings",
-    )
-    axis.text(
-        0.99,
-        0.02,
-        "dashed: outside the fitted 6 to 48 layers",
-        transform=axis.transAxes,
-        ha="right",
-        fontsize=8,
-        color=_SOFT,
-    )
+    deepest = max([DEEP * float(depth[-1]), *(1.3 * layers for _, layers in points.values())])
+    least = min([1.0, *(0.7 * layers for _, layers in points.values() if layers > 0)])
+    axis.set(xscale="log", yscale="log", xlim=(start, end), ylim=(least, deepest))
+    axis.set(xlabel="parameters without embeddings", ylabel="layers")
+    ticks = [2**k for k in range(12) if least <= 2**k <= deepest]
+    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+    note = "dashed: outside the fitted 6 to 48 layers"
+    axis.text(0.99, 0.02, note, transform=axis.transAxes, ha="right", fontsize=8, color=_SOFT)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(loc="upper left", frameon=False)

@@ -166,7 +166,8 @@ class DepthResult(AnalysisResult):
         """Return size against depth as PNG, with the rule and the model as a point."""
         from primal_attention.analysis.depth.figure import plot_depth
 
-        return to_png(plot_depth({self.name: (float(self.params), self.layers)}))
+        # the axis is logarithmic: a model that mixes no tokens stands below the first layer
+        return to_png(plot_depth({self.name: (float(self.params), max(self.layers, 0.5))}))
 
     def to_json(self) -> str:
         """Return all numbers as JSON."""
