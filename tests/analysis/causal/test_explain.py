@@ -146,6 +146,10 @@ def test_decoders_and_masked_models_are_explained(words):
     assert result.settings["is_causal"]
     assert result.settings["algorithm"] == "ordered-icd"
     assert result.settings["dropped_columns"] == [0]
+    # attention to the dropped first token does not put it first among the baselines either
+    rows = {row.method: row for row in result.comparison}
+    first = rows["attention, mean of heads"].positions
+    assert first is None or 0 not in first or len(first) == 11
     result = explain(models.bert("BertForMaskedLM"), words, "the film was [MASK] good", m=384)
     assert result.tokens[4] == result.decision
 

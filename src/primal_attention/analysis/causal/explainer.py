@@ -422,10 +422,13 @@ class _Reasoning:
         importances = getattr(self.subject, "importances", None)
         # baselines may remove any token, also those that are no nodes
         inside = {i for member in self.words.values() for i in member[1:]}
+        attention = self.attention.clone()
+        # the first token of a decoder collects attention; what graphs leave out comes last here too
+        attention[:, list(self.graphs.settings["dropped_columns"])] = 0.0
         return compare_methods(
             self.evaluations,
             [i for i in self.subject.candidates if i not in inside],
-            self.attention,
+            attention,
             influences={
                 graph.head: influence
                 for graph, influence in zip(self.ranked, self.influences, strict=True)

@@ -243,10 +243,10 @@ class Explanation(AnalysisResult):
         for head in self._shown():
             graph = head.graph
             star = " ★" if head.sets and graph.head == self.winner else ""
-            sets = f"it led to {len(head.sets)} sets" if head.sets else "it led to no set"
+            count = {0: "no set", 1: "one set"}.get(len(head.sets), f"{len(head.sets)} sets")
             note = (
                 f"Confidence {_confidence(head):.2f}; {len(graph.pag.edges())} edges between "
-                f"{len(graph.pag)} nodes after {graph.num_tests} tests; {sets}."
+                f"{len(graph.pag)} nodes after {graph.num_tests} tests; it led to {count}."
             )
             members = self.graphs.nodes.members
             found.append(

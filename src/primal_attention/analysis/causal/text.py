@@ -359,12 +359,11 @@ def token_names(tokenizer: Any, ids: Tensor | Sequence[int]) -> list[str]:
     numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if tokenizer is None:
         return [str(i) for i in numbers]
-    pieces = tokenizer.convert_ids_to_tokens(numbers)
     found = []
-    for number, piece in zip(numbers, pieces, strict=True):
+    for number in numbers:
         # byte-level tokenizers write spaces and accents as other characters
-        word = tokenizer.decode([number]).strip()
-        found.append(word or repr(tokenizer.decode([number])) or str(piece))
+        word = tokenizer.decode([number])
+        found.append(word.strip() or word.replace(" ", "␣").replace("\n", "⏎") or str(number))
     return found
 
 
