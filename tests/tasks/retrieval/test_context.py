@@ -119,6 +119,19 @@ def test_later_tokens_take_the_mean_of_their_neighbours(monkeypatch):
     assert not torch.allclose(part[:, 16:], whole[:, 16:])
 
 
+@pytest.mark.parametrize("attention", ["primal-dual", "primal-static"])
+def test_a_streamed_list_has_the_same_scores(attention, monkeypatch):  # T16
+    monkeypatch.setattr("primal_attention.tasks.retrieval.affinity._GRAPH", 16)
+    tokens = lists(n=50, b=1)
+    for model in (encoder(attention), encoder(attention, affinity="inner", input="linear")):
+        want = model(tokens).scores[0]
+        for sizes in ([16, 16, 18], [20, 30], [50]):
+            got = model.score_stream(tokens[0].split(sizes))
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="cannot stream"):
+        encoder("softmax").score_stream([tokens[0]])
+
+
 def test_means_do_not_need_a_number_of_anchors():
     a = torch.rand(1, 4, 2, 10)
     means = running_means(a, torch.tensor([10])).unflatten(2, (2, 12))
@@ -163,7 +176,7 @@ def clusters(groups=10, size=8, d=16, seed=0):
     return x, np.arange(groups * size) // size
 
 
-def test_training_is_deterministic_and_kept_in_a_folder(tmp_path):  # T20
+def test_training_is_deterministic_and_kept_in_a_folder(tmp_path, monkeypatch):  # T20
     x, y = clusters()
     make = ContextReranker(candidates=30, steps=5, dim=16)
     first, second = make.fit(x, y), ContextReranker(**make.get_params()).fit(x, y)
@@ -174,6 +187,14 @@ def test_training_is_deterministic_and_kept_in_a_folder(tmp_path):  # T20
     again = ContextReranker.load(tmp_path / "model")
     assert again.get_params() == first.get_params()
     np.testing.assert_array_equal(again.rerank(x[:5], x, ids).scores, want.scores)
+    # a list that exceeds max_memory is read in blocks
+    monkeypatch.setattr("primal_attention.tasks.retrieval.affinity._GRAPH", 20)
+    monkeypatch.setattr("primal_attention.tasks.retrieval.context._SMALLEST_BLOCK", 20)
+    lists = np.insert(ids, 3, -1, axis=1)
+    whole = again.rerank(x[:5], x, lists, blend=0.3)
+    blocks = again.rerank(x[:5], x, lists, blend=0.3, max_memory=1000)
+    np.testing.assert_allclose(blocks.scores, whole.scores, atol=1e-5)
+    monkeypatch.undo()
     # other widths and lengths of lists are no matter
     wide = np.pad(x, ((0, 0), (0, 4)))
     np.testing.assert_allclose(again.rerank(wide[:5], wide, ids).scores, want.scores, atol=1e-5)

@@ -7,7 +7,7 @@ the list; it follows chains of neighbours. An affinity map of cosines is an empi
 ``a_i · a_j = x_iᵀ (AᵀA) x_j``.
 """
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from primal_attention.tasks.retrieval.diffusion import diffuse, list_graph
 
-__all__ = ["Affinity", "affinities", "kernel_names", "running_means"]
+__all__ = ["Affinity", "Anchors", "affinities", "kernel_names", "num_means", "running_means"]
 
 Affinity = Literal["both", "inner", "diffusion"]
 
@@ -38,6 +38,73 @@ def kernel_names(affinity: Affinity) -> tuple[str, ...]:
             f"affinity must be one of {', '.join(get_args(Affinity))}, got {affinity!r}."
         )
     return ("inner", "diffusion") if affinity == "both" else (affinity,)
+
+
+class Anchors:
+    """The top of a list, to which all tokens are compared.
+
+    Args:
+        tokens: The first tokens of each list, at most 2048 are used; query first.
+        keep: ``True`` where there is a token; real tokens come first.
+        anchors: Number of anchors.
+        affinity: Which kernels.
+    """
+
+    def __init__(
+        self,
+        tokens: Float[Tensor, "b g d"],
+        keep: Bool[Tensor, "b g"],
+        anchors: int,
+        affinity: Affinity,
+    ) -> None:
+        self._top, keep = tokens[:, :_GRAPH], keep[:, :_GRAPH]
+        self._known, self._count = keep[:, :anchors], anchors
+        self._kernels = kernel_names(affinity)
+        self._reached: Tensor | None = None
+        if "diffusion" in self._kernels:
+            graph = list_graph(self._top, keep, k=_K, gamma=_GAMMA)
+            b, g, _ = self._top.shape
+            start = torch.eye(g, min(g, anchors), dtype=tokens.dtype, device=tokens.device)
+            self._reached = diffuse(graph, start.expand(b, -1, -1), alpha=_ALPHA)
+
+    def compare(self, tokens: Float[Tensor, "b n d"], start: int) -> Float[Tensor, "b n kernels l"]:
+        """Return the affinities of tokens that begin at the rank ``start`` of their list.
+
+        Ranks 0 to 2047 belong to the graph; later tokens take the mean of their neighbours in it.
+        """
+        parts = []
+        for kernel in self._kernels:
+            if kernel == "inner":
+                values = tokens @ self._top[:, : self._count].transpose(1, 2)
+            else:
+                values = torch.log1p(100 * self._diffused(tokens, start).clamp_min(0)) / 3
+            values = torch.where(self._known[:, None], values, 0.0)
+            parts.append(torch.nn.functional.pad(values, (0, self._count - values.shape[2])))
+        return torch.stack(parts, 2)
+
+    def _diffused(self, tokens: Tensor, start: int) -> Float[Tensor, "b n l"]:
+        if self._reached is None:
+            raise RuntimeError("The anchors were built without diffusion.")
+        inside = max(0, min(self._top.shape[1] - start, tokens.shape[1]))
+        first = self._reached[:, start : start + inside]
+        if inside == tokens.shape[1]:
+            return first
+        later = [self._extended(part) for part in tokens[:, inside:].split(_GRAPH, 1)]
+        return torch.cat([first, *later], 1)
+
+    def _extended(self, tokens: Tensor) -> Float[Tensor, "b n l"]:
+        """Return weighted means over the nearest tokens in the graph."""
+        reached: Any = self._reached
+        cosines, places = (tokens @ self._top.transpose(1, 2)).topk(
+            min(_K, self._top.shape[1]), dim=2
+        )
+        weights = cosines.clamp_min(0) ** _GAMMA
+        weights = _ALPHA * weights / weights.sum(2, keepdim=True).clamp_min(1e-12)
+        total = reached.new_zeros(*tokens.shape[:2], reached.shape[2])
+        for j in range(places.shape[2]):
+            place = places[:, :, j, None].expand(-1, -1, reached.shape[2])
+            total += weights[:, :, j, None] * reached.gather(1, place)
+        return total
 
 
 def affinities(
@@ -63,43 +130,8 @@ def affinities(
         torch.Size([1, 5, 1, 4])
     """
     tokens = torch.where(keep[:, :, None], tokens, 0.0)
-    head, known = tokens[:, :anchors], keep[:, :anchors]
-    parts = []
-    for kernel in kernel_names(affinity):
-        if kernel == "inner":
-            values = tokens @ head.transpose(1, 2)
-        else:
-            values = _diffusion(tokens, keep, head.shape[1])
-        values = torch.where(known[:, None] & keep[:, :, None], values, 0.0)
-        parts.append(torch.nn.functional.pad(values, (0, anchors - values.shape[2])))
-    return torch.stack(parts, 2)
-
-
-def _diffusion(tokens: Tensor, keep: Tensor, anchors: int) -> Float[Tensor, "b n l"]:
-    """Return the diffusion affinities to the first tokens."""
-    inside = tokens[:, :_GRAPH]
-    graph = list_graph(inside, keep[:, :_GRAPH], k=_K, gamma=_GAMMA)
-    b, g, _ = inside.shape
-    start = torch.eye(g, anchors, dtype=tokens.dtype, device=tokens.device).expand(b, -1, -1)
-    reached = diffuse(graph, start, alpha=_ALPHA)
-    if tokens.shape[1] > g:
-        reached = torch.cat([reached, _extended(tokens[:, g:], inside, reached)], 1)
-    return torch.log1p(100 * reached.clamp_min(0)) / 3
-
-
-def _extended(later: Tensor, inside: Tensor, reached: Tensor) -> Tensor:
-    """Return the values of later tokens: weighted means of their neighbours in the graph."""
-    parts = []
-    for block in later.split(_GRAPH, 1):
-        cosines, places = (block @ inside.transpose(1, 2)).topk(min(_K, inside.shape[1]), dim=2)
-        weights = cosines.clamp_min(0) ** _GAMMA
-        weights = _ALPHA * weights / weights.sum(2, keepdim=True).clamp_min(1e-12)
-        total = reached.new_zeros(*block.shape[:2], reached.shape[2])
-        for j in range(places.shape[2]):
-            place = places[:, :, j, None].expand(-1, -1, reached.shape[2])
-            total += weights[:, :, j, None] * reached.gather(1, place)
-        parts.append(total)
-    return torch.cat(parts, 1)
+    found = Anchors(tokens, keep, anchors, affinity).compare(tokens, 0)
+    return torch.where(keep[:, :, None, None], found, 0.0)
 
 
 def running_means(

@@ -113,14 +113,7 @@ class Reranker(BaseEstimator):  # type: ignore[misc]
         for start in range(0, len(found) if count else 0, size):
             rows = slice(start, start + size)
             head = found[rows, :count]
-            items = gallery.take(head)
-            if items.shape[-1] != queries.shape[1]:
-                raise ValueError(
-                    f"xq has width {queries.shape[1]} and the gallery {items.shape[-1]}; both must "
-                    "come from the same model."
-                )
-            lists = Lists(queries[rows], items, torch.from_numpy(head))
-            order, values = self._order(lists, blend)
+            order, values = self._rerank_block(queries[rows], gallery, head, blend, max_memory)
             found[rows, :count] = np.take_along_axis(head, order, 1)
             scores[rows, :count] = values
         if isinstance(ids, Tensor):
@@ -128,16 +121,26 @@ class Reranker(BaseEstimator):  # type: ignore[misc]
         return Reranked(found, scores)
 
     @torch.no_grad()
-    def _order(self, lists: Lists, blend: float) -> tuple[Any, Any]:
-        """Return the new order of the candidates and their scores in it."""
+    def _rerank_block(
+        self, queries: Tensor, gallery: Gallery, ids: Any, blend: float, max_memory: int
+    ) -> tuple[Any, Any]:
+        """Return the new order of the candidates of some lists, and their scores in it."""
+        items = gallery.take(ids)
+        if items.shape[-1] != queries.shape[1]:
+            raise ValueError(
+                f"xq has width {queries.shape[1]} and the gallery {items.shape[-1]}; both must "
+                "come from the same model."
+            )
+        lists = Lists(queries, items, torch.from_numpy(ids))
         scores = self.score_lists(lists)[0].float()
-        if blend:
-            old, new = (_standardise(values, lists.keep) for values in (lists.first_scores, scores))
-            scores = (1 - blend) * new + blend * old
-        return _sorted(scores, lists.keep)
+        return ordered(scores, lists.first_scores, lists.keep, blend)
 
 
-def _sorted(scores: Tensor, keep: Tensor) -> tuple[Any, Any]:
+def ordered(scores: Tensor, first: Tensor, keep: Tensor, blend: float) -> tuple[Any, Any]:
+    """Return the order of candidates and their scores in it; empty slots are last."""
+    if blend:
+        old, new = (_standardise(values, keep) for values in (first, scores))
+        scores = (1 - blend) * new + blend * old
     scores = torch.where(keep, scores, -torch.inf)
     # stable: equal scores keep the order of the first search
     values, order = scores.sort(dim=1, descending=True, stable=True)

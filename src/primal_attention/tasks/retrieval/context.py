@@ -1,7 +1,7 @@
 """A trained re-ranker that looks at the list as a whole."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,20 +13,22 @@ from torch.utils.data import Dataset
 
 from primal_attention.output import to_json, write_atomically
 from primal_attention.tasks.retrieval.affinity import Affinity
-from primal_attention.tasks.retrieval.base import Lists, Reranker
+from primal_attention.tasks.retrieval.base import Lists, Reranker, ordered
 from primal_attention.tasks.retrieval.context_model import (
     ContextConfig,
     ContextEncoder,
     ContextOutput,
     contrastive_loss,
 )
-from primal_attention.tasks.retrieval.gallery import as_vectors
+from primal_attention.tasks.retrieval.gallery import Gallery, as_vectors
 from primal_attention.tasks.retrieval.metrics import mean_average_precision
 from primal_attention.training import TrainingConfig, fit
 
 __all__ = ["ContextReranker", "TrainingLists"]
 
 _FILE = "reranker.json"
+_SMALLEST_BLOCK = 2048
+"""Candidates to read at once at least: the anchors and the graph of a list."""
 _RECONSTRUCTION = 0.2
 """Weight of the reconstruction loss."""
 
@@ -81,7 +83,7 @@ class ContextReranker(Reranker):
 
     Only similarities enter, so one trained model serves descriptors of any kind and width. With
     ``attention="primal-dual"`` a list takes ``O(K)`` time and memory; with ``"softmax"`` ``O(K²)``
-    time.
+    time. Lists whose vectors exceed ``max_memory`` are read in blocks, except with softmax.
 
     Args:
         candidates: Length of the training lists.
@@ -191,6 +193,34 @@ class ContextReranker(Reranker):
         tokens = torch.cat([lists.query[:, None], lists.items], 1)
         keep = torch.cat([torch.ones_like(lists.keep[:, :1]), lists.keep], 1)
         return self._fitted()(tokens, keep).scores[:, 1:], lists
+
+    @torch.no_grad()
+    def _rerank_block(
+        self, queries: Tensor, gallery: Gallery, ids: Any, blend: float, max_memory: int
+    ) -> tuple[Any, Any]:
+        """Read lists that are larger than ``max_memory`` in blocks."""
+        width = queries.shape[1]
+        if 4 * ids.size * width <= max_memory or self._fitted().config.attention == "softmax":
+            return super()._rerank_block(queries, gallery, ids, blend, max_memory)
+        size = max(_SMALLEST_BLOCK, self.anchors, max_memory // (4 * width))
+        scores, first = (torch.zeros(ids.shape) for _ in range(2))
+        for i, row in enumerate(ids):
+            real = row[row >= 0]  # empty slots are last
+            cosines: list[Tensor] = []
+            blocks = self._blocks(queries[i], gallery, real, size, cosines)
+            scores[i, : len(real)] = self._fitted().score_stream(blocks)[1:]
+            first[i, : len(real)] = torch.cat(cosines)[1:]
+        return ordered(scores, first, torch.from_numpy(ids >= 0), blend)
+
+    def _blocks(
+        self, query: Tensor, gallery: Gallery, ids: Any, size: int, cosines: list[Tensor]
+    ) -> Iterator[Tensor]:
+        """Yield query and candidates in blocks; their cosines with the query are appended."""
+        for start in range(0, max(len(ids), 1), size):
+            block = gallery.take(ids[start : start + size])
+            block = torch.cat([query[None], block]) if start == 0 else block
+            cosines.append(block @ query)
+            yield block
 
     def score(self, xq: Any, xb: Any, ids: Any, relevant: Sequence[Any]) -> float:
         """Return the mean average precision after re-ranking."""

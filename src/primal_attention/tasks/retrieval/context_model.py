@@ -9,19 +9,22 @@ any number of anchors.
 """
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from primal_attention.attention.primal import merge_memories
 from primal_attention.models.base import PretrainedModel
 from primal_attention.models.config import StackConfig
 from primal_attention.models.stack import BlockStack
 from primal_attention.tasks.retrieval.affinity import (
     Affinity,
+    Anchors,
     affinities,
     kernel_names,
     num_means,
@@ -144,7 +147,8 @@ class ContextEncoder(PretrainedModel):
         self, a: Float[Tensor, "b n kernels l"], keep: Bool[Tensor, "b n"]
     ) -> ContextOutput:
         """Return the scores of all tokens from their affinities."""
-        features = self.features(a, keep)
+        known = keep.sum(1).clamp_max(self.config.anchors)
+        features = torch.where(keep[:, :, None], self.features(a, known), 0.0)
         stream = self.drop(self.embed(self.drop(features)))
         with warnings.catch_warnings():
             if self.config.attention == "primal-static":
@@ -158,13 +162,53 @@ class ContextEncoder(PretrainedModel):
         return ContextOutput(scores, keep, distance, self.collect("blocks", terms))
 
     def features(
-        self, a: Float[Tensor, "b n kernels l"], keep: Bool[Tensor, "b n"]
+        self, a: Float[Tensor, "b n kernels l"], known: Int[Tensor, " b"]
     ) -> Float[Tensor, "b n f"]:
-        """Return the input features of all tokens; zero where there is none."""
-        if self.config.input == "linear":
-            return a.flatten(2)
-        known = keep.sum(1).clamp_max(self.config.anchors)
-        return torch.where(keep[:, :, None], running_means(a, known), 0.0)
+        """Return the input features of tokens, from affinities to ``known`` anchors."""
+        return a.flatten(2) if self.config.input == "linear" else running_means(a, known)
+
+    @torch.no_grad()
+    def score_stream(self, blocks: Iterable[Float[Tensor, "n d"]]) -> Float[Tensor, " n"]:
+        """Return the scores of one list that is read in blocks; the result is the same.
+
+        Memory ``O(n c)`` for ``n`` tokens, whatever the width of the vectors: each block is read
+        once. Softmax attention needs the whole list at once and is refused.
+
+        Args:
+            blocks: Tokens in their order; the first block begins with the query and holds all
+                anchors, and the graph of the list too if it can (2048 tokens).
+        """
+        if self.config.attention == "softmax":
+            raise ValueError(
+                "Softmax attention cannot stream; use attention='primal-dual', or a larger "
+                "max_memory."
+            )
+        streams: list[Tensor] = []
+        start, anchors, known = 0, None, torch.zeros(1)
+        for block in blocks:
+            tokens = block[None]
+            if anchors is None:
+                keep = torch.ones(tokens.shape[:2], dtype=torch.bool)
+                anchors = Anchors(tokens, keep, self.config.anchors, self.config.affinity)
+                known = torch.tensor([min(tokens.shape[1], self.config.anchors)])
+            a = anchors.compare(tokens, start)
+            streams.append(self.embed(self.features(a, known)))
+            start += tokens.shape[1]
+        for layer in self.blocks:
+            streams = _stream_block(layer, streams)
+        z = normalize(torch.cat(streams, 1)[0], dim=-1)
+        return z @ z[0]
+
+
+def _stream_block(block: Any, streams: list[Tensor]) -> list[Tensor]:
+    """Return the streams after a block; only sums over tokens pass between them."""
+    attention = block.attention
+    if attention.weights == "static":  # no token sees another
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="static weights")
+            return [block(x) for x in streams]
+    memory = merge_memories([attention.remember(block._before(x)) for x in streams])
+    return [block._after(x, attention.recall(block._before(x), memory)) for x in streams]
 
 
 def _vary(tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
