@@ -1,10 +1,18 @@
 """The study ``depth-sweep`` on a small text."""
 
 import json
+import math
 
 import pytest
+import torch
 
-from primal_attention.bench.depth_sweep import DepthSweepOptions, DepthSweepStudy, load_text
+from primal_attention.analysis.depth import SweepText
+from primal_attention.bench.depth_sweep import (
+    DepthSweepOptions,
+    DepthSweepStudy,
+    load_text,
+    pair_loss,
+)
 from primal_attention.command import UserError
 from primal_attention.tasks.study import find_study, run_study
 
@@ -40,7 +48,8 @@ def test_a_stopped_cell_continues(text, tmp_path):
     whole = study.run(cell, options, tmp_path / "whole")
     part = tmp_path / "part"
     part.mkdir()
-    (part / "done.json").write_text(json.dumps(whole[:2]))
+    done = [{k: v for k, v in row.items() if k != "pairs"} for row in whole[:2]]
+    (part / "done.json").write_text(json.dumps(done))
     assert study.run(cell, options, part) == whole
 
 
@@ -52,6 +61,13 @@ def test_characters_and_subwords(text):
     pieces = load_text(text, 300, None)
     assert len(pieces.train) < len(found.train)
     assert int(pieces.train.max()) < pieces.vocab <= 300
+
+
+def test_pairs_know_the_last_token_only():
+    ids = torch.arange(4000) % 4
+    assert pair_loss(SweepText(ids, ids, 4)) < 1e-3
+    draws = torch.randint(4, (4000,))
+    assert pair_loss(SweepText(draws, draws, 4)) == pytest.approx(math.log(4), abs=0.01)
 
 
 def test_mistakes_are_told(tmp_path):

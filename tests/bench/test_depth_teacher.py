@@ -2,7 +2,7 @@
 
 import torch
 
-from primal_attention.analysis.depth import separation_rank
+from primal_attention.analysis.depth import LayerShape, poly_self_attention, separation_rank
 from primal_attention.bench.depth_teacher import (
     DepthTeacherOptions,
     _least_squares,
@@ -29,6 +29,15 @@ def test_least_squares_finds_every_single_layer():
     assert _least_squares(x, y) < 1e-9
     x, y = _samples(5000)
     assert _least_squares(x, y) > 0.4
+
+
+def test_one_layer_on_narrow_tokens_has_rank_five_however_wide_it_is():
+    def lifted(field, shape):
+        inner = poly_self_attention(field, LayerShape(12, heads=3))
+        lift, read = field.random(shape.width, 12), field.random(12, shape.width)
+        return lambda x: field.matmul(inner(field.matmul(x, lift)), read)
+
+    assert separation_rank(lifted, 1, 4) == 5
 
 
 def test_study_runs(tmp_path):

@@ -117,8 +117,9 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
             shape = SweepShape(row["layers"], row["width"], row["hidden"], row["params"])
             return SweepRun(1e6 * cell["budget"], shape, cell["seed"], row["rate"], row["loss"])
 
+        text = load_text(options.text, options.pieces, options.data)
         sweep(
-            load_text(options.text, options.pieces, options.data),
+            text,
             budget=1e6 * cell["budget"],
             depths=cell["depths"],
             seed=cell["seed"],
@@ -128,7 +129,8 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
             done={row["layers"]: again(row) for row in rows},
             report=keep,
         )
-        return rows
+        pairs = round(pair_loss(text), 4)
+        return [{**row, "pairs": pairs} for row in rows]
 
     def tables(self, rows: Sequence[Row], options: DepthSweepOptions) -> Mapping[str, str | bytes]:
         """Return the losses, the best depths beside the rule, and a picture."""
@@ -142,7 +144,8 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
         caption = (
             f"Validation loss in nats a token by depth, equal parameters in the blocks; "
             f"{first['text']}, {tokens}, {first['steps']} steps of {first['batch']} × "
-            f"{first['context']} tokens, mean over {seeds} seed{'s' if seeds > 1 else ''}."
+            f"{first['context']} tokens, mean over {seeds} seed{'s' if seeds > 1 else ''}. A table "
+            f"of pairs of tokens, which knows the last token only, has {first['pairs']:.3f}."
         )
         files: dict[str, str | bytes] = {"table.md": page(caption, _loss_table(rows, losses))}
         files["optimum.md"] = page(
@@ -248,6 +251,22 @@ def load_text(path: Path | None, pieces: int, data: Path | None) -> "SweepText":
     encode, vocab = _subwords(train, pieces) if pieces else _characters(train)
     ids = [torch.tensor(encode(part), dtype=torch.int32) for part in (train, valid)]
     return SweepText(ids[0], ids[1], vocab)
+
+
+def pair_loss(text: "SweepText") -> float:
+    """Return the validation loss of counts of pairs of tokens: a model of the last token only.
+
+    Args:
+        text: Training and validation tokens.
+    """
+    import torch
+
+    train, valid, vocab = text.train.long(), text.valid.long(), text.vocab
+    counts = torch.bincount(train[:-1] * vocab + train[1:], minlength=vocab**2).double()
+    share = (counts.reshape(vocab, vocab) + 0.01) / (
+        counts.reshape(vocab, vocab).sum(1, keepdim=True) + 0.01 * vocab
+    )
+    return -float(share[valid[:-1], valid[1:]].log().mean())
 
 
 def _characters(train: str) -> tuple[Any, int]:

@@ -2,9 +2,9 @@
 
 An illustration of depth efficiency, not a test of it. The teacher has two softmax-free layers of
 width 4 with random weights; its separation rank over four tokens is 110. Students have one layer of
-some width, or two layers of width 4. One layer has rank width + 1, so a width below 109 cannot
-suffice. Least squares gives the error that no single layer of any width and any number of heads can
-go below, because one layer is linear in 40 cubic features of the tokens.
+some width behind a linear map of the tokens, or two layers of width 4. On tokens of width 4 one
+layer has rank 5, however wide it is inside. Least squares gives the error that no single layer of
+any width and any number of heads can go below, because one layer is linear in 40 cubic features.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,13 +82,13 @@ class DepthTeacherStudy(Study[DepthTeacherOptions]):
                 if not row["width"]
                 else f"{row['layers']} layer{'s' if row['layers'] > 1 else ''}, width "
                 f"{row['width']}",
-                "110" if row["layers"] == 2 else "—" if not row["width"] else row["width"] + 1,
+                110 if row["layers"] == 2 else _WIDTH + 1,
                 f"{row['error']:.3f}",
                 "—" if row["median"] is None else f"{row['median']:.3f}",
             ]
             for row in rows
         ]
-        header = ["student", "separation rank, at most", "best", "median"]
+        header = ["student", "separation rank", "best", "median"]
         return {"table.md": page(caption, markdown_table(header, table))}
 
 
