@@ -12,12 +12,13 @@ from primal_attention.analysis.causal.explainer import (
     explain,
     explain_recommendation,
     explain_subject,
-    target_attention,
 )
+from primal_attention.analysis.causal.reasoning import target_attention
 from primal_attention.analysis.causal.recommend import RecommenderSubject
 from primal_attention.analysis.causal.search import Evaluations
 from primal_attention.analysis.causal.subjects import Outcome
 from primal_attention.analysis.causal.text import text_subject
+from primal_attention.analysis.causal.vision import PatchSubject
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 SENTENCES = models.reviews(8, seed=1)[0]
@@ -223,3 +224,28 @@ def test_mistakes_are_named(critic, words):
     with pytest.raises(ValueError, match="group must be"):
         explain(critic, words, SENTENCES[0], group="phrase")
     assert Evaluations(text_subject(critic, words, SENTENCES[0]), max_evals=1).used == 0
+
+
+def test_patches_of_an_image_are_tokens():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
+    model = timm.models.VisionTransformer(num_classes=4, **options)
+    model = models.spread(model)
+    image = torch.randn(3, 32, 32)
+    subject = PatchSubject(model, image, patch=8, names=dict(enumerate("abcd")))
+    assert subject.target == 0
+    gone = image.clone()
+    gone[:, 8:16, 16:24] = image.mean((1, 2), keepdim=True)
+    with torch.no_grad():
+        logits = model(gone[None])[0].double()
+    (found,) = subject.evaluate([(1 + 1 * 4 + 2,)])
+    assert found.label == "abcd"[int(logits.argmax())]
+    assert subject.tokens[7] == "1,2"
+    result = explain_subject(subject, tau=0.1, compare=True)
+    for one in result.sets:
+        assert subject.evaluate([one.positions])[0].changed
+    pooled = timm.models.VisionTransformer(num_classes=4, global_pool="avg", **options).eval()
+    assert PatchSubject(pooled, image, patch=8).target is None
+    with pytest.raises(ValueError, match="patch must divide"):
+        PatchSubject(model, image, patch=7)

@@ -53,6 +53,7 @@ from .resampling import BootstrapTest
 from .subjects import Outcome, Subject
 from .text import ClassSubject, MaskedTokenSubject, NextTokenSubject, text_subject
 from .tree import InfluenceTree, TreeEntry
+from .vision import PatchSubject
 
 __all__ = [
     "ARROW",
@@ -88,6 +89,7 @@ __all__ = [
     "Outcome",
     "Outcomes",
     "PartialCorrelationTest",
+    "PatchSubject",
     "Readings",
     "RecommenderSubject",
     "Removal",

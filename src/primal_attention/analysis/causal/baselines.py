@@ -135,6 +135,18 @@ def compare_methods(
         max_evals: Budget of each method; by default that of ``evaluations``.
         max_size: Largest sets of the exhaustive search.
         seed: Seed of the random order.
+
+    Example:
+        >>> import torch
+        >>> from primal_attention.analysis.causal import RecommenderSubject
+        >>> from primal_attention.models import EncoderClassifier, EncoderConfig
+        >>> model = EncoderClassifier(EncoderConfig(num_classes=9, vocab_size=9, dim=16)).eval()
+        >>> subject = RecommenderSubject(model, [3, 1, 4])
+        >>> found = compare_methods(
+        ...     Evaluations(subject, max_evals=50), subject.candidates, torch.rand(2, 4)
+        ... )
+        >>> [result.method for result in found][-1]
+        'exhaustive'
     """
     budget = evaluations.max_evals if max_evals is None else max_evals
     weight = [_by_word(row.tolist(), candidates, evaluations) for row in attention]

@@ -8,7 +8,7 @@ a class with the same attributes and methods.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,7 +20,16 @@ from primal_attention.analysis.capture import CapturedLayer, capture
 from primal_attention.analysis.causal.removal import Removed, Remover, remove
 from primal_attention.training.evaluation import eval_mode
 
-__all__ = ["ModelSubject", "Outcome", "Subject", "input_embedding", "rollout", "zero_embeddings"]
+__all__ = [
+    "ModelSubject",
+    "Outcome",
+    "Subject",
+    "input_embedding",
+    "pooled_token",
+    "rollout",
+    "vote",
+    "zero_embeddings",
+]
 
 
 class Outcome(NamedTuple):
@@ -138,12 +147,7 @@ class ModelSubject(ABC):
             return self.score_options(removed).double().cpu()
 
     def _outcome(self, scores: Float[Tensor, "samples options"]) -> Outcome:
-        votes = Counter(scores.argmax(-1).tolist())
-        # of equally frequent decisions the original one counts, then the one that it ranks higher
-        most = max(votes, key=lambda o: (votes[o], o == self.choice, float(self._scores[o])))
-        rank = 1 + int((self._scores > self._scores[most]).sum())
-        score = float(scores.softmax(-1)[:, self.choice].mean())
-        return Outcome(most != self.choice, self.name_option(most), score, rank)
+        return vote(scores, self._scores, self.name_option)
 
     def _gradients(self) -> list[float]:
         """Return ``|⟨gradient, embedding⟩|`` of the decision's score for each token."""
@@ -166,6 +170,61 @@ class ModelSubject(ABC):
             handle.remove()
         products = (gradient * kept[0]).sum(-1)[0].abs().double().cpu()[: len(self.ids)]
         return [*products.tolist(), *([0.0] * (len(self.tokens) - len(products)))]
+
+
+def vote(
+    scores: Float[Tensor, "samples options"],
+    original: Float[Tensor, " options"],
+    name: Callable[[int], str],
+) -> Outcome:
+    """Return the decision of the majority of samples, beside the original one.
+
+    Args:
+        scores: Scores of all options without some tokens, one row for each sample.
+        original: Scores on the whole input.
+        name: Returns the name of an option.
+
+    Example:
+        >>> now, before = torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([3.0, 1.0, 2.0])
+        >>> vote(now, before, "abc".__getitem__)[:2], vote(now, before, str).rank
+        ((True, 'b'), 3)
+    """
+    choice, votes = int(original.argmax()), Counter(scores.argmax(-1).tolist())
+    # of equally frequent decisions the original one counts, then the one that it ranks higher
+    most = max(votes, key=lambda o: (votes[o], o == choice, float(original[o])))
+    rank = 1 + int((original > original[most]).sum())
+    score = float(scores.softmax(-1)[:, choice].mean())
+    return Outcome(most != choice, name(most), score, rank)
+
+
+def pooled_token(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> int | None:
+    """Return the token that the head of a classifier reads, ``None`` for several.
+
+    Behind the last attention layer tokens do not meet again before the head. So the gradient of the
+    logits at the output of that layer is zero for tokens that the head does not read.
+
+    Args:
+        model: The classifier.
+        batch: Its input, one sequence.
+    """
+    name = capture(model, batch, layers="last")[0].name
+    kept: list[Tensor] = []
+
+    def hook(_: nn.Module, args: Any, output: Any) -> Any:
+        first, *rest = output if isinstance(output, tuple) else (output,)
+        kept.append(first.detach().requires_grad_())
+        return (kept[-1], *rest) if isinstance(output, tuple) else kept[-1]
+
+    handle = model.get_submodule(name).register_forward_hook(hook)
+    try:
+        with torch.enable_grad(), eval_mode(model):
+            output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+            logits = output if isinstance(output, Tensor) else output.logits
+            (gradient,) = torch.autograd.grad(logits.square().sum(), kept[:1])
+    finally:
+        handle.remove()
+    used = gradient[0].abs().flatten(1).sum(-1).nonzero()[:, 0].tolist()
+    return used[0] if len(used) == 1 else None
 
 
 def input_embedding(model: nn.Module) -> nn.Module | None:

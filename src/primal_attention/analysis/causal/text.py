@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causal.removal import Removed, choose_removal
-from primal_attention.analysis.causal.subjects import ModelSubject
+from primal_attention.analysis.causal.subjects import ModelSubject, pooled_token
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
@@ -124,7 +124,7 @@ class ClassSubject(TextSubject):
         super().__init__(model, tokenizer, encoded, **options)
         n = len(self.tokens)
         if target == "auto":
-            self.target = self._pooled()
+            self.target = pooled_token(model, self._single(self.ids))
         elif isinstance(target, int):
             self.target = target % n
         else:
@@ -145,31 +145,6 @@ class ClassSubject(TextSubject):
         if len(names) == 1:
             return str(names[0]) if option else f"not {names[0]}"
         return str(names.get(option, option))
-
-    def _pooled(self) -> int | None:
-        """Return the token that the head reads, ``None`` for several.
-
-        Behind the last attention layer tokens do not meet again before the head, so the gradient
-        of the logits is zero at the output of that layer for tokens that the head does not read.
-        """
-        arguments = self._single(self.ids)
-        name = capture(self.model, arguments, layers="last")[0].name
-        kept: list[Tensor] = []
-
-        def hook(_: nn.Module, args: Any, output: Any) -> Any:
-            first, *rest = output if isinstance(output, tuple) else (output,)
-            kept.append(first.detach().requires_grad_())
-            return (kept[-1], *rest) if isinstance(output, tuple) else kept[-1]
-
-        handle = self.model.get_submodule(name).register_forward_hook(hook)
-        try:
-            with torch.enable_grad(), eval_mode(self.model):
-                logits = self.model(**arguments).logits
-                (gradient,) = torch.autograd.grad(logits.square().sum(), kept[:1])
-        finally:
-            handle.remove()
-        used = gradient[0].abs().flatten(1).sum(-1).nonzero()[:, 0].tolist()
-        return used[0] if len(used) == 1 else None
 
 
 class NextTokenSubject(TextSubject):
@@ -301,6 +276,16 @@ def text_subject(
 
     Raises:
         NoDecisionError: If the model makes no decision.
+
+    Example:
+        >>> from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+        >>> names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dull", "film"]
+        >>> tokenizer = BertTokenizer(vocab={name: i for i, name in enumerate(names)})
+        >>> config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1,
+        ...     num_attention_heads=2, intermediate_size=16)
+        >>> subject = text_subject(BertForMaskedLM(config).eval(), tokenizer, "a [MASK] film")
+        >>> subject.target, subject.candidates, len(subject.evaluate([(1,), (1, 3)]))
+        (2, [1, 3], 2)
     """
     encoded = encode(tokenizer, text, model) if isinstance(text, str) else _unpadded(text)
     takes = inspect.signature(model.forward).parameters
