@@ -33,22 +33,24 @@ def test_counts_are_those_of_the_library(counts):
     assert (found.forward != expected.forward).nnz == 0
 
 
-def test_attention_of_a_text_is_printed_and_written(counts, tmp_path, capsys):
+def test_attention_of_texts_is_printed_and_written(counts, tmp_path, capsys):
     out = tmp_path / "attention.json"
-    arguments = ["distrib", "attend", str(counts), "bank loan zebra", "--transform", "counts"]
+    arguments = ["distrib", "attend", str(counts), "bank loan zebra", "the bank"]
     assert main([*arguments, "-o", str(out)]) == 0
     printed = capsys.readouterr().out
-    found = json.loads(out.read_text())
+    first, second = json.loads(out.read_text())
     library = Cooccurrence.load(counts)
-    ids = library.encode("bank loan")
-    m = library.forward.toarray()[ids][:, ids]
-    assert found["weights"][0][:2] == pytest.approx(normalize_rows(m)[0].tolist())
+    for found, text in ((first, "bank loan"), (second, "the bank")):
+        ids = library.encode(text)
+        expected = normalize_rows(library.forward.toarray()[ids][:, ids])
+        assert found["weights"][0][:2] == pytest.approx(expected[0].tolist())
     assert "Not in the vocabulary, so their rows are uniform: zebra." in printed
-    assert f"| bank  | {found['weights'][0][0]:.2f} " in printed
+    assert f"| bank  | {first['weights'][0][0]:.2f} " in printed
     picture = tmp_path / "attention.png"
     options = ["--rank", "3", "--distance", "--causal", "--symmetric", "--content"]
     assert main(["distrib", "attend", str(counts), "bank loan", *options, "-o", str(picture)]) == 0
     assert picture.read_bytes()[1:4] == b"PNG"
+    assert main(["distrib", "attend", str(counts), "zebra"]) == 0
 
 
 @pytest.mark.parametrize("method", ["pmi-svd", "ksvd", "glove"])

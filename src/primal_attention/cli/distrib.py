@@ -45,16 +45,20 @@ class DistribCountCommand:
 
 @dataclass(frozen=True)
 class DistribAttendCommand:
-    """Print the attention between the words of a text that counts give."""
+    """Print the attention between the words of texts that counts give."""
 
     counts: Annotated[Path, tyro.conf.Positional]
     """File of primal distrib count."""
-    text: Annotated[str, tyro.conf.Positional]
-    """The text."""
-    transform: Literal["pmi", "ppmi", "log1p", "counts"] = "pmi"
-    """Association of two words; pmi, with the frequency of the key, is that of the counts."""
+    texts: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT [TEXT ...]")
+    ]
+    """The texts."""
+    transform: Literal["counts", "log1p", "pmi", "ppmi"] | None = None
+    """Association of two words; by default their counts, with --rank or --content their pmi."""
     rank: int | None = None
     """Singular directions of the association; by default all."""
+    smoothing: float | None = None
+    """Added to the count of every pair; by default 0, with --rank 0.5."""
     symmetric: bool = False
     """Count both directions together."""
     content: bool = False
@@ -155,49 +159,64 @@ def _load(path: Path) -> Any:
 
 
 def _attend(options: DistribAttendCommand) -> None:
-    import torch
-
-    from primal_attention.analysis.distributional import (
-        DistributionalAttention,
-        plot_weights,
-        split_words,
-    )
+    from primal_attention.analysis.distributional import plot_weights, split_words
     from primal_attention.analysis.report import to_png
 
     if options.out is not None and options.out.suffix not in (".png", ".json"):
         raise UserError(f"--out must end in .png or .json, got {options.out}.")
+    texts = {text: split_words(text) for text in options.texts}
+    for text, words in texts.items():
+        if not words:
+            raise UserError(f"the text {text!r} has no words; give at least one.")
     counts = _load(options.counts)
-    words = split_words(options.text)
-    if not words:
-        raise UserError(f"the text {options.text!r} has no words; give at least one.")
     with user_errors(""):
-        attention = DistributionalAttention(
-            counts,
-            rank=options.rank,
-            transform=options.transform,
-            key_bias=None if options.content else "auto",
-            directional=not options.symmetric,
-            positional="inverse-distance" if options.distance else None,
-            causal=options.causal,
-            diag="zero" if options.zero_diagonal else "keep",
-            temperature=options.temperature,
-            # only weights are printed
-            values=torch.zeros(len(counts), 0),
-        )
-    weights = attention.attend(words)[1].tolist()
-    unknown = [word for word in dict.fromkeys(words) if counts.encode([word])[0] < 0]
-    rows = [[word, *(f"{w:.2f}" for w in row)] for word, row in zip(words, weights, strict=True)]
-    print(markdown_table(["query", *words], rows))
+        attention = _attention(counts, options, [w for words in texts.values() for w in words])
+    found = {text: attention.attend(words)[1].tolist() for text, words in texts.items()}
+    for text, words in texts.items():
+        cells = [
+            [word, *(f"{w:.2f}" for w in row)] for word, row in zip(words, found[text], strict=True)
+        ]
+        print(markdown_table(["query", *words], cells) + "\n")
+    every = dict.fromkeys(word for words in texts.values() for word in words)
+    unknown = [word for word in every if counts.encode([word])[0] < 0]
     if unknown:
         print(f"Not in the vocabulary, so their rows are uniform: {', '.join(unknown)}.")
     if options.out is None:
         return
     if options.out.suffix == ".png":
-        write_atomically(options.out, to_png(plot_weights({"": (words, weights)})))
+        panels = {text: (words, found[text]) for text, words in texts.items()}
+        write_atomically(options.out, to_png(plot_weights(panels)))
     else:
-        content = {"words": words, "weights": weights, "unknown": unknown}
+        content = [{"words": texts[text], "weights": found[text]} for text in texts]
         write_atomically(options.out, json.dumps(content, ensure_ascii=False) + "\n")
     print(f"Wrote {options.out}")
+
+
+def _attention(counts: Any, options: DistribAttendCommand, words: list[str]) -> Any:
+    import torch
+
+    from primal_attention.analysis.distributional import DistributionalAttention
+
+    is_pmi = options.rank is not None or options.content
+    transform = options.transform or ("pmi" if is_pmi else "counts")
+    # PMI depends on the sums over all words; other weights on the words of the texts only
+    if transform in ("counts", "log1p") and any(counts.encode(words) >= 0):
+        counts = counts.restrict(words)
+    default = 0.0 if options.rank is None else 0.5
+    return DistributionalAttention(
+        counts,
+        rank=options.rank,
+        transform=transform,
+        key_bias=None if options.content else "auto",
+        directional=not options.symmetric,
+        positional="inverse-distance" if options.distance else None,
+        causal=options.causal,
+        diag="zero" if options.zero_diagonal else "keep",
+        temperature=options.temperature,
+        smoothing=default if options.smoothing is None else options.smoothing,
+        # only weights are printed
+        values=torch.zeros(len(counts), 0),
+    )
 
 
 def _vectors(options: DistribVectorsCommand) -> None:

@@ -208,6 +208,18 @@ def test_a_file_larger_than_the_limit_is_not_unpacked(tmp_path):
         Cooccurrence.load(path)
 
 
+def test_restricted_counts_are_those_of_the_words():
+    counts = Cooccurrence(list("abcd"), window=2, smoothing=0.5).fit([TEN])
+    found = counts.restrict(["c", "x", "a", "c"])
+    assert (found.words, found.smoothing, found.window) == (("c", "a"), 0.5, 2)
+    np.testing.assert_array_equal(
+        found.forward.toarray(), counts.forward.toarray()[np.ix_([2, 0], [2, 0])]
+    )
+    np.testing.assert_array_equal(found.unigram, [2, 4])
+    with pytest.raises(ValueError, match="no word is in the vocabulary"):
+        counts.restrict(["x"])
+
+
 def test_given_counts_are_kept():
     forward = np.array([[0.0, 3.0], [1.0, 0.5]])
     found = Cooccurrence.from_counts(sparse.csr_array(forward), ["x", "y"])

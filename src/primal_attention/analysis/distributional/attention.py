@@ -57,7 +57,8 @@ class DistributionalAttention(nn.Module):
 
     Args:
         cooc: The counts.
-        rank: Number of singular directions of the logits; ``None`` keeps the whole table.
+        rank: Number of singular directions of the logits; ``None`` keeps the whole table. Give
+            ``smoothing`` with it: the floor of pairs without counts would fill the directions.
         transform: Logits: ``"pmi"``, ``"ppmi"``, ``"log"``, ``"log1p"`` go through a softmax.
             ``"counts"`` and ``"probability"`` are divided by their row sums, which is the softmax
             of their logarithm.

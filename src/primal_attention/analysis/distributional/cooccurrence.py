@@ -305,6 +305,34 @@ class Cooccurrence:
         options = {"smoothing": self.smoothing, **options}
         return transform_counts(self.forward if wanted else self.symmetric, kind, **options)
 
+    def restrict(self, words: Iterable[str]) -> "Cooccurrence":
+        """Return the counts of some of the words only, for example of one sentence.
+
+        Row-normalised counts of a text stay the same. Sums, and with them PMI, are those of the
+        chosen words.
+
+        Args:
+            words: Words to keep; unknown and repeated ones are left out.
+
+        Example:
+            >>> counts = Cooccurrence.from_corpus(["the river bank", "the bank loan"])
+            >>> counts.restrict(["bank", "loan"]).forward.toarray()
+            array([[0., 1.],
+                   [0., 0.]])
+        """
+        kept = [w for w in dict.fromkeys(words) if self.encode([w])[0] >= 0]
+        if not kept:
+            raise ValueError("no word is in the vocabulary; give at least one that is.")
+        options = {name: getattr(self, name) for name in ("window", "weighting", "boundary")}
+        found = Cooccurrence(
+            kept, **options, directional=self.directional, smoothing=self.smoothing
+        )
+        at = self.encode(kept)
+        found._sums, found._unit = self._sums[at][:, at].tocsr(), self._unit
+        found.unigram = self.unigram[at]
+        found.num_tokens, found.num_documents = self.num_tokens, self.num_documents
+        return found
+
     def save(self, path: str | Path) -> None:
         """Write the counts and the vocabulary to an ``.npz`` file, without pickle."""
         from primal_attention.analysis.distributional.storage import save_counts

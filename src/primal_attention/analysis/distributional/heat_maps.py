@@ -55,6 +55,8 @@ def plot_weights(panels: Mapping[str, tuple[Sequence[str], Any]], *, columns: in
         axis.set_xticks(range(len(words)), words, rotation=60, ha="right", **plain)
         axis.set_yticks(range(len(words)), words, **plain)
         axis.set_title(title, fontsize=9, parse_math=False)
+        axis.set_xlabel("key", fontsize=8)
+        axis.set_ylabel("query", fontsize=8)
         if len(words) <= _WITH_NUMBERS:
             for (i, j), value in np.ndenumerate(matrix):
                 color = "white" if value > 0.6 else "black"
