@@ -42,6 +42,9 @@ TINY = {
         {"cost.md", "cost.png", "kernel.md", "kernel.png"},
     ),
     "flow-cost": ({"lengths": (80, 96), "repeats": 1}, {"table.md", "picture.png"}),
+    "causal-cost": (
+        {"lengths": (64, 80), "dense_up_to": 64, "repeats": 1}, {"table.md", "picture.png"}
+    ),
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
     "ksvd-loss": (
         {"steps": 5, "layer_steps": 2},

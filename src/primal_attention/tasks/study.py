@@ -363,6 +363,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "bench.flow_cost:FlowCostStudy",
         "flow between modalities in a primal layer: time and memory",
     ),
+    (
+        "causal-cost",
+        "bench",
+        "bench.causal_cost:CausalCostStudy",
+        "partial correlations between tokens: hat matrix and inverse",
+    ),
     ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
     ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
     (
