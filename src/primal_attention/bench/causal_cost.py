@@ -122,7 +122,7 @@ def dense_row(e: "Tensor", target: int) -> "Tensor":
 
     Example:
         >>> import torch
-        >>> dense_row(torch.eye(3, dtype=torch.float64), 1)
+        >>> dense_row(torch.eye(3, dtype=torch.float64), 1).abs()
         tensor([0., 1., 0.], dtype=torch.float64)
     """
     import torch
