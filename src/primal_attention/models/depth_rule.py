@@ -77,7 +77,7 @@ def optimal_params(layers: float) -> float:
 
     Example:
         >>> f"{optimal_params(24):.2g}"
-        '9.9e+07'
+        '9.8e+07'
     """
     return 12 * layers * optimal_width(layers) ** 2
 
