@@ -185,6 +185,8 @@ def discover(
     if tester.num_nodes != n:
         raise ValueError(f"The test has {tester.num_nodes} nodes, but n is {n}.")
     limit = (3 if n <= 20 else 2) if max_cond is None else max_cond
+    if limit < 0:
+        raise ValueError(f"max_cond must not be negative, got {max_cond}.")
     search = _Search(
         tester,
         places=_places(order, n, algorithm),

@@ -208,7 +208,8 @@ class PAG:
         """
         data: dict[str, Any] = json.loads(text)
         names: Sequence[str] | None = data["names"]
-        marks = np.array(data["marks"], dtype=np.int8).reshape(len(data["marks"]), -1)
+        n = len(data["marks"])
+        marks = np.array(data["marks"], dtype=np.int8).reshape(n, n)
         return cls(marks, None if names is None else tuple(names), tuple(data.get("warnings", ())))
 
 
