@@ -113,6 +113,17 @@ def test_converted_model_keeps_its_depth():
     assert parts.bilinear_layers == 3
 
 
+def test_converted_decoder_mixes_tokens_by_order():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    convert(model, SurgeryConfig("primal-static"))
+    assert find_parts(model).mixing_layers == 3
+
+
 def test_bert_base_shape():
     layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, device="meta")
     result = inspect_depth(nn.TransformerEncoder(layer, 12, enable_nested_tensor=False))

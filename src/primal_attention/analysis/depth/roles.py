@@ -89,7 +89,7 @@ def find_parts(model: nn.Module) -> ModelParts:
     blocks = [block for block in stacks[name].children() if _attentions(block)]
     attentions = [_attentions(block)[0] for block in blocks]
     layers = _depth(model, len(blocks))
-    still = sum(not _mixes(model, module) for module in attentions)
+    still = sum(not _mixes(model, block) for block in blocks)
     return ModelParts(
         stack=name,
         layers=layers,
@@ -148,11 +148,12 @@ def _is_attention(module: nn.Module) -> bool:
     return bool(is_named) and next(module.parameters(), None) is not None
 
 
-def _mixes(model: nn.Module, module: nn.Module) -> bool:
-    inner = next((m for m in module.modules() if isinstance(m, Attention)), None)
+def _mixes(model: nn.Module, block: nn.Module) -> bool:
+    inner = next((m for m in block.modules() if isinstance(m, Attention)), None)
     if inner is None or inner.capabilities.mixes_without_order:
         return True
-    return bool(getattr(model, "is_causal", False)) or bool(getattr(module, "is_causal", False))
+    # converted decoders keep the order in the module around the attention
+    return any(getattr(m, "is_causal", False) is True for m in (model, *block.modules()))
 
 
 def _is_bilinear(module: nn.Module) -> bool:
