@@ -13,7 +13,16 @@ import numpy as np
 
 from primal_attention.command import needs
 
-__all__ = ["ATTENTION", "GRAPH", "Comparison", "Estimate", "mean_interval", "picture", "verdict"]
+__all__ = [
+    "ATTENTION",
+    "GRAPH",
+    "Comparison",
+    "Estimate",
+    "mean_interval",
+    "picture",
+    "size_verdict",
+    "verdict",
+]
 
 GRAPH, ATTENTION = "graph order, best head", "attention, best head"
 """The two methods of the verdict: both choose the best head."""
@@ -38,6 +47,8 @@ def mean_interval(values: Sequence[float]) -> Estimate:
         >>> print(mean_interval([1, 1, 1, 1]))
         1.00 [1.00, 1.00]
     """
+    if not values:
+        return Estimate(float("nan"), float("nan"), float("nan"))
     numbers = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(numbers), size=(_DRAWS, len(numbers)))
     low, high = np.quantile(numbers[chosen].mean(1), [0.025, 0.975])
@@ -72,7 +83,7 @@ class Comparison:
     def ranks(self, name: str) -> list[int]:
         """Return the ranks of the new decisions, where the method found one."""
         found = (row["found"][name] for row in self.counted)
-        return [entry[2] for entry in found if entry[0] is not None]
+        return [rank for size, _, rank in found if size is not None]
 
     def share(self, name: str) -> float:
         """Return the share of all decisions for which a method found a set."""
@@ -83,40 +94,74 @@ class Comparison:
         pairs = zip(self.sizes(name), self.sizes(rival), strict=True)
         return mean_interval([a - b for a, b in pairs])
 
+    def rank_difference(self, name: str, rival: str) -> Estimate:
+        """Return how much lower the new decisions of a method rank, where both found one."""
+        pairs = [(row["found"][name][2], row["found"][rival][2]) for row in self.counted]
+        return mean_interval([a - b for a, b in pairs if a is not None and b is not None])
+
     def table(self, what: str, *, with_ranks: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return header and lines of the table, smallest sets first."""
         header = ["method", f"{what} [95 %]", "difference", "found", "calls"]
         lines = []
         for name, mean in self.means.items():
             gap = "" if name == ATTENTION else str(self.difference(name, ATTENTION))
-            calls = f"{median(self.calls(name)):g}"
+            calls, ranks = f"{median(self.calls(name)):g}", self.ranks(name)
             line = [name, str(mean), gap, f"{self.share(name):.0%}", calls]
-            lines.append([*line, f"{median(self.ranks(name)):g}"] if with_ranks else line)
+            rank = f"{median(ranks):g}" if ranks else ""
+            lines.append([*line, rank] if with_ranks else line)
         return [*header, "rank"] if with_ranks else header, lines
 
     def estimates(self, what: str) -> dict[str, Estimate]:
         """Return ``"sizes"``, ``"calls"`` or ``"ranks"`` of every method with intervals."""
-        return {name: mean_interval(getattr(self, what)(name)) for name in self.means}
+        values = {name: getattr(self, what)(name) for name in self.means}
+        return {name: mean_interval(found) for name, found in values.items()}
 
 
-def verdict(name: str, rival: str, difference: Estimate, what: str) -> str:
-    """Return what the interval of a difference says about two methods; less is better.
+def verdict(name: str, rival: str, difference: Estimate, less: str, equal: str, more: str) -> str:
+    """Return one sentence about two methods, by the interval of a difference.
 
     Args:
         name: The method.
         rival: What it is compared with.
         difference: Of what is measured.
-        what: What is measured, such as ``"tokens"``.
+        less: What to say if it is below zero.
+        equal: What to say if the interval contains zero.
+        more: What to say if it is above zero.
 
     Example:
-        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), "tokens")
-        'The graph needs about as many tokens as attention (difference -0.02 [-0.09, +0.05]).'
+        >>> words = "needs fewer tokens than", "does not differ from", "needs more tokens than"
+        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), *words)
+        'The graph does not differ from attention (-0.02 [-0.09, +0.05]).'
     """
+    words = less if difference.high < 0 else more if difference.low > 0 else equal
     mean, low, high = (f"{number:+.2f}" for number in difference)
-    words = f"about as many {what} as"
-    if difference.high < 0 or difference.low > 0:
-        words = f"{'fewer' if difference.high < 0 else 'more'} {what} than"
-    return f"{name} needs {words} {rival} (difference {mean} [{low}, {high}])."
+    return f"{name} {words} {rival} ({mean} [{low}, {high}])."
+
+
+def size_verdict(methods: Comparison, what: str) -> str:
+    """Return how the graph compares with attention and with chance, both with a choice of heads."""
+    chance = next(name for name in methods.means if name.startswith("random, best"))
+    words = (
+        f"needs fewer {what} than",
+        f"needs about as many {what} as",
+        f"needs more {what} than",
+    )
+    return " ".join(
+        [
+            verdict(
+                "With the best head, the order of the graph",
+                "the order of attention with its best head",
+                methods.difference(GRAPH, ATTENTION),
+                *words,
+            ),
+            verdict(
+                "It",
+                "the best of as many random orders",
+                methods.difference(GRAPH, chance),
+                *words,
+            ),
+        ]
+    )
 
 
 def picture(panels: Mapping[str, Mapping[str, Estimate]], *, xlabels: Sequence[str]) -> bytes:

@@ -17,6 +17,7 @@ from primal_attention.bench.causal_compare import (
     Comparison,
     Estimate,
     picture,
+    size_verdict,
     verdict,
 )
 from primal_attention.command import UserError
@@ -181,11 +182,13 @@ def _quality(rows: Sequence[Row]) -> str:
 
 def _page(style: str, methods: Comparison) -> str:
     """Return verdict and table of one recommender."""
-    words = verdict(
-        "The order of the graph",
-        "attention with the same choice of the head",
-        methods.difference(GRAPH, ATTENTION),
-        "items",
+    ranks = verdict(
+        "Its new film",
+        "that of attention",
+        methods.rank_difference(GRAPH, ATTENTION),
+        "ranks higher in the original list than",
+        "ranks about as high in the original list as",
+        "ranks lower in the original list than",
     )
     budget = methods.rows[0]["budget"]
     caption = (
@@ -196,4 +199,5 @@ def _page(style: str, methods: Comparison) -> str:
         f"most {budget}. *Rank*: median rank of the new film in the original list; 2 is the "
         f"runner-up. Intervals: bootstrap over users."
     )
+    words = f"{size_verdict(methods, 'items')} {ranks}"
     return page(words, caption, markdown_table(*methods.table("items", with_ranks=True)))

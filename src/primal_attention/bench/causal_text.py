@@ -7,10 +7,11 @@ removal and the budget; methods that choose the best of twelve heads are compare
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from primal_attention.bench.causal_compare import ATTENTION, GRAPH, Comparison, picture, verdict
+from primal_attention.bench.causal_compare import ATTENTION, Comparison, picture, size_verdict
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
@@ -28,7 +29,7 @@ BUDGET, MAX_SIZE, CHUNK = 700, 3, 20
 class TextOptions:
     """Sizes of explanations of a sentiment classifier, by method."""
 
-    sentences: int = 240
+    sentences: int = 400
     """Held-out sentences to explain."""
     num_passages: int = 9000
     """Training reviews that give a passage of at most 80 words."""
@@ -65,19 +66,17 @@ class TextStudy(Study[TextOptions]):
 
     def run(self, cell: Cell, options: TextOptions, scratch: Path) -> Row | Sequence[Row]:
         """Fine-tune and measure the model, or explain some sentences."""
-        from primal_attention.bench.causal_sentiment import accuracy, fine_tune, texts
+        from primal_attention.bench.causal_sentiment import accuracy, texts
 
-        model = fine_tune(
-            options.model or scratch.parent / "model",
-            num_passages=cell["passages"],
-            num_sentences=cell["sentences"],
-            data=options.data,
-        )
+        folder = options.model or scratch.parent / "model"
+        sizes = cell["passages"], cell["sentences"]
+        model = _model(folder, *sizes, options.data)
         if cell["part"] == "explain":
-            chosen = choose_sentences(model, cell["stop"], options.data)
+            # the first sentences of many are those of few, so cells can share the choice
+            chosen = _chosen(folder, *sizes, options.data, options.sentences)
             return [
                 _explain(model, *chosen[number], number)
-                for number in range(cell["first"], len(chosen))
+                for number in range(cell["first"], cell["stop"])
             ]
         kinds = ("review", "passage", "sentence")
         return {
@@ -93,6 +92,20 @@ class TextStudy(Study[TextOptions]):
         if not explained:
             return {}
         return summary(explained, [row for row in rows if row["part"] == "model"])
+
+
+@cache
+def _model(folder: Path, passages: int, sentences: int, data: Path | None) -> Any:
+    from primal_attention.bench.causal_sentiment import fine_tune
+
+    return fine_tune(folder, num_passages=passages, num_sentences=sentences, data=data)
+
+
+@cache
+def _chosen(
+    folder: Path, passages: int, sentences: int, data: Path | None, count: int
+) -> list[tuple[str, int]]:
+    return choose_sentences(_model(folder, passages, sentences, data), count, data)
 
 
 def choose_sentences(
@@ -144,12 +157,6 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
     if not easy:
         return {"table.md": page(f"None of {len(explained)} sentences changes its class.")}
     methods = Comparison(explained, easy)
-    words = verdict(
-        "The order of the graph",
-        "attention with the same choice of the head",
-        methods.difference(GRAPH, ATTENTION),
-        "tokens",
-    )
     caption = (
         f"{len(explained)} held-out sentences of {FEWEST} to {MOST} word pieces, classified as "
         f"their review with a probability of at least {CERTAIN}; the mask token replaces what is "
@@ -168,6 +175,6 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
     panels = {"explanation": methods.estimates("sizes"), "cost": methods.estimates("calls")}
     table = markdown_table(*methods.table("tokens"))
     return {
-        "table.md": page(words, caption, *accuracies, table),
+        "table.md": page(size_verdict(methods, "tokens"), caption, *accuracies, table),
         "picture.png": picture(panels, xlabels=["tokens", "calls of the model"]),
     }
