@@ -16,11 +16,11 @@ Causal discovery then needs the neighbourhood of a target only.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from primal_attention.analysis.capture import CapturedLayer, CapturedScores
@@ -35,7 +35,7 @@ __all__ = [
     "primal_scores",
 ]
 
-Matrix = Tensor | np.ndarray[Any, Any]
+Matrix = Tensor | Shaped[np.ndarray, "..."]
 """A tensor or an array; it is read in float64."""
 
 
