@@ -313,6 +313,18 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "tasks.tabular.scale_study:Scale",
         "primal attention between 100,000 rows: time, memory, streaming",
     ),
+    (
+        "counts",
+        "repro",
+        "bench.counts:CountsStudy",
+        "attention from the counts of a corpus, and what trained heads know of them",
+    ),
+    (
+        "corpus-init",
+        "repro",
+        "bench.corpus_init:CorpusInitStudy",
+        "learning curves of primal layers that start at the counts of a corpus",
+    ),
     ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
     (
         "schoenbat-kernels",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -26,7 +26,14 @@ from primal_attention.models import sinusoidal_positions
 from primal_attention.models.sequence import SequenceModel
 from primal_attention.training.evaluation import eval_mode
 
-__all__ = ["POSITIONS", "QueriesKeys", "is_rotary", "queries_keys", "token_ids"]
+__all__ = [
+    "POSITIONS",
+    "QueriesKeys",
+    "is_rotary",
+    "queries_keys",
+    "stream_of_tokens",
+    "token_ids",
+]
 
 POSITIONS = range(5, 15)
 """Positions whose mean a word has: early ones, which every text has, without the special first."""
@@ -137,10 +144,16 @@ def _record(
         return _run(model, tokens, layer, offset)
 
 
-def _run_ours(
-    model: Any, tokens: Tensor, layer: int | str, positions: Sequence[int], offset: int
-) -> QueriesKeys:
-    """Run a model of this library on tokens with a mean position."""
+def stream_of_tokens(
+    model: Any, tokens: Int[Tensor, " n"], positions: Sequence[int] = POSITIONS
+) -> Float[Tensor, "n one c"]:
+    """Return what enters the first block of a model of this library, at a mean position.
+
+    Args:
+        model: A :class:`~primal_attention.models.sequence.SequenceModel` with a vocabulary.
+        tokens: Token ids.
+        positions: Positions whose vectors are averaged.
+    """
     x = model.embed_scale * model.embed(tokens[:, None])
     at = torch.tensor(positions, device=tokens.device)
     if model.config.positions == "sinusoidal":
@@ -148,6 +161,14 @@ def _run_ours(
     elif model.config.positions == "learned":
         _check_rows(len(model.position_table), positions)
         x = x + model.position_table[at].mean(0)
+    return x
+
+
+def _run_ours(
+    model: Any, tokens: Tensor, layer: int | str, positions: Sequence[int], offset: int
+) -> QueriesKeys:
+    """Run a model of this library on tokens with a mean position."""
+    x = stream_of_tokens(model, tokens, positions)
     turn = model._rotary(torch.full((1, 1), offset, device=tokens.device))
     watch = _Watch(layer)
     with torch.no_grad(), eval_mode(model), _hooks(model, watch), watch, _until_found():

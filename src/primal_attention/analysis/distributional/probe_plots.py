@@ -9,6 +9,7 @@ from torch import nn
 
 from primal_attention.analysis.capture import capture
 from primal_attention.analysis.distributional.cooccurrence import Cooccurrence
+from primal_attention.analysis.distributional.projection import normalize_rows
 from primal_attention.analysis.distributional.vocabulary import split_words
 from primal_attention.analysis.plots import panel_layout
 
@@ -35,8 +36,7 @@ def count_weights(cooccurrence: Cooccurrence, words: list[str]) -> Weights:
     known = ids >= 0
     found = np.zeros((len(ids), len(ids)))
     found[np.ix_(known, known)] = cooccurrence.counts[ids[known]][:, ids[known]].toarray()
-    sums = found.sum(1, keepdims=True)
-    return np.where(sums > 0, found / np.where(sums > 0, sums, 1), 1 / len(ids))
+    return normalize_rows(found)
 
 
 def word_weights(
@@ -71,8 +71,7 @@ def word_weights(
         member[i] = [first < start and last > begin for first, last in spans]
     tokens = np.maximum(member.sum(1, keepdims=True), 1)
     grouped = (member / tokens) @ weights @ member.T
-    sums = grouped.sum(1, keepdims=True)
-    return words, np.where(sums > 0, grouped / np.where(sums > 0, sums, 1), 0.0)
+    return words, normalize_rows(grouped)
 
 
 def plot_head_beside_counts(
