@@ -1,4 +1,4 @@
-"""``primal distrib``: counts of a corpus, their attention, and word vectors."""
+"""``primal distrib``: counts of a corpus, their attention, word vectors, and heads."""
 
 import gzip
 import json
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from primal_attention.cli.distrib_probe import DistribProbeCommand, probe
 from primal_attention.command import UserError, did_you_mean, user_errors
 from primal_attention.output import markdown_table, write_atomically
 from primal_attention.settings import parse
@@ -96,7 +97,7 @@ class DistribVectorsCommand:
 
 
 def main(argv: list[str]) -> int:
-    """Run ``count``, ``attend`` or ``vectors``."""
+    """Run ``count``, ``attend``, ``vectors`` or ``probe``."""
     if not argv or argv[0] in ("-h", "--help"):
         print(_HELP)
         return 0
@@ -251,6 +252,7 @@ _ACTIONS: dict[str, tuple[type[Any], Any]] = {
     "count": (DistribCountCommand, _count),
     "attend": (DistribAttendCommand, _attend),
     "vectors": (DistribVectorsCommand, _vectors),
+    "probe": (DistribProbeCommand, probe),
 }
 _HELP = """usage: primal distrib ACTION [OPTIONS]
 
@@ -260,5 +262,6 @@ actions:
   count FILE -o counts.npz           count the word pairs of text files
   attend counts.npz "river bank"     attention between the words of a text
   vectors counts.npz bank loan       word vectors: neighbours, or a file of word2vec
+  probe counts.npz --model DIR       how much the heads of a model follow the counts
 
 primal distrib ACTION --help shows the options."""

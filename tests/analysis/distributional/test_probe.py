@@ -27,6 +27,7 @@ from primal_attention.analysis.distributional.probe_models import (
     queries_keys,
     token_ids,
 )
+from primal_attention.cli.main import main
 from primal_attention.command import UserError
 from primal_attention.models import CausalDecoder, DecoderConfig, EncoderClassifier, EncoderConfig
 
@@ -453,3 +454,45 @@ def test_spec_figures_of_minilm_on_imdb(minilm):
         assert head[number].asymmetry == pytest.approx(index, abs=0.02)
     assert result.embeddings.symmetric == pytest.approx(0.164, abs=0.03)
     assert abs(np.mean([h.null_mean for h in head])) < 0.02
+
+
+# the command
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    model = ours("none")
+    model.save_pretrained(tmp_path / "model")
+    counts(VOCABULARY).save(tmp_path / "counts.npz")
+    base = ["distrib", "probe", str(tmp_path / "counts.npz"), "--model", str(tmp_path / "model")]
+    base += ["--min-count", "1"]
+    assert main([*base, "--layer", "0", "1", "-o", str(tmp_path / "heads.html")]) == 0
+    said = capsys.readouterr().out
+    assert "of 4 heads follow the word pairs of counts.npz" in said
+    assert "| blocks.1.attention, 1 |" in said
+    assert "<table>" in (tmp_path / "heads.html").read_text("utf-8")
+    assert main([*base, "-o", str(tmp_path / "heads.json")]) == 0
+    content = json.loads((tmp_path / "heads.json").read_text("utf-8"))
+    probed = probe_heads(model, None, counts(VOCABULARY), min_count=1.0)
+    assert content["heads"][1]["association"]["forward"] == pytest.approx(
+        probed.heads[1].association.forward
+    )
+    for wrong, why in (
+        (["--layer", "-1"], "numbers from 0"),
+        (["--text", "a b"], "belong together"),
+        (["-o", "page.txt"], "must end in"),
+        (["--layer", "5"], "no attention layer 5"),
+    ):
+        assert main([*base, *wrong]) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_command_draws_a_head(tmp_path, minilm):
+    model, tokenizer = minilm
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    Cooccurrence.from_corpus(["the river bank flooded"]).save(tmp_path / "counts.npz")
+    command = ["distrib", "probe", str(tmp_path / "counts.npz"), "--model", str(tmp_path / "model")]
+    picture = tmp_path / "head.png"
+    command += ["--text", "The river bank", "--layer", "0", "--head", "2", "-o", str(picture)]
+    assert main(command) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
