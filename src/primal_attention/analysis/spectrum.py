@@ -107,8 +107,9 @@ def untrained_twin(model: nn.Module) -> nn.Module:
 
     Example:
         >>> layer = nn.Linear(3, 3)
-        >>> bool((untrained_twin(layer).weight == layer.weight).any())
-        False
+        >>> layer.weight = nn.Parameter(torch.zeros(3, 3))
+        >>> bool((untrained_twin(layer).weight != 0).all())
+        True
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -302,6 +302,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "how training moves clouds of points: coded and corrected metrics",
     ),
     (
+        "rerank",
+        "repro",
+        "tasks.retrieval.study:RerankStudy",
+        "re-ranking on objects and palms that no method saw, and after transfer",
+    ),
+    (
         "tables-corruption",
         "repro",
         "tasks.tabular.corruption_study:Corruption",

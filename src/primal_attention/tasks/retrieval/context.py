@@ -43,8 +43,8 @@ class TrainingLists(Dataset[dict[str, Tensor]]):
         candidates: Length of the lists, the item itself included.
 
     Example:
-        >>> x = np.eye(4, dtype="float32")
-        >>> TrainingLists([(x, [0, 0, 1, 1])], 3)[1]["labels"]
+        >>> x = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]], "float32")
+        >>> TrainingLists([(x[[0, 1, 3]], [0, 0, 1])], 3)[1]["labels"]
         tensor([1, 1, 0])
     """
 

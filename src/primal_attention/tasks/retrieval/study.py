@@ -1,0 +1,192 @@
+"""``primal repro rerank``: every re-ranker on pictures of objects and palms it never saw.
+
+Every item of the test groups is a query; the other test items are the gallery. Trained re-rankers
+learn on the training groups of one set, and are tested on the test groups of both sets.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from primal_attention.output import markdown_table, page
+from primal_attention.settings import at_least_one
+from primal_attention.tasks.study import Cell, Row, Study
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.retrieval.base import Reranker
+    from primal_attention.tasks.retrieval.sets import Search
+
+__all__ = ["RerankOptions", "RerankStudy"]
+
+_SETS = ("coil20", "palm")
+_TRAINED: dict[str, dict[str, Any]] = {
+    "context, dual-tied": {},
+    "context, softmax": {"attention": "softmax"},
+    "context, static": {"attention": "primal-static"},
+    "context, published": {"attention": "softmax", "affinity": "inner", "input": "linear"},
+}
+"""Options of :class:`ContextReranker` by the name in the tables."""
+_LENGTHS = (150, 400)
+"""Candidates that are re-ordered."""
+
+
+@dataclass(frozen=True)
+class RerankOptions:
+    """Mean average precision of every re-ranker on COIL-20 and Palm, and after transfer."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Splits of the groups into training and test parts; also the seeds of training."""
+    steps: int = 400
+    """Training steps of a re-ranker."""
+    data: Path | None = None
+    """Folder of the data; by default that of PRIMAL_DATA."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "steps")
+
+
+class RerankStudy(Study[RerankOptions]):
+    """One cell a training set and seed: all methods, both test sets, both lengths."""
+
+    name = "rerank"
+    Options = RerankOptions
+
+    def cells(self, options: RerankOptions) -> Sequence[Cell]:
+        """Return the cells, seed by seed."""
+        return [
+            {"trained_on": name, "seed": seed, "steps": options.steps}
+            for seed in options.seeds
+            for name in _SETS
+        ]
+
+    def run(self, cell: Cell, options: RerankOptions, scratch: Path) -> Sequence[Row]:
+        """Return the scores of methods without training on the set, and of trained ones on both."""
+        from primal_attention.tasks.retrieval.context import ContextReranker
+        from primal_attention.tasks.retrieval.sets import describe, load_pictures, split_groups
+
+        seed, home = cell["seed"], cell["trained_on"]
+        pictures = load_pictures(home, options.data)
+        train = split_groups(pictures.groups, seed)
+        x = describe(pictures.images, train)
+        searches = {name: _search(name, seed, options.data) for name in _SETS}
+        rows = [
+            row
+            for method, reranker in _untrained().items()
+            for row in _scores(method, reranker, home, searches[home], "")
+        ]
+        for method, given in _TRAINED.items():
+            reranker = ContextReranker(
+                candidates=150, steps=cell["steps"], random_state=seed, **given
+            )
+            reranker.fit(x[train], pictures.groups[train])
+            for name, search in searches.items():
+                rows += _scores(method, reranker, name, search, home)
+        return rows
+
+    def describe(self, row: Row) -> str:
+        """Return a row in one line."""
+        return f"{row['method']} on {row['set']}, {row['candidates']} results: {row['map']:.1f}"
+
+    def tables(self, rows: Sequence[Row], options: RerankOptions) -> Mapping[str, str | bytes]:
+        """Return a table for each set and length, a verdict, and a picture."""
+        from primal_attention.tasks.retrieval.study_tables import picture, verdict
+
+        header = ["method", *(f"{s}, {k} results" for s in _SETS for k in _LENGTHS)]
+        caption = (
+            "Mean average precision in percent over all queries, mean ± standard deviation over "
+            f"{len({r['seed'] for r in rows})} splits. Groups of training and test are disjoint."
+        )
+        home = [r for r in rows if r["source"] in ("", r["set"])]
+        away = [r for r in rows if r["source"] not in ("", r["set"])]
+        return {
+            "table.md": page(caption, markdown_table(header, _cells(home))),
+            "transfer.md": page(
+                "The same after training on the other set.", markdown_table(header, _cells(away))
+            ),
+            "verdict.md": verdict(rows),
+            "picture.png": picture(rows),
+        }
+
+
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    import numpy as np
+
+    table = []
+    for method in dict.fromkeys(r["method"] for r in rows):
+        line = [method]
+        for name in _SETS:
+            for length in _LENGTHS:
+                values = [
+                    r["map"]
+                    for r in rows
+                    if (r["method"], r["set"], r["candidates"]) == (method, name, length)
+                ]
+                spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
+                line.append(f"{np.mean(values):.1f} ± {spread:.1f}" if values else "–")
+        table.append(line)
+    return table
+
+
+def _untrained() -> "dict[str, Reranker | None]":
+    from primal_attention.tasks.retrieval import (
+        AlphaQE,
+        Chain,
+        DatabaseAugmentation,
+        DiffusionReranker,
+        KReciprocal,
+        NeighbourRefine,
+    )
+
+    return {
+        "first search": None,
+        "query expansion": AlphaQE(),
+        "augmentation + expansion": Chain([DatabaseAugmentation(), AlphaQE()]),
+        "neighbour refinement": NeighbourRefine(),
+        "k-reciprocal, list": KReciprocal(),
+        "diffusion, list": DiffusionReranker(),
+        "diffusion, whole gallery": DiffusionReranker(scope="gallery", alpha=0.99),
+    }
+
+
+def _search(name: str, seed: int, data: Path | None) -> "Search":
+    """Return the search among the test groups of a set."""
+    from primal_attention.tasks.retrieval.sets import (
+        describe,
+        load_pictures,
+        search_all,
+        split_groups,
+    )
+
+    pictures = load_pictures(name, data)
+    train = split_groups(pictures.groups, seed)
+    x = describe(pictures.images, train)
+    return search_all(x[~train], pictures.groups[~train], len(x))
+
+
+def _scores(
+    method: str, reranker: "Reranker | None", name: str, search: "Search", source: str
+) -> list[Row]:
+    """Return the rows of a method on one search."""
+    from primal_attention.tasks.retrieval.metrics import mean_average_precision, recall_at
+
+    rows: list[Row] = []
+    for length in _LENGTHS:
+        started = time.process_time()
+        ids = search.ids
+        if reranker is not None:
+            ids = reranker.rerank(search.xq, search.xb, ids, candidates=length).ids
+        seconds = time.process_time() - started
+        rows.append(
+            {
+                "method": method,
+                "set": name,
+                "source": source,
+                "candidates": length,
+                "map": round(100 * mean_average_precision(ids, search.relevant), 2),
+                "ceiling": round(100 * recall_at(search.ids, search.relevant, length), 1),
+                "ms_a_query": round(1000 * seconds / len(ids), 2),
+            }
+        )
+    return rows
