@@ -210,7 +210,7 @@ def test_tables_and_verdict_come_from_the_rows():
     assert "Direction adds +10%" in text
     assert "raw projection holds" in text
     assert "2 of 2 heads in the first layer of MiniLM" in text
-    assert "1 of 2 also without key effects, and 0 of 2 heads of the untrained model" in text
+    assert "1 of 2 without key effects, and 0 of 2 heads of the untrained model" in text
     worse = [
         {**row, "mrr": 0.2} if row.get("predictor") == "projection" else row for row in _rows()
     ]
@@ -218,7 +218,9 @@ def test_tables_and_verdict_come_from_the_rows():
     assert "raw projection does not hold" in verdict(worse)
     assert "| unigram " in files["prediction.md"]
     assert "0.115" in files["prediction.md"]
+    # a study that was stopped
     assert set(counts_tables(_rows()[:8])) == {"prediction.md"}
+    assert "verdict.md" not in counts_tables(_rows()[:-1])
 
 
 def test_gains_are_paired_by_seed():

@@ -91,10 +91,17 @@ def counts_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {}
     for name, mine in by_table.items():
         files |= makers[name](mine)
-    if set(makers) <= by_table.keys():
+    if _is_complete(rows):
         files["verdict.md"] = verdict(rows) + "\n"
         files["picture.png"] = _picture(by_table)
     return files
+
+
+def _is_complete(rows: Sequence[Row]) -> bool:
+    """Return whether there is a row for every number of the verdict and the picture."""
+    wanted = {*_PREDICTORS, *METHODS, "MiniLM", "MiniLM, untrained", "drawn", "text"}
+    keys = ("predictor", "method", "model", "sequences")
+    return wanted <= {row[key] for row in rows for key in keys if key in row}
 
 
 def _number(value: Any, digits: int = 3) -> str:
@@ -201,7 +208,7 @@ def _settings(rows: Sequence[Row]) -> str:
         + [_number(max(row[name] for row in mine)) for name in ("symmetric", "content_symmetric")]
         for (model, where), mine in groups.items()
     ]
-    header = ["model", "mean over positions", "heads with ρ > 0.1", "without key effects"]
+    header = ["model", "mean over positions", "heads with ρ > 0.1", "with content ρ > 0.1"]
     header += ["largest ρ(B, sym)", "largest content sym"]
     return markdown_table(header, body) if len(body) > 1 else ""
 
@@ -221,7 +228,7 @@ def _smollm2_table(rows: Sequence[Row]) -> str:
         "First layer of SmolLM2-135M-Instruct at distance δ from key to query: how many heads "
         "follow the corpus, and the largest correlation with its head."
     )
-    header = ["δ", "heads with ρ > 0.1", "without key effects", "ρ(B, sym)", "ρ(B, fwd)"]
+    header = ["δ", "heads with ρ > 0.1", "with content ρ > 0.1", "ρ(B, sym)", "ρ(B, fwd)"]
     header += ["ρ(Bᵀ, fwd)", "content sym", "content fwd", "content back"]
     return page(caption, markdown_table(header, body))
 
@@ -286,7 +293,7 @@ def _heads_verdict(rows: Sequence[Row]) -> str:
     best = max(heads, key=lambda row: row["symmetric"])
     return (
         f"{_count(trained, 'evident')} heads in the first layer of MiniLM follow the corpus with a "
-        f"rank correlation above 0.1, {_count(trained, 'content')} also without key effects, and "
+        f"rank correlation above 0.1, {_count(trained, 'content')} without key effects, and "
         f"{_count(untrained, 'evident')} heads of the untrained model. Head {best['head']} has the "
         f"largest: {best['symmetric']:.3f}, of which {best['content_symmetric']:.3f} are left "
         "without key effects."

@@ -9,7 +9,9 @@ what depends on the pair is left.
 
 Directions: ``F[i, j]`` counts ``j`` after ``i``, and ``B[i, j]`` is the logit of query ``i`` for
 key ``j``. A head that looks at the words that follow has a high ``forward`` correlation ``ρ(B,
-PMI(F))``, one that looks back a high ``backward`` correlation ``ρ(Bᵀ, PMI(F))``.
+PMI(F))``, one that looks back a high ``backward`` correlation ``ρ(Bᵀ, PMI(F))``. The last one has
+the rows of ``Bᵀ`` centred: it still holds what all keys of a query share, which softmax does not
+see. ``content_backward`` does not.
 """
 
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ class Association(NamedTuple):
     forward: float
     """``ρ(B, PMI(F))``, rows centred."""
     backward: float
-    """``ρ(Bᵀ, PMI(F))``, rows centred."""
+    """``ρ(Bᵀ, PMI(F))``, rows of ``Bᵀ`` centred; holds effects of queries that softmax removes."""
     content_symmetric: float
     """As ``symmetric``, without key effects."""
     content_forward: float
@@ -52,8 +54,8 @@ class Association(NamedTuple):
 
     @property
     def strongest(self) -> tuple[str, float]:
-        """Name and value of the largest of the three correlations."""
-        named = zip(self._fields[:3], self[:3], strict=True)
+        """Name and value of the larger of ``symmetric`` and ``forward``, which softmax sees."""
+        named = zip(self._fields[:2], self[:2], strict=True)
         return max(named, key=lambda pair: pair[1])
 
 

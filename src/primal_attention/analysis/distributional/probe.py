@@ -103,13 +103,13 @@ class HeadAssociation:
 
     @property
     def is_evident(self) -> bool:
-        """Whether a correlation exceeds 0.1 and three standard deviations of the null."""
+        """Whether ``symmetric`` or ``forward`` exceeds 0.1 and three spreads of the null."""
         value, found = self.association.strongest[1], self.association
         return value > max(_EVIDENT, 3 * found.null_spread)
 
     @property
     def has_content(self) -> bool:
-        """Whether this also holds for a correlation without key effects."""
+        """Whether this holds for one of the three correlations without key effects."""
         found = self.association
         return max(found[3:6]) > max(_EVIDENT, 3 * found.content_null_spread)
 
@@ -149,7 +149,7 @@ class HeadsResult(AnalysisResult):
         where = f" at distance {best.offset}" if len(self.offsets) > 1 else ""
         return (
             f"{evident} of {len(first)} heads follow the word pairs of {self.corpus} (ρ above "
-            f"{_EVIDENT}), {content} of {len(first)} also without key effects. The strongest is "
+            f"{_EVIDENT}), {content} of {len(first)} without key effects. The strongest is "
             f"head {best.head} of {best.layer}{where}: ρ = {value:.2f} with {name} PMI; permuted "
             f"words give {best.association.null_mean:.2f} ± {best.association.null_spread:.2f}."
         )
@@ -211,7 +211,8 @@ class HeadsResult(AnalysisResult):
         page.figure(self.plot(), "Correlation of each head; grey: 3 spreads of permuted words.")
         page.text(
             "Row means are subtracted, since softmax does not see them. Columns named content "
-            "subtract key effects too: keys that all queries prefer, such as frequent words."
+            "subtract key effects too: keys that all queries prefer, such as frequent words. "
+            "ρ(Bᵀ, PMI fwd) still holds effects of queries, which softmax removes."
         )
         return page.section("Heads").table(*self.table())
 
