@@ -129,7 +129,7 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
             done={row["layers"]: again(row) for row in rows},
             report=keep,
         )
-        pairs = round(pair_loss(text), 4)
+        pairs = round(pair_loss(text, cell["context"]), 4)
         return [{**row, "pairs": pairs} for row in rows]
 
     def tables(self, rows: Sequence[Row], options: DepthSweepOptions) -> Mapping[str, str | bytes]:
@@ -253,20 +253,24 @@ def load_text(path: Path | None, pieces: int, data: Path | None) -> "SweepText":
     return SweepText(ids[0], ids[1], vocab)
 
 
-def pair_loss(text: "SweepText") -> float:
+def pair_loss(text: "SweepText", context: int) -> float:
     """Return the validation loss of counts of pairs of tokens: a model of the last token only.
 
     Args:
         text: Training and validation tokens.
+        context: Tokens of a sequence; the loss is on the same sequences as that of the decoders.
     """
     import torch
 
-    train, valid, vocab = text.train.long(), text.valid.long(), text.vocab
+    from primal_attention.analysis.depth.sweeps import validation_rows
+
+    train, vocab = text.train.long(), text.vocab
+    valid = validation_rows(text.valid, context)
     counts = torch.bincount(train[:-1] * vocab + train[1:], minlength=vocab**2).double()
     share = (counts.reshape(vocab, vocab) + 0.01) / (
         counts.reshape(vocab, vocab).sum(1, keepdim=True) + 0.01 * vocab
     )
-    return -float(share[valid[:-1], valid[1:]].log().mean())
+    return -float(share[valid[:, :-1], valid[:, 1:]].log().mean())
 
 
 def _characters(train: str) -> tuple[Any, int]:

@@ -79,6 +79,12 @@ def test_training_learns_and_is_deterministic():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_too_short_a_text_is_refused():
+    text = periodic(length=40)._replace(valid=torch.zeros(5, dtype=torch.long))
+    with pytest.raises(ValueError, match="5 validation tokens"):
+        sweep(text, budget=1.5e4, depths=(1, 2), steps=1, context=8, batch=2)
+
+
 def test_sweep_tunes_once_and_continues():
     seen = []
     settings = {"budget": 1.5e4, "depths": (1, 2, 3), "steps": 6, "context": 8, "batch": 2}

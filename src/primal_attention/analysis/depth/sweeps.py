@@ -30,6 +30,7 @@ __all__ = [
     "iso_shape",
     "sweep",
     "train_shape",
+    "validation_rows",
 ]
 
 _HEAD = 16
@@ -147,11 +148,30 @@ def _loss(model: nn.Module, tokens: Int[Tensor, "b n"]) -> Tensor:
 
 @torch.no_grad()
 def _validate(model: nn.Module, valid: Int[Tensor, " m"], context: int, batch: int) -> float:
-    rows = min(len(valid) // (context + 1), 128)
-    tokens = valid[: rows * (context + 1)].reshape(rows, context + 1).long()
+    tokens = validation_rows(valid, context)
     with eval_mode(model):
         parts = [(_loss(model, part), len(part)) for part in tokens.split(batch)]
-    return float(sum(loss * size for loss, size in parts)) / rows
+    return float(sum(loss * size for loss, size in parts)) / len(tokens)
+
+
+def validation_rows(valid: Int[Tensor, " m"], context: int) -> Int[Tensor, "rows n"]:
+    """Return the first 128 sequences of the validation tokens, each with one token more.
+
+    Args:
+        valid: Validation tokens.
+        context: Tokens of a sequence.
+
+    Example:
+        >>> validation_rows(torch.arange(10), 4).tolist()
+        [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    """
+    rows = min(len(valid) // (context + 1), 128)
+    if rows == 0:
+        raise ValueError(
+            f"there are {len(valid)} validation tokens, fewer than one sequence of {context} and "
+            "its next token; give a longer text or a shorter context."
+        )
+    return valid[: rows * (context + 1)].reshape(rows, context + 1).long()
 
 
 class BestDepth(NamedTuple):
