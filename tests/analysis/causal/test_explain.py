@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from tests.analysis.causal import models
+from tests.analysis.causal.test_search import Switch
 
 from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causal.explainer import (
@@ -191,6 +192,52 @@ def test_a_set_that_does_not_flip_again_is_no_explanation(critic, words):
     result = explain_subject(Moody(), m=384)
     assert not result.sets
     assert result.winner is None
+
+
+class Known(Switch):
+    """A switch whose attention is given."""
+
+    def __init__(self, attention, target, *triggers):
+        super().__init__(*triggers, n=len(attention))
+        self.attention, self.target = attention, target
+        self.candidates = [i for i in range(len(attention)) if i != target]
+
+    def captured(self):
+        attention = self.attention
+
+        class Attend(torch.nn.Module):
+            def forward(self, x):
+                return torch.softmax(attention.log()[None, None], -1) @ x
+
+        return capture(Attend(), torch.randn(1, 1, len(attention), 4, dtype=torch.float64))[0]
+
+
+def test_the_search_follows_the_tree_and_a_part_of_a_set_may_suffice():
+    # a → b ← c: the tree around a reaches c through b only, so (c,) alone is not tried at first
+    effects = torch.zeros(3, 3, dtype=torch.float64)
+    effects[1, 0] = effects[1, 2] = 0.6
+    mixing = torch.linalg.inv(torch.eye(3, dtype=torch.float64) - effects).clamp_min(1e-12)
+    attention = mixing / mixing.sum(1, keepdim=True)
+    subject = Known(attention, 0, (2,))
+    result = explain_subject(subject, tau=0.05, compare=True)
+    assert result.graphs.heads[0].pag.edges() == ["a o→ b", "c o→ b"]
+    assert [one.positions for one in result.evaluated] == [(1,), (1, 2), (2,)]
+    assert [one.positions for one in result.sets] == [(2,)]
+    assert result.comparison[0][:3] == ("graph, subset search", 1, 3)
+    assert result.candidates == (1, 2)
+
+
+def test_attention_baselines_leave_out_what_graphs_leave_out():
+    rows = torch.rand(5, 5, dtype=torch.float64).tril() + 1e-3 * torch.eye(5)
+    rows[4] = torch.tensor([9.0, 1.0, 3.0, 2.0, 0.5])
+    attention = rows / rows.sum(1, keepdim=True)
+    subject = Known(attention, 4, (2,))
+    result = explain_subject(subject, tau=0.05, compare=True)
+    assert result.settings["dropped_columns"] == [0]
+    found = {row.method: row for row in result.comparison}
+    # the first token has the most attention, and comes last
+    assert found["attention, best head"].positions == (2,)
+    assert found["attention, mean of heads"].positions == (2,)
 
 
 def test_attention_of_a_primal_layer_is_its_kernel():

@@ -133,6 +133,7 @@ def test_the_next_token_stands_at_the_end_and_is_not_seen_by_the_others(words):
     assert subject.tokens == [*TEXT.split(), subject.decision]
     assert subject.target == 11
     assert subject.candidates == list(range(11))
+    assert subject.abduct()["input_ids"].tolist() == [[*ids.input_ids[0].tolist(), subject.choice]]
     captured = subject.captured()
     assert captured.weights().shape == (4, 12, 12)
     assert captured.is_causal
