@@ -158,9 +158,11 @@ def test_samples_count_equally_whatever_their_length():
         torch.tensor([[[90.0, 10.0], [0.0, 100.0]]]).double(), torch.ones(2, 2).double()
     )
     short = SampleFlow(torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]).double(), torch.ones(2, 2).double())
+    short = short._replace(expected=torch.tensor([[3.0, 1.0], [1.0, 1.0]]).double())
     found = summarize([long, short])
     assert float(found.flow[0, 1]) == pytest.approx((0.1 + 1.0) / 2)
-    assert float(found.lift[0, 1]) == pytest.approx((0.2 + 2.0) / 2)
+    assert float(found.lift[0, 1]) == pytest.approx((0.1 / 0.5 + 1.0 / 0.25) / 2)
+    assert float(found.chance[0, 1]) == pytest.approx((0.5 + 0.25) / 2)
 
 
 def test_chance_of_a_decoder_counts_what_each_row_can_see():
@@ -191,6 +193,11 @@ def test_special_tokens_are_a_modality_words_or_left_out():
     want = modality_flow(rest / rest.sum(-1, keepdim=True), ids[1:])
     torch.testing.assert_close(dropped.flow, want.flow, atol=1e-10, rtol=0)
     torch.testing.assert_close(dropped.lift, want.lift, atol=1e-10, rtol=0)
+    both = [attention, attention]
+    rolled = modality_flow(both, ids, special_ids=special, special="drop", mode="rollout")
+    rest = rest / rest.sum(-1, keepdim=True)
+    want = modality_flow([rest, rest], ids[1:], mode="rollout")
+    torch.testing.assert_close(rolled.flow, want.flow, atol=1e-10, rtol=0)
     # the verdict speaks of words and image only
     assert "special" not in apart.verdict()
 
@@ -214,6 +221,15 @@ def test_queries_after_a_cache_are_the_last_tokens():
     found = modality_flow([attention[:, :, 4:]], ids)
     rows = attention[0, :, 4:, :3].sum(-1).mean()
     assert float(found.flow[0, 0, 1]) == pytest.approx(float(rows), abs=1e-10)
+    want = (3 / 5 + 3 / 6 + 3 / 7) / 3
+    assert float(found.chance[0, 0, 1]) == pytest.approx(want, abs=1e-10)
+
+
+def test_a_weight_just_above_the_diagonal_is_not_causal():
+    attention = random_attention(1, 1, 4).tril()
+    attention[..., 1, 2] = 0.1
+    found = modality_flow([attention], torch.tensor([0, 0, 1, 1]))
+    assert float(found.chance[0, 0, 1]) == pytest.approx(0.5)
 
 
 def test_layers_may_have_different_numbers_of_heads():

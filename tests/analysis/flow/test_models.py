@@ -169,6 +169,36 @@ def test_lxmert_rows_are_the_returned_cross_attention():  # M9
         torch.testing.assert_close(layer.weights(1).sum(-1), torch.ones(2, 8).double())
 
 
+def test_norms_of_a_block_are_those_of_each_attention():
+    model, batch = models.lxmert()
+    found = modality_flow(model, batch, weighting="norm")
+    block, calls = model.encoder.x_layers[0], {}
+    names = ("visual_attention.att", "lang_self_att.self")
+
+    def record(name):
+        def hook(_, args):
+            calls.setdefault(name, args)  # the first call: words attend
+
+        return hook
+
+    hooks = [block.get_submodule(n).register_forward_pre_hook(record(n)) for n in names]
+    with torch.no_grad():
+        model(**batch)
+        for hook in hooks:
+            hook.remove()
+        received = []
+        for name in names:
+            module, (queries, context, mask) = block.get_submodule(name), calls[name]
+            weights = module(queries, context, mask, output_attentions=True)[1]
+            values = module.value(context).unflatten(-1, (2, 8))
+            out = block.get_submodule(name.split(".")[0]).output.dense.weight.unflatten(-1, (2, 8))
+            norms = torch.einsum("bmhv,chv->bhmc", values, out).norm(dim=-1)
+            received.append((weights * norms[:, :, None]).sum(-1).mean(1))  # [b words]
+    keep = batch["attention_mask"]
+    cross, own = ((t * keep).sum(1) for t in received)
+    close(found.direction("text", "image")[0], (cross / (cross + own)).mean())
+
+
 def test_blip_words_attend_to_words_and_image():
     model, batch = models.blip()
     found = modality_flow(model, batch)

@@ -203,6 +203,13 @@ def test_primal_layers_of_a_model_are_read_through_their_scores(kind, is_causal)
         blocks = (P.T @ dense @ P).mean(1)
         close(found.flow[0], (blocks / blocks.sum(-1, keepdim=True)).mean(0))
         assert 0 <= found.primal[0].alignment_share <= 1
+        directions = [
+            direction_shares(layer.scores(i), P, P)
+            for layer in capture(model, {"x": x[:, :N]})
+            for i in (0, 1)
+        ]
+        spent = [(one.sigma * one.alignment).sum() / one.sigma.sum() for one in directions]
+        assert found.primal[0].alignment_share == pytest.approx(float(sum(spent)) / 2)
         share = torch.tensor([9, 14]) / N
         assert found.primal[0].alignment_chance == pytest.approx(float(2 * share.prod()))
     shares = [
@@ -215,14 +222,34 @@ def test_primal_layers_of_a_model_are_read_through_their_scores(kind, is_causal)
     close(found.primal[0].contribution_e, want)
 
 
-def test_causal_energy_has_lift_one_for_a_constant_kernel():
-    ones = torch.ones(1, N, 1).double()
-    scores = CapturedScores(ones, ones, torch.ones(1, 1).double())
-    blocks = block_energy(scores, P, P, is_causal=True)
-    from primal_attention.analysis.flow.shares import expected_sums, visible_counts
+def test_shares_of_contribution_are_those_of_the_norms_of_both_sides():
+    parts = torch.tensor([3.0, 4.0, 0.0, 5.0]).reshape(2, 1, 1, 2)
+    close(contribution_shares(parts), torch.tensor([[[0.5, 0.5]]]))
+    close(contribution_shares(2 * parts[:1]), torch.ones(1, 1, 1))
+    uneven = torch.cat([parts[:1], 3 * parts[1:]])
+    close(contribution_shares(uneven), torch.tensor([[[0.25, 0.75]]]))
+    model = Wrapped(primal_layer("dual"))
+    x = torch.randn(2, N, 16, dtype=torch.float64)
+    found = modality_flow(model, {"x": x}, IDS, primal="contribution")
+    sides = found.primal[0].contribution_e, found.primal[0].contribution_r
+    close(found.flow[0], (sides[0] + sides[1]) / 2)
+    assert float((sides[0] - sides[1]).abs().max()) > 1e-3
 
-    counts = visible_counts(P, N, is_causal=True)
-    close(blocks[0], expected_sums(P, counts, power=0))
+
+def test_chance_of_a_causal_kernel_is_a_constant_one():
+    layer = primal_layer("dual")
+    with torch.no_grad():
+        for weight in (layer.q_proj.weight, layer.k_proj.weight, layer.dual_e.weight):
+            weight.zero_()
+        layer.q_proj.bias.fill_(1)
+        layer.k_proj.bias.fill_(1)
+        layer.dual_e.weight.fill_(0.1)
+        layer.dual_r.weight.fill_(0.1)
+    x = torch.ones(1, N, 16, dtype=torch.float64)  # all scores are equal
+    found = modality_flow(Wrapped(layer, is_causal=True), {"x": x}, 1 - IDS)
+    assert found.readings == ("energy of scores",)
+    close(found.lift[found.has_lift], torch.ones(int(found.has_lift.sum())))
+    assert int(found.has_lift.sum()) == 3
 
 
 LINEAR = [name for name in list_attentions() if not name.startswith("primal")]

@@ -100,11 +100,12 @@ class GivenLayer(CapturedLayer):
         return self._values[sequence][:, self.keep[sequence]].double()
 
     def is_triangular(self) -> bool:
-        """Return whether every weight above the diagonal is zero, for at least one pair."""
-        if self.query_keep.shape != self.keep.shape or int(self.keep.sum(1).max()) < 2:
+        """Return whether no query has a weight on a later key; queries are the last tokens."""
+        if int(self.query_keep.sum(1).max()) < 2:
             return False
+        before = (self.keep.sum(1) - self.query_keep.sum(1)).tolist()
         return not any(
-            bool(weights[:, :, rows.start + 1 :].triu(0).any())
+            bool(weights[:, :, before[sequence] + rows.start + 1 :].triu(0).any())
             for sequence in range(len(self))
             for rows, weights in self.row_blocks(sequence)
         )
