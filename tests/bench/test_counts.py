@@ -107,6 +107,15 @@ def factors(topics):
     return corpus_factors(topics[0], 64)
 
 
+def test_factors_are_balanced_and_the_best_of_their_rank(topics, factors):
+    ppmi = topics[0].transform("ppmi", directional=True).toarray()
+    rest = np.linalg.norm(ppmi - (factors.queries @ factors.keys.T).numpy())
+    sigma = np.linalg.svd(ppmi, compute_uv=False)
+    assert rest == pytest.approx(np.sqrt((sigma[64:] ** 2).sum()), rel=1e-9)
+    for side in factors:
+        np.testing.assert_allclose(side.square().sum(0), sigma[:64], rtol=1e-9)
+
+
 def test_softmax_logits_are_the_association(topics, factors):
     n = len(topics[0])
     config = DecoderConfig(
