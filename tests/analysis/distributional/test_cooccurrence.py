@@ -115,12 +115,14 @@ def test_measures_equal_their_formulas():
         ("pmi", np.maximum(pmi, -10), {}),
         ("pmi", np.maximum(pmi - np.log(3), -0.5), {"shift": 3, "pmi_min": -0.5}),
         ("ppmi", np.maximum(pmi, 0), {}),
-        ("ppmi", np.maximum(smoothed - np.log(5), 0), {"shift": 5, "context_smoothing": 0.75}),
+        ("ppmi", np.maximum(smoothed - 0.1, 0), {"shift": np.exp(0.1), "context_smoothing": 0.75}),
+        ("pmi", np.maximum(smoothed, -10), {"context_smoothing": 0.75}),
         ("log", log, {}),
         ("log", np.log(c + 0.1), {"epsilon": 0.1}),
     ):
         found = counts.transform(kind, **options)
         assert sparse.issparse(found) == (kind not in ("pmi", "log"))
+        assert abs(expected).max() > 0
         found = found.toarray() if sparse.issparse(found) else found
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 

@@ -116,7 +116,7 @@ def test_power_moves_singular_values_between_words_and_contexts():
 def test_exact_glove_is_count_attention():
     rng = np.random.default_rng(0)
     counts = Cooccurrence.from_counts(rng.integers(1, 200, (30, 30)))
-    fit = glove_fit(counts, 30, solver="lbfgs", epochs=5, directional=True)
+    fit = glove_fit(counts, 30, solver="lbfgs", epochs=3, directional=True)
     ids = rng.integers(0, 30, 9)
     m = counts.forward.toarray()[np.ix_(ids, ids)]
     logits = (fit.vectors @ fit.contexts.T + fit.context_bias)[np.ix_(ids, ids)]
@@ -136,13 +136,35 @@ def glove_loss(counts, fit, x_max=100, alpha=0.75):
 
 def test_both_glove_solvers_reduce_the_objective():
     counts = zipf_counts(40, 2000)
-    start = glove_loss(counts, glove_fit(counts, 4, epochs=1, lr=1e-9))
-    precise = glove_loss(counts, glove_fit(counts, 4, epochs=1, solver="lbfgs"))
-    steps = glove_loss(counts, glove_fit(counts, 4, epochs=150, batch_size=100))
+    assert counts.symmetric.max() > 50
+    options = {"x_max": 20, "alpha": 0.5}
+
+    def loss(**also):
+        return glove_loss(counts, glove_fit(counts, 4, **options, **also), **options)
+
+    start, precise = loss(epochs=1, lr=1e-9), loss(epochs=1, solver="lbfgs")
+    steps = loss(epochs=150, batch_size=100)
     assert precise < 0.03 * start
     assert precise <= steps < 2 * precise
     again = [glove_fit(counts, 4, epochs=2).vectors for _ in range(2)]
     np.testing.assert_array_equal(*again)
+
+
+def test_a_step_of_adagrad_follows_the_gradient():
+    counts, x_max = zipf_counts(20, 1000), 5.0
+    start, after = (
+        glove_fit(counts, 3, x_max=x_max, epochs=1, lr=lr, batch_size=10**6) for lr in (1e-12, 0.1)
+    )
+    names = ("vectors", "contexts", "word_bias", "context_bias")
+    w, c, b, d = (torch.from_numpy(getattr(start, name)).requires_grad_() for name in names)
+    count = torch.from_numpy(counts.symmetric.toarray())
+    weight, known = (count / x_max).pow(0.75).clamp_max(1), count > 0
+    error = torch.where(known, w @ c.T + b[:, None] + d - count.clamp_min(1e-9).log(), 0.0)
+    assert (count > x_max).any()
+    (weight * error.square()).sum().div(2).backward()
+    for name, old in zip(names, (w, c, b, d), strict=True):
+        step = 0.1 * old.grad / (1 + old.grad.square()).sqrt()
+        np.testing.assert_allclose(getattr(after, name), (old - step).detach(), atol=1e-10)
 
 
 def test_neighbors_and_analogies():
@@ -152,7 +174,10 @@ def test_neighbors_and_analogies():
     assert [each.word for each in near] == ["queen", "man"]
     assert near[0].similarity == pytest.approx(found.similarity("king", "queen"))
     assert found.similarity("man", "zero") == 0
-    assert found.analogy("man", "king", "woman")[0].word == "queen"
+    royal = np.array([[1, 0, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1], [0.3, 1, -0.7]])
+    people = WordVectors(("man", "woman", "king", "queen", "servant"), royal)
+    assert [each.word for each in people.analogy("man", "king", "woman", 2)] == ["queen", "servant"]
+    assert people.analogy("king", "man", "woman")[0].word == "servant"
     assert "king" in found
     assert "car" not in found
     with pytest.raises(KeyError, match="Did you mean 'king'"):
