@@ -1,0 +1,5 @@
+"""Images with texts: a small vision-language model, its losses, heads and data."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

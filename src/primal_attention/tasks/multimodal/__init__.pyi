@@ -1,0 +1,5 @@
+from .config import MultimodalConfig
+
+__all__ = [
+    "MultimodalConfig",
+]
