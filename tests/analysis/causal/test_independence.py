@@ -137,6 +137,17 @@ def test_ridge_where_and_only_where_the_part_is_singular():
     assert outcomes.rho[1] == pytest.approx(wanted, abs=1e-6)
 
 
+def test_copies_within_the_set_count_once():
+    rng = np.random.default_rng(8)
+    rows = rng.normal(size=(4, 5))
+    rows[3] = rows[2]
+    test = PartialCorrelationTest(rows @ rows.T, tau=0.1)
+    twice, once = (test.evaluate(0, 1, np.array([given])) for given in ([2, 3], [2]))
+    assert twice.ridged.tolist() == [True]
+    assert once.ridged.tolist() == [False]
+    np.testing.assert_allclose(twice.rho, once.rho, atol=1e-6)
+
+
 def test_matrices_that_no_data_have_give_finite_numbers():
     matrix = np.array([[1, 0.9, -0.9], [0.9, 1, 0.9], [-0.9, 0.9, 1]])
     for corr in (matrix, np.ones((5, 5)), -np.ones((3, 3)) + 2 * np.eye(3)):

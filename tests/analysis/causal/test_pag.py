@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from primal_attention.analysis.causal import PAG
+from primal_attention.analysis.causal.marks import influence_steps
 
 # 0 o→ 1, 1 ↔ 2, 3 → 2, 3 o-o 4, 5 - 4, 0 -o 5
 MARKS = np.zeros((6, 6), dtype=np.int8)
@@ -90,6 +91,11 @@ def test_trees_follow_colliders_and_triangles():
         (0, 2, 1),
     ]
     assert tree.distances == {0: 0, 1: 1, 2: 1}
+
+
+def test_steps_never_turn_back():
+    steps = influence_steps(chain(3))
+    assert np.argwhere(steps).tolist() == [[0, 1, 2], [2, 1, 0]]
 
 
 def test_connected_subsets_use_their_own_nodes():

@@ -70,6 +70,11 @@ def test_rule_4():
     # 1 is not a parent of 3
     path[2] = "1 ↔ 3"
     assert "2 o-o 3" in arrows(4, *path, _03=[1, 2])
+    # on ⟨0, 1, 2, 3, 4⟩, 1 is a parent of 4 but not a collider
+    path = ["0 o→ 1", "1 → 2", "3 o→ 2", "1 → 4", "2 → 4", "3 o→ 4"]
+    assert "3 o→ 4" in arrows(5, *path, _04=[1, 2, 3])
+    path[1] = "1 ↔ 2"
+    assert "3 → 4" in arrows(5, *path, _04=[1, 2, 3])
 
 
 def test_rule_4_over_a_long_path():
@@ -118,10 +123,9 @@ def test_rule_10():
     assert "0 o→ 4" in tails(5, *edges, "1 o-o 3")
     assert "0 o→ 4" in tails(5, *(e.replace("0 o-o 3", "3 o→ 0") for e in edges))
     assert "0 o→ 4" in tails(5, *edges, "0 ↔ 2")
-    # both paths end in the same parent
-    assert "0 o→ 4" in tails(
-        4 + 1, "0 o-o 1", "0 o-o 3", "3 o-o 2", "1 o-o 2", "2 → 4", "0 o→ 4", "1 o→ 4", "3 o→ 4"
-    )
+    # both paths end in the same parent of 4, and the other parent is not reached
+    edges = ["0 o-o 1", "0 o-o 3", "3 o-o 2", "1 o-o 2", "2 → 4", "5 → 4", "0 o→ 4"]
+    assert "0 o→ 4" in tails(6, *edges, "1 o→ 4", "3 o→ 4")
 
 
 def test_rules_of_pc():
