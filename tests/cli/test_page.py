@@ -1,5 +1,6 @@
 """The report opens in a real browser: every picture is decoded, nothing complains."""
 
+import json
 import re
 import shutil
 import struct
@@ -15,6 +16,17 @@ FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000"),
+)
+
+
+# written into a copy of the page: tells what the browser made of the pictures and the width
+PROBE = (
+    "<script>addEventListener('load', () => {"
+    "const pictures = [...document.images].map(i => i.complete && i.naturalWidth);"
+    "document.body.dataset.pictures = pictures.join(' ');"
+    "const parts = [document.documentElement, ...document.querySelectorAll('.scroll')];"
+    "const wide = parts.some(part => part.scrollWidth > part.clientWidth);"
+    "document.body.dataset.wide = wide; });</script></head>"
 )
 
 
@@ -37,19 +49,10 @@ def four_models(series_recipe, tmp_path_factory):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 @pytest.mark.parametrize("run", ["series_run", "four_models"])
 def test_a_browser_shows_the_whole_report(run, request, tmp_path):
-    # a copy that writes what the browser made of the pictures into its own document
-    probe = (
-        "<script>addEventListener('load', () => {"
-        "const pictures = [...document.images].map(i => i.complete && i.naturalWidth);"
-        "document.body.dataset.pictures = pictures.join(' ');"
-        "const parts = [document.documentElement, ...document.querySelectorAll('.scroll')];"
-        "const wide = parts.some(part => part.scrollWidth > part.clientWidth);"
-        "document.body.dataset.wide = wide; });</script></head>"
-    )
     text = (request.getfixturevalue(run) / "report.html").read_text("utf-8")
     assert "<script" not in text
     page = tmp_path / "report.html"
-    page.write_text(text.replace("</head>", probe, 1), "utf-8")
+    page.write_text(text.replace("</head>", PROBE, 1), "utf-8")
     shot = tmp_path / "shot.png"
     done = browse(page, tmp_path / "dom", "--dump-dom", "--window-size=1150,2400")
     widths = re.search(r'data-pictures="([^"]*)"', done.stdout)
@@ -63,6 +66,34 @@ def test_a_browser_shows_the_whole_report(run, request, tmp_path):
     browse(page, tmp_path / "png", f"--screenshot={shot}", "--window-size=1150,2400")
     assert struct.unpack(">II", shot.read_bytes()[16:24]) == (1150, 2400)
     assert shot.stat().st_size > 50_000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+def test_a_browser_shows_every_section_about_a_model(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from tests.cli.test_convert import WORDS, save_bert
+
+    monkeypatch.chdir(tmp_path)
+    save_bert(tmp_path / "bert")
+    lines = [" ".join(WORDS[(i + j * j) % len(WORDS)] for j in range(12)) for i in range(8)]
+    Path("words.txt").write_text("\n".join(lines) + "\n")
+    quick = ["--advice.attentions", "linear", "--causes.inputs", "2"]
+    assert main(["analyze", "bert", "--data", "words.txt", "--out", "new", *quick]) == 0
+    record = json.loads(Path("new", "analyze.json").read_text("utf-8"))
+    assert list(record["skipped"]) == ["flow"]
+    text = Path("new", "report.html").read_text("utf-8")
+    assert not re.search(r"(src|href)=\"(?!data:|#)", text)
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("</head>", PROBE, 1), "utf-8")
+    done = browse(page, tmp_path / "dom", "--dump-dom", "--window-size=1150,2400")
+    widths = re.search(r'data-pictures="([^"]*)"', done.stdout)
+    assert widths, "the page did not finish loading"
+    assert len(widths[1].split()) == text.count("<img ")
+    assert all(int(width) > 300 for width in widths[1].split())
+    assert "CONSOLE" not in done.stderr
+    for heading in ("In short", "Spectrum", "Advice", "Depth", "Causes", "Heads", "Left out"):
+        assert f">{heading}</h2>" in done.stdout
+    assert done.stdout.count("What this does not show.") == len(record["verdicts"])
 
 
 def test_the_report_loads_nothing_from_elsewhere(series_run):

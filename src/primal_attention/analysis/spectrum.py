@@ -225,7 +225,8 @@ class SpectrumResult(AnalysisResult):
             "Primal layers: singular values of the induced kernel. Other layers: of the attention "
             "matrix on real tokens. Dotted: the same model with untrained weights.",
         )
-        page.tiles({name: f"{value:.3g}" for name, value in summary.items()}, len(summary))
+        tiles = {name: f"{value:.3g}" for name, value in summary.items()}
+        page.tiles(tiles, max(len(tiles), 3))
         page.figure(
             self.plot(),
             "Share of the sum of singular values in the first k. Mean over sequences and heads; "
