@@ -26,6 +26,7 @@ STARTS = ("random", "projections", "embeddings", "both")
 """What starts at the corpus, besides nothing."""
 _DIM, _HEADS, _LAYERS = 64, 4, 2
 _ATTENTIONS = {"imdb": ("primal", "softmax"), "wikitext-2": ("primal-dual", "softmax")}
+"""The primal attention of each task, and the other."""
 _ETA = 0.1
 """Weight of the regulariser of primal layers."""
 
@@ -54,13 +55,13 @@ class CorpusInitStudy(Study[CorpusInitOptions]):
     Options = CorpusInitOptions
 
     def cells(self, options: CorpusInitOptions) -> Sequence[Cell]:
-        """Return the cells, seed by seed."""
+        """Return the cells, primal layers first, seed by seed."""
         shared = {"words": options.words, "steps": list(options.steps)}
         return [
-            {"task": task, "attention": attention, "start": start, "seed": seed, **shared}
+            {"task": task, "attention": attentions[kind], "start": start, "seed": seed, **shared}
+            for kind in (0, 1)
             for seed in range(options.seeds)
             for task, attentions in _ATTENTIONS.items()
-            for attention in attentions
             for start in STARTS
         ]
 

@@ -40,7 +40,7 @@ def corpus_init_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
             parts += [caption, markdown_table(header, body)]
     files: dict[str, str | bytes] = {"table.md": page(*parts)}
     files["picture.png"] = _picture(groups, steps)
-    files["verdict.md"] = verdict(rows) + "\n"
+    files["verdict.md"] = page(verdict(rows))
     return files
 
 

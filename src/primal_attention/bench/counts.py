@@ -170,7 +170,6 @@ def _heads(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
 
 
 def _similarity(cell: Cell, data: Path | None) -> dict[str, Any]:
-    import importlib.util
     import time
 
     from primal_attention.analysis.distributional import (
@@ -179,12 +178,12 @@ def _similarity(cell: Cell, data: Path | None) -> dict[str, Any]:
         read_pairs,
     )
     from primal_attention.bench.counts_corpus import imdb_counts
-    from primal_attention.command import UserError
+    from primal_attention.command import needs
 
-    spec = importlib.util.find_spec("gensim")
-    if spec is None or spec.origin is None:
-        raise UserError("the similarity sets are in the package gensim: pip install gensim.")
-    folder = Path(spec.origin).parent / "test" / "test_data"
+    with needs("counts-peers", "Word similarity"):
+        import gensim
+    # published sets of word pairs are part of the package
+    folder = Path(gensim.__file__).parent / "test" / "test_data"
     counts = imdb_counts(cell["words"], data=data)
     started = time.process_time()
     vectors = _vectors(cell["method"], counts, data)

@@ -92,7 +92,7 @@ def counts_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
     for name, mine in by_table.items():
         files |= makers[name](mine)
     if _is_complete(rows):
-        files["verdict.md"] = verdict(rows) + "\n"
+        files["verdict.md"] = page(verdict(rows))
         files["picture.png"] = _picture(by_table)
     return files
 
@@ -295,8 +295,8 @@ def _heads_verdict(rows: Sequence[Row]) -> str:
         f"{_count(trained, 'evident')} heads in the first layer of MiniLM follow the corpus with a "
         f"rank correlation above 0.1, {_count(trained, 'content')} without key effects, and "
         f"{_count(untrained, 'evident')} heads of the untrained model. Head {best['head']} has the "
-        f"largest: {best['symmetric']:.3f}, of which {best['content_symmetric']:.3f} are left "
-        "without key effects."
+        f"largest: {best['symmetric']:.3f}, and {best['content_symmetric']:.3f} without "
+        "key effects."
     )
 
 
@@ -349,7 +349,9 @@ def _picture(tables: Mapping[str, Sequence[Row]]) -> bytes:
     axes[2].axhline(0, color="#5b6472", lw=0.8)
     axes[2].set(title="first layer of MiniLM", xlabel="head", ylabel="rank correlation")
     axes[2].set_xticks([row["head"] for row in heads])
-    axes[2].legend(frameon=False, fontsize=8)
+    low, high = axes[2].get_ylim()
+    axes[2].set_ylim(low, high + 0.2 * (high - low))
+    axes[2].legend(frameon=False, fontsize=8, ncols=4, loc="upper center")
     return to_png(figure)
 
 
