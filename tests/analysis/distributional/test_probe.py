@@ -434,7 +434,7 @@ def test_words_of_a_head_beside_counts(minilm):
 
 
 @pytest.mark.slow
-def test_spec_figures_of_minilm_on_imdb(minilm):
+def test_figures_of_minilm_on_imdb_are_as_expected(minilm):
     if "PRIMAL_DATA" not in os.environ:
         pytest.skip("needs PRIMAL_DATA")
     from primal_attention.bench.counts_corpus import imdb_counts

@@ -2,7 +2,7 @@
 
     B_ij = (h_i W_Q + b_Q)(h_j W_K + b_K)ᵀ / √d
 
-``h`` are inputs of single words without context; :mod:`.probe_models` says how they are made for
+``h`` are inputs of single words without context; ``probe_models`` says how they are made for
 each kind of model. ``B`` is compared with the PMI of a corpus by :func:`compare`.
 """
 
