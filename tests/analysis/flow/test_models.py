@@ -358,3 +358,40 @@ def test_a_loss_serves_where_labels_do_not_fit_the_logits():
         blind_scores(Model(), [x[:1]], ids[:1], ["a"], how="shuffle")
     with pytest.raises(ValueError, match="needs labels"):
         blind_scores(nn.Identity(), [x], ids, ["a"])
+
+
+def test_tokens_are_exchanged_only_where_both_samples_have_the_modality():
+    x = torch.arange(8.0).reshape(2, 4, 1)
+    ids = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
+    found = replace_modality([x], ids, 0, "shuffle")[0]
+    assert found.flatten().tolist() == [4, 1, 2, 3, 0, 5, 6, 7]
+
+
+def test_logits_of_a_decoder_predict_the_next_label():
+    class Next(nn.Module):
+        def forward(self, input_ids):
+            return nn.functional.one_hot(input_ids + 1, 9).float()
+
+    words, ids = torch.arange(5)[None], torch.tensor([[0, 0, 0, 1, 1]])
+    found = blind_scores(Next(), {"input_ids": words}, ids, ["a"], labels=words, is_causal=True)
+    assert found[0].full == 1.0
+    plain = blind_scores(Next(), {"input_ids": words}, ids, ["a"], labels=words + 1)
+    assert plain[0].full == 1.0
+    ignored = torch.tensor([[-100, -100, 3, 0, -100]])
+    (half,) = blind_scores(Next(), {"input_ids": words}, ids, ["a"], labels=ignored)
+    assert half.full == 0.5
+
+
+def test_special_tokens_stay_in_blind_scores():
+    model, batch = models.llava()
+    seen = []
+
+    def score(output, given):
+        seen.append(given["input_ids"])
+        return 0.0
+
+    modality_flow(model, batch, score=score)
+    whole, without_text, without_image = seen
+    assert bool((without_text[:, 0] == 1).all())
+    assert bool((without_text[:, 6:] == 0).all())
+    assert torch.equal(without_image, whole)

@@ -99,6 +99,11 @@ def special_token_ids(config: Any, tokenizer: Any = None) -> list[int]:
     Args:
         config: Configuration of the model, or ``None``.
         tokenizer: Its tokenizer, where there is one; it knows all special tokens.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> special_token_ids(SimpleNamespace(bos_token_id=1, eos_token_id=[2, 3]))
+        [1, 2, 3]
     """
     found: set[int | None] = set(getattr(tokenizer, "all_special_ids", ()))
     for part in (config, getattr(config, "text_config", None)):

@@ -80,7 +80,12 @@ def split_scores(
 
 
 def contribution_shares(parts: Float[Tensor, "M h n s"]) -> Float[Tensor, "h n M"]:
-    """Return ``‖e_i^(c)‖ / Σ_c ‖e_i^(c)‖`` of every head and token; zero for a zero score."""
+    """Return ``‖e_i^(c)‖ / Σ_c ‖e_i^(c)‖`` of every head and token; zero for a zero score.
+
+    Example:
+        >>> contribution_shares(torch.tensor([1.0, 3.0]).reshape(2, 1, 1, 1))
+        tensor([[[0.2500, 0.7500]]])
+    """
     norms = parts.norm(dim=-1).permute(1, 2, 0)
     total = norms.sum(-1, keepdim=True)
     return norms / torch.where(total > 0, total, 1.0)

@@ -66,6 +66,11 @@ class GivenLayer(CapturedLayer):
         is_causal: Whether no query attends to a later key.
         output: Output of the layer, where it is needed.
         values: Values of the heads, where they are needed.
+
+    Example:
+        >>> layer = GivenLayer(torch.eye(3).expand(1, 2, 3, 3), torch.tensor([[True, True, False]]))
+        >>> layer.weights().shape
+        torch.Size([2, 2, 2])
     """
 
     def __init__(
