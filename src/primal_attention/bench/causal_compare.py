@@ -27,6 +27,7 @@ __all__ = [
 GRAPH, ATTENTION = "graph order, best head", "attention, best head"
 """The two methods of the verdict: both choose the best head."""
 _DRAWS = 10_000
+_TICKS = (5, 10, 20, 50, 100)
 
 
 class Estimate(NamedTuple):
@@ -197,5 +198,7 @@ def picture(panels: Mapping[str, Mapping[str, Estimate]], *, xlabels: Sequence[s
         axis.set(title=title, xlabel=xlabel)
         if "calls" in xlabel:
             axis.set_xscale("log")
+            axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
+            axis.minorticks_off()
     axes[0][0].set_yticks(range(len(names)), names)
     return to_png(figure)

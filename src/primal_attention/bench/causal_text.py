@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.bench.causal_compare import ATTENTION, Comparison, picture, size_verdict
+from primal_attention.command import UserError
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
@@ -37,6 +38,8 @@ class TextOptions:
     """Training reviews that give a sentence."""
     num_test: int = 1000
     """Held-out texts of each kind that measure the accuracy."""
+    certain: float = CERTAIN
+    """Least probability of the right class, so that no sentence is just barely right."""
     model: Path | None = None
     """Folder that keeps the fine-tuned model; by default runs/model in the result folder."""
     data: Path | None = None
@@ -55,11 +58,12 @@ class TextStudy(Study[TextOptions]):
     def cells(self, options: TextOptions) -> Sequence[Cell]:
         """Return the cell of the model, then those of the sentences."""
         trained = {"passages": options.num_passages, "sentences": options.num_sentences}
+        other = {} if options.certain == CERTAIN else {"certain": options.certain}
         starts = range(0, options.sentences, CHUNK)
         return [
             {"part": "model", **trained, "test": options.num_test},
             *(
-                {"part": "explain", **trained, "budget": BUDGET, "first": i, "stop": stop}
+                {"part": "explain", **trained, **other, "budget": BUDGET, "first": i, "stop": stop}
                 for i, stop in zip(starts, [*starts[1:], options.sentences], strict=True)
             ),
         ]
@@ -73,7 +77,7 @@ class TextStudy(Study[TextOptions]):
         model = _model(folder, *sizes, options.data)
         if cell["part"] == "explain":
             # the first sentences of many are those of few, so cells can share the choice
-            chosen = _chosen(folder, *sizes, options.data, options.sentences)
+            chosen = _chosen(folder, *sizes, options.data, options.sentences, options.certain)
             return [
                 _explain(model, *chosen[number], number)
                 for number in range(cell["first"], cell["stop"])
@@ -103,9 +107,10 @@ def _model(folder: Path, passages: int, sentences: int, data: Path | None) -> An
 
 @cache
 def _chosen(
-    folder: Path, passages: int, sentences: int, data: Path | None, count: int
+    folder: Path, passages: int, sentences: int, data: Path | None, count: int, certain: float
 ) -> list[tuple[str, int]]:
-    return choose_sentences(_model(folder, passages, sentences, data), count, data)
+    model = _model(folder, passages, sentences, data)
+    return choose_sentences(model, count, data, certain=certain)
 
 
 def choose_sentences(
@@ -130,8 +135,11 @@ def choose_sentences(
         right = [t for t, score in zip(fitting, scores, strict=True) if score >= certain]
         found += [(text, review.label) for text in right[:1]]
         if len(found) == count:
-            break
-    return found
+            return found
+    raise UserError(
+        f"only {len(found)} of {count} sentences have their class with a probability of {certain}; "
+        "ask for fewer sentences, or train on more text."
+    )
 
 
 def _explain(model: Any, text: str, label: int, number: int) -> Row:
@@ -156,10 +164,10 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
     easy = [row for row in explained if row["found"]["exhaustive"][0] is not None]
     if not easy:
         return {"table.md": page(f"None of {len(explained)} sentences changes its class.")}
-    methods = Comparison(explained, easy)
+    methods, certain = Comparison(explained, easy), explained[0].get("certain", CERTAIN)
     caption = (
         f"{len(explained)} held-out sentences of {FEWEST} to {MOST} word pieces, classified as "
-        f"their review with a probability of at least {CERTAIN}; the mask token replaces what is "
+        f"their review with a probability of at least {certain}; the mask token replaces what is "
         f"removed. *Tokens*: mean size of the first set that changes the class, over the "
         f"{len(easy)} sentences that at most {MAX_SIZE} tokens change; where a method finds no "
         f"set, all tokens count. *Difference*: from *{ATTENTION}* on the same sentences. *Found*: "
@@ -172,7 +180,7 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
         "{passages right:.1%} of passages, {sentences right:.1%} of sentences.".format(**row)
         for row in models[:1]
     ]
-    panels = {"explanation": methods.estimates("sizes"), "cost": methods.estimates("calls")}
+    panels = {"size": methods.estimates("sizes"), "cost": methods.estimates("calls")}
     table = markdown_table(*methods.table("tokens"))
     return {
         "table.md": page(size_verdict(methods, "tokens"), caption, *accuracies, table),

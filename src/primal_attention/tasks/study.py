@@ -344,6 +344,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "bench.skyformer_trained:TrainedStudy",
         "low-rank attention on trained models (Chen et al. 2021)",
     ),
+    (
+        "causal-text",
+        "repro",
+        "bench.causal_text:TextStudy",
+        "explanations of a sentiment classifier: causal graphs beside fair baselines",
+    ),
     ("demo", "bench", "bench.demo:DemoStudy", "what primal attention is for, in three minutes"),
     ("layers", "bench", "bench.layers:LayerStudy", "time and memory of attentions over length"),
     ("family", "bench", "bench.family:FamilyStudy", "time, memory and error of every attention"),
