@@ -1,4 +1,5 @@
 from .config import MultimodalConfig
+from .heads import PairClassifier, PairClassifierConfig, PairSearch, Ranked
 from .model import VisualParser
 from .objectives import CollapseError, CollapseWatch
 from .outputs import SimilarityNotice, VisualParserOutput
@@ -9,7 +10,11 @@ __all__ = [
     "CollapseWatch",
     "ImageParser",
     "MultimodalConfig",
+    "PairClassifier",
+    "PairClassifierConfig",
+    "PairSearch",
     "Parsed",
+    "Ranked",
     "SimilarityNotice",
     "VisualParser",
     "VisualParserOutput",

@@ -199,7 +199,7 @@ class VisualParser(PretrainedModel):
             attention_mask: One or ``True`` where a token is real; by default where there is no
                 padding.
         """
-        text = self._text(input_ids, attention_mask)
+        text = self.check_text(input_ids, attention_mask)
         return self.text_vectors(text)[0]
 
     def encode_image(self, pixel_values: Float[Tensor, "b ch H W"]) -> Float[Tensor, "b c"]:
@@ -219,7 +219,7 @@ class VisualParser(PretrainedModel):
             input_ids: Ids of the texts.
             attention_mask: One or ``True`` where a token is real.
         """
-        text = self._text(input_ids, attention_mask)
+        text = self.check_text(input_ids, attention_mask)
         hidden, _ = self.join(*self.together(text, self.embed_image(visual)))
         return self.match_logits(hidden)
 
@@ -238,7 +238,7 @@ class VisualParser(PretrainedModel):
             >>> flow.layers[0], flow.names
             ('blocks.0.attention', ('text', 'image'))
         """
-        text = self._text(batch["input_ids"], batch.get("attention_mask"))
+        text = self.check_text(batch["input_ids"], batch.get("attention_mask"))
         words = torch.where(text.keep, TEXT, PADDING)
         return pad(words, (0, len(self.visual_positions)), value=IMAGE)
 
@@ -302,7 +302,7 @@ class VisualParser(PretrainedModel):
                 "Objectives need pixel_values and input_ids; give objectives=() to encode one of "
                 "them alone."
             )
-        text = None if input_ids is None else self._text(input_ids, attention_mask)
+        text = None if input_ids is None else self.check_text(input_ids, attention_mask)
         parsed = None if pixel_values is None else self.parse(pixel_values)
         if text is not None and parsed is not None and len(text.ids) != len(parsed.features):
             raise ValueError(
@@ -312,7 +312,7 @@ class VisualParser(PretrainedModel):
         if objectives and text is not None and parsed is not None:
             hard: Any = negatives
             if negative_input_ids is not None:
-                hard = self._text(negative_input_ids, negative_attention_mask)
+                hard = self.check_text(negative_input_ids, negative_attention_mask)
             return pretrain(self, Request(parsed, text, matched, tuple(objectives), hard))
         return self._encode(
             parsed, text, labels, matched, output_attentions, output_words, output_features
@@ -402,8 +402,8 @@ class VisualParser(PretrainedModel):
             return x, text.keep
         return torch.cat([x, image], 1), pad(text.keep, (0, image.shape[1]), value=True)
 
-    def _text(self, input_ids: Tensor, attention_mask: Tensor | None) -> Text:
-        """Return checked texts."""
+    def check_text(self, input_ids: Tensor, attention_mask: Tensor | None) -> Text:
+        """Return texts and their mask, or raise if they do not fit the model."""
         if input_ids.ndim != 2 or input_ids.is_floating_point():
             raise ValueError(
                 f"input_ids must hold token ids of shape [batch, tokens], got {input_ids.dtype} "

@@ -353,15 +353,15 @@ class CollapseWatch:
     The target of masked features comes from the network that is being trained. It could make all
     features equal, which would be easy to predict and useless.
 
-    Call it with the outputs of training steps.
+    Give it ``output.variance`` of training steps.
 
     Args:
         share: Smallest variance that is allowed, as a share of the first.
 
     Example:
         >>> watch = CollapseWatch()
-        >>> watch.update(torch.tensor(0.8)), watch.update(torch.tensor(0.7))
-        (1.0, 0.875)
+        >>> watch.update(torch.tensor(0.8)), watch.update(torch.tensor(0.4))
+        (1.0, 0.5)
     """
 
     share: float = 0.01

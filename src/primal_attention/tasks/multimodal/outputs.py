@@ -20,6 +20,10 @@ class Text(NamedTuple):
     keep: Bool[Tensor, "b n"]
     """``True`` where a token is real."""
 
+    def take(self, index: Int[Tensor, " k"]) -> "Text":
+        """Return the texts at the given places."""
+        return Text(self.ids[index], self.keep[index])
+
 
 @dataclass(frozen=True)
 class VisualParserOutput:

@@ -50,7 +50,8 @@ class Parsed(NamedTuple):
 class ImageParser(nn.Module):
     """Base class of parsers: images in, visual tokens out.
 
-    A subclass sets ``num_features`` and writes ``forward``.
+    A subclass sets ``num_features``, and ``num_tokens`` if these are not the patches, and writes
+    ``forward``. A model takes it as ``VisualParser.from_config("tiny", parser=...)``.
     """
 
     num_features: int
@@ -222,8 +223,6 @@ def create_parser(config: MultimodalConfig, module: nn.Module | None = None) -> 
         >>> type(create_parser(MultimodalConfig.from_config("tiny", parser="cnn"))).__name__
         'ConvolutionParser'
     """
-    if isinstance(module, ImageParser):
-        return module
     if config.parser.startswith("timm:"):
         from primal_attention.tasks.multimodal.backbone import TimmParser
 
@@ -234,7 +233,7 @@ def create_parser(config: MultimodalConfig, module: nn.Module | None = None) -> 
                 f"parser= gives a module, but the configuration has parser={config.parser!r}; set "
                 "it to 'module'."
             )
-        return ModuleParser(module, config)
+        return module if isinstance(module, ImageParser) else ModuleParser(module, config)
     if config.parser == "module":
         raise ValueError(
             "This configuration has parser='module': give the module with parser=, also when "

@@ -74,7 +74,7 @@ def _core_rows(
         # a row may depend on the other queries, so all of them are needed
         found: Tensor = core.weights(q, k)
         return found if rows is None else take_rows(found, rows)
-    return core.weights(take_rows(q, rows), k)  # type: ignore[no-any-return]
+    return core.weights(take_rows(q, rows), k)
 
 
 @torch.no_grad()
