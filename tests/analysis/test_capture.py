@@ -131,6 +131,25 @@ def test_scores_of_a_primal_layer_make_its_output(weights):
     assert bool((scores.lam > 0).all())
 
 
+class Cross(nn.Module):
+    """Words that attend to as many patches; the mask is that of the words."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, words, patches, attention_mask):
+        return self.attention(words, patches, patches, need_weights=False)[0]
+
+
+def test_a_mask_of_words_is_no_mask_of_patches():
+    keep = torch.tensor([[1, 1, 1, 0, 0]])
+    words, patches = torch.randn(2, 1, 5, 8)
+    layer = capture(Cross(), {"words": words, "patches": patches, "attention_mask": keep})[0]
+    assert layer.weights().shape == (2, 5, 5)
+    close(layer.weights().sum(-1), torch.ones(2, 5))
+
+
 def test_a_model_of_ours_lists_its_layers_once():
     config = EncoderConfig(num_classes=2, num_features=3, dim=16, num_heads=2, num_layers=3)
     model = EncoderClassifier(config)

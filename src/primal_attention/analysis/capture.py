@@ -74,6 +74,10 @@ class CapturedLayer(ABC):
     def values(self, sequence: int = 0) -> Float[Tensor, "h m v"]:
         """Return the values of the real keys, one set for each query head."""
 
+    def forbids(self, queries: Bool[Tensor, "b n"], keys: Bool[Tensor, "b m"]) -> bool:
+        """Return whether none of these queries may attend to any of these keys."""
+        return not bool((keys & self.keep).any())
+
     def weights(
         self, sequence: int = 0, *, rows: slice | None = None, heads: Any = None
     ) -> Float[Tensor, "h n m"]:
@@ -168,6 +172,15 @@ class _DotProduct(CapturedLayer):
         """Return the values of the real keys, one set for each query head."""
         return self._v[sequence][:, self.keep[sequence]].double()
 
+    def forbids(self, queries: Bool[Tensor, "b n"], keys: Bool[Tensor, "b m"]) -> bool:
+        """Return whether none of these queries may attend to any of these keys."""
+        pairs = queries[:, None, :, None] & keys[:, None, None, :]
+        if self._causal:
+            pairs = pairs.tril()
+        if self._mask is not None:
+            pairs = pairs & _allowed(self._mask)
+        return not bool(pairs.any())
+
 
 class _Explicit(CapturedLayer):
     """Attention whose weights the model computed itself."""
@@ -187,6 +200,11 @@ class _Explicit(CapturedLayer):
     def values(self, sequence: int = 0) -> Float[Tensor, "h m v"]:
         """Return the values of the real keys, one set for each query head."""
         return self._v[sequence][:, self.keep[sequence]].double()
+
+    def forbids(self, queries: Bool[Tensor, "b n"], keys: Bool[Tensor, "b m"]) -> bool:
+        """Return whether none of these queries attends to any of these keys."""
+        pairs = queries[:, None, :, None] & keys[:, None, None, :]
+        return not bool(self._weights[pairs.expand_as(self._weights)].any())
 
 
 class _Own(CapturedLayer):
@@ -268,8 +286,12 @@ def _attended(mask: Tensor | None, b: int, m: int) -> Bool[Tensor, "b m"]:
     """Return the keys that at least one query may attend to."""
     if mask is None:
         return torch.ones(b, m, dtype=torch.bool)
-    allowed = mask if mask.dtype == torch.bool else mask > _FORBIDDEN
-    return allowed.expand(b, *mask.shape[1:]).any(2).any(1).expand(b, m)
+    return _allowed(mask).expand(b, *mask.shape[1:]).any(2).any(1).expand(b, m)
+
+
+def _allowed(mask: Tensor) -> Bool[Tensor, "b h n m"]:
+    """Return the pairs that a mask allows."""
+    return mask if mask.dtype == torch.bool else mask > _FORBIDDEN
 
 
 _FORBIDDEN = -1e4
@@ -279,8 +301,7 @@ _FORBIDDEN = -1e4
 def _forbids_later(mask: Tensor | None, n: int, m: int) -> bool:
     if mask is None or n != m or n == 1 or mask.shape[-2:] != (n, m):
         return False
-    allowed = mask if mask.dtype == torch.bool else mask > _FORBIDDEN
-    return not bool(allowed.triu(1).any())
+    return not bool(_allowed(mask).triu(1).any())
 
 
 class _Watch(TorchFunctionMode):
@@ -418,14 +439,21 @@ def capture_call(
 
 
 def _cut_padding(layer: CapturedLayer, mask: Any) -> None:
-    """Mark padded queries and keys with the model's own ``attention_mask``, where it fits."""
-    is_mask = isinstance(mask, Tensor) and mask.ndim == 2
-    if is_mask and mask.shape == layer.keep.shape:
-        layer.keep = mask.bool()
-    if layer.query_keep.shape == layer.keep.shape:
+    """Mark padded queries and keys with the model's own ``attention_mask``, where it fits.
+
+    It fits the keys if no real query attends to what it calls padding. In cross-attention between
+    texts and images of equal length it may be the mask of the other side.
+    """
+    real = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    is_self = layer.query_keep.shape == layer.keep.shape
+    if real is not None and real.shape == layer.keep.shape:
+        queries = real if is_self else layer.query_keep
+        if layer.forbids(queries, ~real):
+            layer.keep = real
+    if is_self:
         layer.query_keep = layer.keep
-    elif is_mask and mask.shape == layer.query_keep.shape:
-        layer.query_keep = mask.bool()
+    elif real is not None and real.shape == layer.query_keep.shape:
+        layer.query_keep = real
 
 
 def capture(model: nn.Module, batch: Batch, *, layers: Layers = "all") -> list[CapturedLayer]:

@@ -1,13 +1,13 @@
 """Tests of conditional independence between nodes, given other nodes.
 
-Partial correlation of ``i`` and ``j`` given a set ``S``, in three ways that agree:
+Partial correlation of ``i`` and ``j`` given a set ``S``, in three ways that agree::
 
     recursion      ρ_ij·(S∪k) = (ρ_ij·S − ρ_ik·S ρ_jk·S) / √((1 − ρ_ik·S²)(1 − ρ_jk·S²))
     sub-inverse    ρ_ij·S = −P_ij / √(P_ii P_jj),   P = ρ[{i, j} ∪ S]⁻¹
     full order     the same with the inverse of the whole matrix
 
 Independent means ``p > α`` with ``z = atanh ρ`` and ``p = 2 (1 − Φ(|z| √(m − |S| − 3)))``. This is
-the same as ``|ρ| < τ(|S|)`` with
+the same as ``|ρ| < τ(|S|)`` with::
 
     τ(|S|) = tanh(Φ⁻¹(1 − α/2) / √(m − |S| − 3)).
 

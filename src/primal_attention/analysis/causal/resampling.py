@@ -2,7 +2,7 @@
 
 The correlation of two tokens is a mean over the feature columns of their value vectors. Columns
 that are drawn again, with replacement, give other correlations. Their spread ``σ`` on the scale of
-``z = atanh ρ`` replaces ``1 / √(m − |S| − 3)``:
+``z = atanh ρ`` replaces ``1 / √(m − |S| − 3)``::
 
     p = 2 (1 − Φ(|z| / σ)),    τ = tanh(Φ⁻¹(1 − α/2) σ).
 

@@ -1,10 +1,12 @@
 """Attention layers as polynomials over a prime field: no softmax, no norm, no activation.
 
-standard        y_i = Σ_h W_O Σ_j ⟨W_Q x_i, W_K x_j⟩ W_V x_j         cubic
-linear          the same sum, keys and values first                    cubic
-primal          e_i = W_eᵀ X (W_Q x_i),  r_i = W_rᵀ X (W_K x_i)      bilinear
-                y_i = W_O [e_i; r_i]      with one code per position in W_e and W_r
-primal-static   e_i = W_eᵀ W_Q x_i,  r_i = W_rᵀ W_K x_i              no other token
+::
+
+    standard        y_i = Σ_h W_O Σ_j ⟨W_Q x_i, W_K x_j⟩ W_V x_j         cubic
+    linear          the same sum, keys and values first                    cubic
+    primal          e_i = W_eᵀ X (W_Q x_i),  r_i = W_rᵀ X (W_K x_i)      bilinear
+                    y_i = W_O [e_i; r_i]      with one code per position in W_e and W_r
+    primal-static   e_i = W_eᵀ W_Q x_i,  r_i = W_rᵀ W_K x_i              no other token
 """
 
 from collections.abc import Callable
