@@ -186,12 +186,6 @@ register_analysis(
     needs_our_layers=False,
 )
 register_analysis(
-    "transport",
-    summary="How far every attention layer is from an optimal map of its tokens.",
-    options="primal_attention.analysis.options:TransportOptions",
-    function="primal_attention.analysis.transport:analyze_transport",
-)
-register_analysis(
     "depth",
     summary="Whether depth and width suit the size of the model, by a published rule.",
     options="primal_attention.analysis.options:DepthOptions",
@@ -207,6 +201,14 @@ register_analysis(
     needs_tokenizer=True,
 )
 register_analysis(
+    "heads",
+    summary="How much the heads of the first layer follow the word pairs of a corpus.",
+    options="primal_attention.analysis.options:HeadsOptions",
+    function="primal_attention.analysis.distributional.heads:analyze_heads",
+    needs_our_layers=False,
+    needs_tokenizer=True,
+)
+register_analysis(
     "flow",
     summary="How much text, images and other modalities receive from each other in every layer.",
     options="primal_attention.analysis.options:FlowOptions",
@@ -215,10 +217,8 @@ register_analysis(
     needs_tokenizer=True,
 )
 register_analysis(
-    "heads",
-    summary="How much the heads of the first layer follow the word pairs of a corpus.",
-    options="primal_attention.analysis.options:HeadsOptions",
-    function="primal_attention.analysis.distributional.heads:analyze_heads",
-    needs_our_layers=False,
-    needs_tokenizer=True,
+    "transport",
+    summary="How far every attention layer is from an optimal map of its tokens.",
+    options="primal_attention.analysis.options:TransportOptions",
+    function="primal_attention.analysis.transport:analyze_transport",
 )

@@ -125,9 +125,9 @@ class CausesResult(AnalysisResult):
         count = f"{len(self.inputs)} input{'s' if len(self.inputs) > 1 else ''}"
         if not found:
             return (
-                f"The model has no decision to explain: its output has no logits. Causal graphs "
-                f"around one token of {count} are shown for each head of "
-                f"{self.inputs[0].graphs.layer}."
+                "There is no decision to explain: the output has no logits, or the inputs are no "
+                f"tokens that could be removed. Causal graphs around one token of {count} are "
+                f"shown for each head of {self.inputs[0].graphs.layer}."
             )
         changed = [one for one in found if one.sets]
         sizes = sorted(len(one.sets[0].tokens) for one in changed)

@@ -103,10 +103,15 @@ class DepthResult(AnalysisResult):
     def verdict(self) -> str:
         """Return the depth of the model beside the rule."""
         best = self.optimal_depth
-        words = (
+        size = (
             f"{self.layers} layers of width {self.width}, {show_params(self.params)} parameters in "
-            f"the blocks: the rule gives {best:.1f} layers of width {optimal_width(best):.0f}, so "
-            f"the model has {self.ratio:.2f} times that depth "
+            "the blocks"
+        )
+        if best < 1:
+            return f"{size}: too few for the rule, which was fitted from millions on."
+        words = (
+            f"{size}: the rule gives {best:.1f} layers of width {optimal_width(best):.0f}, so the "
+            f"model has {self.ratio:.2f} times that depth "
         )
         words += {
             "shallow": "and is on the shallow side.",
