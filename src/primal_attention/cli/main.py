@@ -18,6 +18,7 @@ _COMMANDS = {
     "causal": "causal graphs of attention, and tokens whose removal changes a decision",
     "depth": "layers and width for a budget of parameters; exact separation ranks",
     "distrib": "attention from counts: word pairs of a corpus, their attention, word vectors",
+    "rerank": "the results of a search in a better order, from the vectors alone",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
     "data": "public data sets: where they come from and belong; download them",

@@ -54,6 +54,7 @@ __all__ = [
     "recipe_type",
     "register_task",
     "result_table",
+    "retrieval",
     "run_experiment",
     "run_study",
     "save_task",

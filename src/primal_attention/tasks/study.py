@@ -302,10 +302,28 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "how training moves clouds of points: coded and corrected metrics",
     ),
     (
+        "pairs-mechanism",
+        "repro",
+        "tasks.multimodal.mechanism_study:Mechanism",
+        "parsers and masked features in a vision-language model (Xue et al. 2021)",
+    ),
+    (
         "rerank",
         "repro",
         "tasks.retrieval.study:RerankStudy",
         "re-ranking on objects and palms that no method saw, and after transfer",
+    ),
+    (
+        "rerank-pretrained",
+        "bench",
+        "bench.rerank_pretrained:RerankPretrainedStudy",
+        "the re-ranker of the package on data that it never saw",
+    ),
+    (
+        "rerank-cost",
+        "bench",
+        "bench.rerank_cost:RerankCostStudy",
+        "time and memory of re-ranking a list, dual-tied and softmax, over its length",
     ),
     (
         "tables-corruption",

@@ -447,6 +447,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.tabular.task:TableTask",
         "predict a column of a table with attention between rows",
     ),
+    "retrieval": TaskEntry(
+        "primal_attention.tasks.retrieval.task:RerankTask",
+        "order the results of a search anew, from vectors with groups",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

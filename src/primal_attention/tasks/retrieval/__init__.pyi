@@ -1,7 +1,7 @@
 from .base import Lists, Reranked, Reranker
 from .chain import Chain
 from .context import ContextReranker, TrainingLists
-from .context_model import ContextConfig, ContextEncoder, ContextOutput
+from .context_model import ContextEncoder, ContextOutput
 from .diffusion import DiffusionReranker, ListGraph, diffuse, list_graph
 from .expansion import AlphaQE, DatabaseAugmentation, NeighbourRefine
 from .gallery import Gallery
@@ -14,10 +14,14 @@ from .metrics import (
     recall_at,
 )
 from .reciprocal import KReciprocal
+from .report import Change, compare_lists, list_spectrum, report_page
+from .settings import ContextConfig, VectorSettings
+from .task import RerankTask
 
 __all__ = [
     "AlphaQE",
     "Chain",
+    "Change",
     "ContextConfig",
     "ContextEncoder",
     "ContextOutput",
@@ -29,15 +33,20 @@ __all__ = [
     "ListGraph",
     "Lists",
     "NeighbourRefine",
+    "RerankTask",
     "Reranked",
     "Reranker",
     "RevisitedScores",
     "TrainingLists",
+    "VectorSettings",
     "average_precision",
+    "compare_lists",
     "diffuse",
     "evaluate_revisited",
     "list_graph",
+    "list_spectrum",
     "mean_average_precision",
     "precision_at",
     "recall_at",
+    "report_page",
 ]

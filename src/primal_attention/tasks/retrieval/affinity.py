@@ -7,37 +7,20 @@ the list; it follows chains of neighbours. An affinity map of cosines is an empi
 ``a_i · a_j = x_iᵀ (AᵀA) x_j``.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from primal_attention.tasks.retrieval.diffusion import diffuse, list_graph
+from primal_attention.tasks.retrieval.diffusion import diffuse, graph_of_cosines, list_graph
+from primal_attention.tasks.retrieval.settings import WIDTHS, Affinity, kernel_names
 
-__all__ = ["Affinity", "Anchors", "affinities", "kernel_names", "num_means", "running_means"]
-
-Affinity = Literal["both", "inner", "diffusion"]
+__all__ = ["Anchors", "affinities", "affinities_of_cosines", "running_means"]
 
 _GRAPH = 2048
 """Tokens in the graph of a list. Later ones take the mean of their neighbours in it."""
 _K, _GAMMA, _ALPHA = 10, 3.0, 0.95
-_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of anchors over which means are taken."""
-
-
-def kernel_names(affinity: Affinity) -> tuple[str, ...]:
-    """Return the kernels of an affinity.
-
-    Example:
-        >>> kernel_names("both")
-        ('inner', 'diffusion')
-    """
-    if affinity not in get_args(Affinity):
-        raise ValueError(
-            f"affinity must be one of {', '.join(get_args(Affinity))}, got {affinity!r}."
-        )
-    return ("inner", "diffusion") if affinity == "both" else (affinity,)
 
 
 class Anchors:
@@ -134,6 +117,50 @@ def affinities(
     return torch.where(keep[:, :, None, None], found, 0.0)
 
 
+def affinities_of_cosines(
+    cosines: Float[Tensor, "b n m"],
+    keep: Bool[Tensor, "b n"],
+    anchors: int,
+    affinity: Affinity = "both",
+) -> Float[Tensor, "b n kernels l"]:
+    """Return the affinities of lists whose vectors are not known, from their cosines.
+
+    Args:
+        cosines: Cosines between all tokens, query first; for ``"inner"`` those with the first
+            tokens are enough. At most 2048 tokens if the graph is needed.
+        keep: ``True`` where there is a token; real tokens come first.
+        anchors: Number of anchors; columns of missing ones are zero.
+        affinity: Which kernels.
+
+    Example:
+        >>> x = torch.nn.functional.normalize(torch.randn(1, 5, 3), dim=-1)
+        >>> keep = torch.ones(1, 5, dtype=torch.bool)
+        >>> found = affinities_of_cosines(x @ x.transpose(1, 2), keep, 4)
+        >>> torch.allclose(found, affinities(x, keep, 4), atol=1e-4)
+        True
+    """
+    b, n, m = cosines.shape
+    count = min(anchors, m)
+    pairs = keep[:, :, None] & keep[:, None, :m]
+    cosines = torch.where(pairs, cosines, 0.0)
+    parts = []
+    for kernel in kernel_names(affinity):
+        values = cosines[:, :, :count]
+        if kernel == "diffusion":
+            if m != n or n > _GRAPH:
+                raise ValueError(
+                    f"a must hold the cosines of all pairs of at most {_GRAPH} tokens, got "
+                    f"{n} rows and {m} columns; use a re-ranker with affinity='inner', or vectors."
+                )
+            graph = graph_of_cosines(cosines, keep, k=_K, gamma=_GAMMA)
+            start = torch.eye(n, count, dtype=cosines.dtype, device=cosines.device)
+            values = diffuse(graph, start.expand(b, -1, -1), alpha=_ALPHA)
+            values = torch.log1p(100 * values.clamp_min(0)) / 3
+        values = torch.where(pairs[:, :, :count], values, 0.0)
+        parts.append(torch.nn.functional.pad(values, (0, anchors - count)))
+    return torch.stack(parts, 2)
+
+
 def running_means(
     a: Float[Tensor, "b n kernels l"], known: Int[Tensor, " b"]
 ) -> Float[Tensor, "b n features"]:
@@ -152,14 +179,9 @@ def running_means(
         tensor([4., 3., 3.])
     """
     sums = a.cumsum(3)
-    widths = torch.tensor(_WIDTHS, device=a.device)
+    widths = torch.tensor(WIDTHS, device=a.device)
     counts = torch.minimum(widths, known.clamp_min(1)[:, None])  # [b widths]
     places = (counts - 1).clamp_max(a.shape[3] - 1)
     index = places[:, None, None].expand(*a.shape[:3], -1)
     means = sums.gather(3, index) / counts[:, None, None]
     return means.flatten(2)
-
-
-def num_means(kernels: int) -> int:
-    """Return the number of features of :func:`running_means`."""
-    return kernels * len(_WIDTHS)

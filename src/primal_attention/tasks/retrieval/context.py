@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.output import to_json, write_atomically
-from primal_attention.tasks.retrieval.affinity import Affinity
-from primal_attention.tasks.retrieval.base import Lists, Reranker, ordered
+from primal_attention.tasks.retrieval.affinity import affinities_of_cosines
+from primal_attention.tasks.retrieval.base import Lists, Reranked, Reranker, ordered
 from primal_attention.tasks.retrieval.context_model import (
-    ContextConfig,
     ContextEncoder,
     ContextOutput,
-    contrastive_loss,
+    list_loss,
 )
 from primal_attention.tasks.retrieval.gallery import Gallery, as_vectors
 from primal_attention.tasks.retrieval.metrics import mean_average_precision
+from primal_attention.tasks.retrieval.settings import Affinity, ContextConfig
 from primal_attention.training import TrainingConfig, fit
 
 __all__ = ["ContextReranker", "TrainingLists"]
@@ -29,8 +29,6 @@ __all__ = ["ContextReranker", "TrainingLists"]
 _FILE = "reranker.json"
 _SMALLEST_BLOCK = 2048
 """Candidates to read at once at least: the anchors and the graph of a list."""
-_RECONSTRUCTION = 0.2
-"""Weight of the reconstruction loss."""
 
 
 class TrainingLists(Dataset[dict[str, Tensor]]):
@@ -181,12 +179,7 @@ class ContextReranker(Reranker):
         return self
 
     def _objective(self, output: ContextOutput, labels: Tensor) -> Tensor:
-        loss = contrastive_loss(
-            output.scores, labels == 1, output.keep, temperature=self.temperature
-        )
-        if output.reconstruction is None:
-            return loss
-        return loss + _RECONSTRUCTION * output.reconstruction
+        return list_loss(output, labels, temperature=self.temperature)
 
     def score_lists(self, lists: Lists) -> tuple[Float[Tensor, "b k"], Lists]:
         """Return the cosines of the refined candidates with the refined query."""
@@ -222,6 +215,50 @@ class ContextReranker(Reranker):
             cosines.append(block @ query)
             yield block
 
+    @torch.no_grad()
+    def rerank_affinity(self, a: Any, keep: Any = None) -> Reranked:
+        """Return the order of candidates of which only similarities are known.
+
+        Args:
+            a: Cosines [queries, K + 1, K + 1] of query and candidates with each other, query
+                first, best candidate next. With ``affinity="inner"`` the first columns, one for
+                each anchor, are enough.
+            keep: ``True`` where there is a token [queries, K + 1]; by default everywhere.
+
+        Returns:
+            Places of the candidates in their list, counted from 0, best first, and scores; -1 and
+            ``-inf`` for empty slots.
+
+        Example:
+            >>> x = np.eye(4, dtype="float32")[[0, 0, 1, 0]]
+            >>> found = ContextReranker.pretrained().rerank_affinity((x @ x.T)[None])
+            >>> int(found.ids[0, -1])  # the second candidate differs from the query
+            1
+        """
+        cosines = torch.as_tensor(np.asarray(a)).float()
+        if cosines.ndim != 3 or not 0 < cosines.shape[2] <= cosines.shape[1]:
+            raise ValueError(
+                f"a must have the shape [queries, K + 1, K + 1], got {tuple(cosines.shape)}."
+            )
+        kept = torch.ones(cosines.shape[:2], dtype=torch.bool)
+        if keep is not None:
+            kept = torch.as_tensor(np.asarray(keep)).bool()
+        if kept.shape != cosines.shape[:2] or not bool(kept[:, 0].all()):
+            raise ValueError(
+                f"keep must have the shape {tuple(cosines.shape[:2])} and be true for the query."
+            )
+        if bool((kept[:, 1:] & ~kept[:, :-1]).any()):
+            raise ValueError("keep may be false at the end of a list only; move empty slots there.")
+        model = self._fitted()
+        pairs = kept[:, :, None] & kept[:, None, : cosines.shape[2]]
+        given = torch.where(pairs, cosines, 0.0)
+        if not given.isfinite().all() or float(given.abs().amax()) > 1.001:
+            raise ValueError("a holds a value that is no cosine; they lie between -1 and 1.")
+        features = affinities_of_cosines(given, kept, model.config.anchors, model.config.affinity)
+        scores = model.score_affinities(features, kept).scores[:, 1:]
+        order, values = ordered(scores, scores, kept[:, 1:], 0.0)
+        return Reranked(np.where(np.isneginf(values), -1, order), values)
+
     def score(self, xq: Any, xb: Any, ids: Any, relevant: Sequence[Any]) -> float:
         """Return the mean average precision after re-ranking."""
         return mean_average_precision(self.rerank(xq, xb, ids).ids, relevant)
@@ -238,14 +275,40 @@ class ContextReranker(Reranker):
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Return the re-ranker in a folder that :meth:`save` wrote."""
-        path = Path(folder) / _FILE
+        """Return the re-ranker in a folder that :meth:`save` or ``primal train`` wrote."""
+        path = Path(folder)
+        is_run = not (path / _FILE).exists() and (path / "model").is_dir()
         try:
-            params = json.loads(path.read_text("utf-8"))
-            loaded = cls(**params)
+            if is_run:
+                return cls._of_encoder(ContextEncoder.from_pretrained(path / "model"))
+            loaded = cls(**json.loads((path / _FILE).read_text("utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
-                f"{folder} holds no re-ranker ({error}); give a folder that save wrote."
+                f"{folder} holds no re-ranker ({error}); give a folder that save or primal train "
+                "wrote."
             ) from error
-        loaded.model_ = ContextEncoder.from_pretrained(folder)
+        loaded.model_ = ContextEncoder.from_pretrained(path)
         return loaded
+
+    @classmethod
+    def pretrained(cls) -> Self:
+        """Return the re-ranker that comes with the package, for vectors of any kind and width.
+
+        It was trained by ``primal train reranker`` on half of the groups of COIL-20 (objects),
+        Palm and emoji, and on synthetic curves. ``docs/evidence/reranking.md`` shows how it does
+        on other data.
+
+        Example:
+            >>> ContextReranker.pretrained().attention
+            'primal-dual'
+        """
+        return cls.load(Path(__file__).parent / "pretrained")
+
+    @classmethod
+    def _of_encoder(cls, model: ContextEncoder) -> Self:
+        """Return the re-ranker of a trained encoder."""
+        options: Any = model.config
+        names = ("anchors", "affinity", "input", "attention", "dim")
+        made = cls(**{name: getattr(options, name) for name in names}, depth=options.num_layers)
+        made.model_ = model
+        return made

@@ -11,7 +11,7 @@ any number of anchors.
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -20,70 +20,21 @@ from torch.nn.functional import normalize
 
 from primal_attention.attention.primal import merge_memories
 from primal_attention.models.base import PretrainedModel
-from primal_attention.models.config import StackConfig
 from primal_attention.models.stack import BlockStack
-from primal_attention.tasks.retrieval.affinity import (
-    Affinity,
-    Anchors,
-    affinities,
-    kernel_names,
-    num_means,
-    running_means,
-)
+from primal_attention.tasks.retrieval.affinity import Anchors, affinities, running_means
+from primal_attention.tasks.retrieval.settings import ContextConfig
 
 __all__ = [
     "ContextConfig",
     "ContextEncoder",
     "ContextOutput",
     "contrastive_loss",
+    "list_loss",
     "reconstruction_loss",
 ]
 
-SET_ATTENTIONS = ("softmax", "primal-dual", "primal-static")
-"""Attentions that treat candidates as a set; others depend on their positions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContextConfig(StackConfig):
-    """Configuration of a :class:`ContextEncoder`.
-
-    Example:
-        >>> ContextConfig().attention
-        'primal-dual'
-    """
-
-    dim: int = 64
-    """Model width."""
-    num_heads: int = 4
-    """Heads; must divide ``dim``."""
-    attention: str = "primal-dual"
-    """``"softmax"``, ``"primal-dual"`` (linear), or ``"primal-static"`` (candidates do not mix)."""
-    affinity: Affinity = "both"
-    """Kernels between tokens and anchors."""
-    anchors: int = 64
-    """Number of anchors, the query among them."""
-    input: Literal["means", "linear"] = "means"
-    """Means over the first anchors, or one weight for each anchor (published)."""
-    augment: bool = True
-    """In training, vary vectors and lengths of lists."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        kernel_names(self.affinity)
-        self._check_count("anchors")
-        if self.input not in ("means", "linear"):
-            raise ValueError(f"input must be 'means' or 'linear', got {self.input!r}.")
-        if self.attention not in SET_ATTENTIONS:
-            raise ValueError(
-                f"attention must treat candidates as a set: {', '.join(SET_ATTENTIONS)}; got "
-                f"{self.attention!r}."
-            )
-
-    @property
-    def num_inputs(self) -> int:
-        """Number of input features of a token."""
-        kernels = len(kernel_names(self.affinity))
-        return num_means(kernels) if self.input == "means" else kernels * self.anchors
+_RECONSTRUCTION = 0.2
+"""Weight of the reconstruction loss."""
 
 
 @dataclass(frozen=True)
@@ -271,3 +222,25 @@ def reconstruction_loss(
     squared = (normalize(a, dim=-1) - normalize(guess, dim=-1)).square().sum(-1)
     distances = squared.clamp_min(1e-4).sqrt()
     return distances[keep].mean()
+
+
+def list_loss(
+    output: ContextOutput, labels: Int[Tensor, "b n"], *, temperature: float = 2.0
+) -> Float[Tensor, ""]:
+    """Return the contrastive loss, and in training a fifth of the reconstruction loss.
+
+    Args:
+        output: Output of the encoder.
+        labels: 1 for relevant tokens.
+        temperature: Temperature of the contrastive loss.
+
+    Example:
+        >>> keep = torch.ones(1, 8, dtype=torch.bool)
+        >>> output = ContextOutput(torch.zeros(1, 8), keep, torch.tensor(0.5))
+        >>> list_loss(output, torch.ones(1, 8, dtype=torch.long))
+        tensor(0.1000)
+    """
+    loss = contrastive_loss(output.scores, labels == 1, output.keep, temperature=temperature)
+    if output.reconstruction is None:
+        return loss
+    return loss + _RECONSTRUCTION * output.reconstruction

@@ -20,7 +20,7 @@ from primal_attention.tasks.retrieval.base import (
 )
 from primal_attention.tasks.retrieval.gallery import Gallery
 
-__all__ = ["DiffusionReranker", "ListGraph", "diffuse", "list_graph"]
+__all__ = ["DiffusionReranker", "ListGraph", "diffuse", "graph_of_cosines", "list_graph"]
 
 
 class ListGraph(NamedTuple):
@@ -57,7 +57,30 @@ def list_graph(
         >>> list_graph(x, torch.ones(1, 3, dtype=torch.bool), k=1).weights[0, :, 0]
         tensor([1., 1., 0.])
     """
-    cosines, places = pairwise_neighbours(x, keep, k)
+    return _mutual_graph(*pairwise_neighbours(x, keep, k), gamma)
+
+
+def graph_of_cosines(
+    cosines: Float[Tensor, "b n n"], keep: Bool[Tensor, "b n"], *, k: int = 10, gamma: float = 3.0
+) -> ListGraph:
+    """Return the graph of :func:`list_graph` from the cosines of all pairs.
+
+    Example:
+        >>> cosines = torch.tensor([[[1.0, 0.8], [0.8, 1.0]]])
+        >>> graph_of_cosines(cosines, torch.ones(1, 2, dtype=torch.bool)).weights[0, :, 0]
+        tensor([1., 1.])
+    """
+    n = cosines.shape[1]
+    own = torch.eye(n, dtype=torch.bool, device=cosines.device)
+    hidden = own | ~keep[:, None, :] | ~keep[:, :, None]
+    best = cosines.masked_fill(hidden, -torch.inf).topk(min(k, n - 1), dim=2)
+    return _mutual_graph(best.values, best.indices, gamma)
+
+
+def _mutual_graph(
+    cosines: Float[Tensor, "b n k"], places: Int[Tensor, "b n k"], gamma: float
+) -> ListGraph:
+    """Return the edges between items that are neighbours of each other."""
     b, n, k = places.shape
     own = torch.arange(n).view(1, n, 1)
     if not k:

@@ -95,8 +95,11 @@ def as_vectors(x: Any, name: str, normalize: bool) -> Float[Tensor, "n d"]:
         >>> as_vectors([[3.0, 4.0]], "xq", normalize=True)
         tensor([[0.6000, 0.8000]])
     """
-    vectors = torch.as_tensor(np.asarray(x) if not isinstance(x, Tensor) else x)
-    vectors = vectors.detach().cpu().float()
+    if not isinstance(x, Tensor):
+        array = np.asarray(x, dtype=np.float32)
+        # a memory map is read only, which torch does not know
+        x = torch.from_numpy(array if array.flags.writeable else array.copy())
+    vectors = x.detach().cpu().float()
     if vectors.ndim != 2:
         raise ValueError(f"{name} must have the shape [n, width], got {tuple(vectors.shape)}.")
     if not vectors.isfinite().all():

@@ -8,15 +8,19 @@ scikit-learn computes. (Radenovic et al., CVPR 2018.)
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "RevisitedScores",
     "average_precision",
     "evaluate_revisited",
+    "list_precision",
     "mean_average_precision",
     "precision_at",
     "recall_at",
@@ -74,6 +78,30 @@ def mean_average_precision(
         if len(np.asarray(good))
     ]
     return float(np.mean(values)) if values else float("nan")
+
+
+def list_precision(scores: "Tensor", labels: "Tensor") -> "Tensor":
+    """Return the average precision of each list among its own relevant results.
+
+    Args:
+        scores: Scores [lists, results]; equal ones keep their order.
+        labels: 1 for relevant results, 0 for others, negative for empty slots.
+
+    Returns:
+        Average precisions [lists]; 0 for a list without relevant results.
+
+    Example:
+        >>> import torch
+        >>> list_precision(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 0, 1]]))
+        tensor([0.8333])
+    """
+    import torch
+
+    scores = torch.where(labels >= 0, scores, -torch.inf)
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    hits = (labels.gather(1, order) == 1).float()
+    precision = hits.cumsum(1) / torch.arange(1, hits.shape[1] + 1, device=hits.device)
+    return (precision * hits).sum(1) / hits.sum(1).clamp_min(1)
 
 
 def recall_at(ids: ArrayLike, relevant: Sequence[ArrayLike], k: int) -> float:

@@ -1,0 +1,277 @@
+"""``primal rerank``: the results of a search in a better order, and a page about what changed."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.output import write_atomically
+from primal_attention.settings import parse
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.retrieval.base import Reranker
+
+__all__ = ["main"]
+
+_METHODS = {
+    "context": "the trained model of the package",
+    "diffusion": "diffusion on the graph of each list",
+    "expansion": "the query moves towards its first results",
+    "augmentation": "every item moves towards its neighbours, then expansion",
+    "refine": "query and items become means of their neighbours",
+    "reciprocal": "shared k-reciprocal neighbours",
+}
+_ARRAYS = ("queries", "gallery", "ids", "query_groups", "gallery_groups")
+
+
+@dataclass(frozen=True)
+class RerankCommand:
+    """Order the results of a search anew, from the vectors alone.
+
+    The arrays come in one .npz file or in several .npy files. Without queries every item of the
+    gallery is searched among the others; without ids the search is exact.
+    """
+
+    file: Annotated[Path | None, tyro.conf.Positional] = None
+    """File .npz with gallery, and queries, ids, query_groups, gallery_groups if they are there."""
+    queries: Path | None = None
+    """Vectors of the queries (.npy) [queries, width]."""
+    gallery: Path | None = None
+    """Vectors of the gallery (.npy) [items, width]; read where they are needed."""
+    ids: Path | None = None
+    """Results of the search (.npy) [queries, results], best first; -1 is an empty slot."""
+    method: str = "context"
+    """context (the model of the package), diffusion, expansion, augmentation, refine, reciprocal,
+    or the folder of a model of your own."""
+    results: int = 200
+    """Results of the search if there are no ids."""
+    candidates: int | None = None
+    """Results to order anew; by default all. The others stay behind them."""
+    blend: float = 0.0
+    """Share of the first search in the new order, from 0 to 1."""
+    normalize: bool = False
+    """Scale all vectors to norm one; otherwise other norms are refused."""
+    groups: Path | None = None
+    """Groups to score by: .npz with query_groups and gallery_groups, or .npy for both at once if
+    the gallery is searched in itself."""
+    gnd: Path | None = None
+    """Ground truth of the revisited Oxford or Paris protocol (.json, .json.gz) to score by."""
+    out: Path | None = None
+    """File for ids and scores (.npz)."""
+    report: Path | None = None
+    """Page to write (.html): scores before and after, spectra, the lists that changed most."""
+    images: str | None = None
+    """Path of the picture of an item with {id}, such as pictures/{id}.png, for the page."""
+    query_images: str | None = None
+    """The same for queries; by default that of items if the gallery is searched in itself."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix != ".npz":
+            raise ValueError(f"--out must end in .npz, got {self.out}.")
+        if self.report is not None and self.report.suffix != ".html":
+            raise ValueError(f"--report must end in .html, got {self.report}.")
+        if self.results < 1:
+            raise ValueError(f"--results must be at least 1, got {self.results}.")
+        for name in ("images", "query_images"):
+            template = getattr(self, name)
+            if template is not None and "{id}" not in template:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must hold {{id}} in the place of the number of an "
+                    f"item, got {template}."
+                )
+
+
+def main(argv: list[str]) -> int:
+    """Re-rank, print what changed, write what is asked for."""
+    options = parse(RerankCommand, argv, prog="primal rerank")
+    with user_errors(""):
+        _run(options)
+    return 0
+
+
+def _run(options: RerankCommand) -> None:
+    import numpy as np
+
+    from primal_attention.tasks.retrieval.report import compare_lists
+
+    arrays = _read(options)
+    is_self = "queries" not in arrays
+    gallery = arrays["gallery"]
+    queries = gallery if is_self else arrays["queries"]
+    ids = arrays.get("ids")
+    if ids is None:
+        ids = _search(queries, gallery, options.results, is_self, options.normalize)
+    elif is_self:  # the item itself is no result
+        ids = np.where(ids == np.arange(len(ids))[:, None], -1, ids)
+    method = _method(options.method)
+    found = method.rerank(
+        queries,
+        gallery,
+        ids,
+        candidates=options.candidates,
+        blend=options.blend,
+        normalize=options.normalize,
+    )
+    change = compare_lists(ids, found.ids, _relevant(arrays, is_self))
+    print(f"{len(ids)} lists of {ids.shape[1]} results, ordered anew by {options.method}.")
+    print(change.words)
+    if options.gnd is not None:
+        _print_revisited(options.gnd, ids, found.ids)
+    if options.out is not None:
+        _write(options.out, found)
+        print(f"Wrote {options.out}")
+    if options.report is not None:
+        _write_page(options, change, gallery, is_self)
+        print(f"Wrote {options.report}")
+
+
+def _read(options: RerankCommand) -> dict[str, Any]:
+    """Return the arrays by name; those of single files replace those of the one file."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for path in filter(None, (options.file, options.groups)):
+        arrays |= _load(path) if path.suffix == ".npz" else {"gallery_groups": _array(path)}
+    for name in ("queries", "gallery", "ids"):
+        path = getattr(options, name)
+        if path is not None:
+            arrays[name] = _array(path)
+    if "gallery" not in arrays:
+        raise UserError(
+            "which vectors? Give a file .npz with an array gallery, or --gallery with a file .npy."
+        )
+    if "ids" in arrays and arrays["ids"].ndim != 2:
+        raise UserError(f"ids must have the shape [queries, results], got {arrays['ids'].shape}.")
+    if "ids" in arrays and not np.issubdtype(arrays["ids"].dtype, np.integer):
+        raise UserError(
+            f"ids must be integers, got {arrays['ids'].dtype}; give the second array of "
+            "index.search, not the scores."
+        )
+    return arrays
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    with user_errors(str(path), OSError, ValueError), np.load(path, allow_pickle=False) as file:
+        unknown = [name for name in file.files if name not in _ARRAYS]
+        if unknown:
+            raise UserError(
+                f"it holds an array {unknown[0]!r}.{did_you_mean(unknown[0], _ARRAYS)} Arrays: "
+                f"{', '.join(_ARRAYS)}."
+            )
+        return {name: file[name] for name in file.files}
+
+
+def _array(path: Path) -> Any:
+    import numpy as np
+
+    with user_errors(str(path), OSError, ValueError):
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: bool) -> Any:
+    """Return the exact search by cosine; an item does not find itself."""
+    import numpy as np
+
+    from primal_attention.tasks.retrieval.gallery import as_vectors
+
+    xq, xb = (as_vectors(x, n, normalize) for x, n in ((queries, "queries"), (gallery, "gallery")))
+    found = []
+    for start in range(0, len(xq), 256):
+        cosines = xq[start : start + 256] @ xb.T
+        if is_self:
+            rows = np.arange(len(cosines))
+            cosines[rows, start + rows] = -np.inf
+        count = min(results, len(xb) - is_self)
+        order = cosines.sort(dim=1, descending=True, stable=True).indices[:, :count]
+        found.append(order.numpy())
+    return np.concatenate(found) if found else np.zeros((0, 0), dtype=np.int64)
+
+
+def _method(name: str) -> "Reranker":
+    from primal_attention.tasks import retrieval
+
+    makers = {
+        "context": retrieval.ContextReranker.pretrained,
+        "diffusion": retrieval.DiffusionReranker,
+        "expansion": retrieval.AlphaQE,
+        "augmentation": lambda: retrieval.Chain(
+            [retrieval.DatabaseAugmentation(), retrieval.AlphaQE()]
+        ),
+        "refine": retrieval.NeighbourRefine,
+        "reciprocal": retrieval.KReciprocal,
+    }
+    if name in makers:
+        made: Reranker = makers[name]()
+        return made
+    if not Path(name).is_dir():
+        raise UserError(
+            f"there is no method and no folder {name!r}.{did_you_mean(name, _METHODS)} Methods: "
+            f"{', '.join(_METHODS)}; or the folder of a trained model."
+        )
+    return retrieval.ContextReranker.load(name)
+
+
+def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:
+    """Return the relevant items of each query, if groups are known."""
+    import numpy as np
+
+    if "gallery_groups" not in arrays:
+        return None
+    theirs = np.asarray(arrays["gallery_groups"])
+    mine = theirs if is_self else arrays.get("query_groups")
+    if mine is None:
+        raise UserError("the groups of the queries are missing; give query_groups in the .npz.")
+    items, queries = len(arrays["gallery"]), len(arrays.get("queries", theirs))
+    if theirs.shape != (items,) or np.shape(mine) != (queries,):
+        raise UserError(
+            f"groups must hold one value for each of {queries} queries and {items} items, got the "
+            f"shapes {np.shape(mine)} and {theirs.shape}."
+        )
+    found = [np.flatnonzero(theirs == group) for group in np.asarray(mine)]
+    return [row[row != i] for i, row in enumerate(found)] if is_self else found
+
+
+def _print_revisited(path: Path, before: Any, after: Any) -> None:
+    from primal_attention.tasks.retrieval import evaluate_revisited
+
+    with user_errors(str(path), OSError, ValueError, LookupError, TypeError):
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = json.loads(raw)
+        truth = content["gnd"] if isinstance(content, dict) else content
+        old, new = (evaluate_revisited(ids, truth) for ids in (before, after))
+    for setting, scores in new.items():
+        print(f"{setting}: mAP {old[setting].map:.2f} before, {scores.map:.2f} after")
+
+
+def _write(path: Path, found: Any) -> None:
+    import io
+
+    import numpy as np
+
+    content = io.BytesIO()
+    np.savez_compressed(content, ids=found.ids, scores=found.scores)
+    write_atomically(path, content.getvalue())
+
+
+def _write_page(options: RerankCommand, change: Any, gallery: Any, is_self: bool) -> None:
+    from primal_attention.tasks.retrieval.report import report_page
+
+    if options.report is None:
+        return
+    source = options.file or options.gallery
+    page = report_page(
+        change,
+        gallery,
+        title=f"Re-ranking of {source.name if source else 'a search'}",
+        method=options.method,
+        images=options.images,
+        query_images=options.query_images or (options.images if is_self else None),
+    )
+    page.write(options.report)
