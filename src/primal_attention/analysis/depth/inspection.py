@@ -108,7 +108,8 @@ class DepthResult(AnalysisResult):
             "the blocks"
         )
         if best < 1:
-            return f"{size}: too few for the rule, which was fitted from millions on."
+            words = f"{size}: too few for the rule, which was fitted from millions on."
+            return " ".join([words, *self.notes()])
         words = (
             f"{size}: the rule gives {best:.1f} layers of width {optimal_width(best):.0f}, so the "
             f"model has {self.ratio:.2f} times that depth "
