@@ -148,16 +148,21 @@ def draw_negatives(
     if similarity is not None:
         noise = noise + similarity.detach()
     other = noise.masked_fill(~differs, -torch.inf).argmax(1)
-    swapped = (torch.rand(b, **options) < share) & differs.any(1)
+    has_other = differs.any(1)
     new_ids, new_keep = input_ids[other], keep[other]
     if texts is not None:
         given, given_keep = texts(input_ids, keep) if callable(texts) else texts
-        new_words = torch.where(given_keep, given, -1)
-        usable = (new_words != words).any(1)
-        chosen = usable & ((torch.rand(b, **options) < 0.5) | ~differs.any(1))
-        swapped = swapped | (chosen & ~differs.any(1) & (torch.rand(b, **options) < share))
+        if given.shape != input_ids.shape or given_keep.shape != keep.shape:
+            raise ValueError(
+                f"Mismatched texts must have the shape {tuple(input_ids.shape)} of the texts, got "
+                f"{tuple(given.shape)} with a mask {tuple(given_keep.shape)}."
+            )
+        usable = (torch.where(given_keep, given, -1) != words).any(1)
+        chosen = usable & ((torch.rand(b, **options) < 0.5) | ~has_other)
+        has_other = has_other | usable
         new_ids = torch.where(chosen[:, None], given, new_ids)
         new_keep = torch.where(chosen[:, None], given_keep, new_keep)
+    swapped = has_other & (torch.rand(b, **options) < share)
     return Negatives(
         torch.where(swapped[:, None], new_ids, input_ids),
         torch.where(swapped[:, None], new_keep, keep),
