@@ -19,7 +19,12 @@ from primal_attention.analysis.causal import (
     discover,
     learn_pag,
 )
-from primal_attention.analysis.causal.candidates import TooManySetsError, subsets
+from primal_attention.analysis.causal.candidates import (
+    InfluenceCandidates,
+    TooManySetsError,
+    influence_reach,
+    subsets,
+)
 
 ALGORITHMS = ("pc", "fci", "icd", "ordered-icd")
 
@@ -132,6 +137,13 @@ RULES = {
     "R6": ([(0, 2), (1, 2), (0, 3), (2, 4), (3, 5), (4, 5)], 5, [5]),
     "R9": ([(0, 1), (0, 2), (1, 3), (2, 3)], 4, []),
     "R9 with selection": ([(4, 2), (0, 2), (0, 3), (1, 3), (1, 5), (2, 5)], 4, [5]),
+    # these need sets that are not among the neighbours of either end
+    "possible-d-sep": (
+        [(1, 4), (2, 3), (5, 0), (3, 0)]
+        + [(6, 1), (6, 2), (7, 3), (7, 4), (8, 0), (8, 5), (9, 1), (9, 5)],
+        6,
+        [],
+    ),
     "R10": ([(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (0, 4), (2, 4), (3, 4)], 5, []),
 }
 
@@ -246,6 +258,23 @@ def test_icd_conditions_on_near_possible_causes_only():
         for i, j, given in rows:
             assert all(ancestors[v, i] or ancestors[v, j] for v in given)
             assert any(before.tree(root, size, "all").is_connected(given) for root in (i, j))
+
+
+def test_sets_follow_long_paths():
+    # 0 ↔ 1 ↔ 2 ↔ 3 ↔ 4, and 5 as the other end: 3 is reached over 1 and 2
+    marks = np.zeros((6, 6), dtype=np.int8)
+    for k in range(4):
+        marks[k, k + 1] = marks[k + 1, k] = 2
+    reach = influence_reach(marks)
+    assert reach[0, :5].tolist() == [False, True, True, True, True]
+    assert not reach[:, 5].any()
+    # every node may cause the other end
+    marks[:5, 5], marks[5, :5] = 2, 1
+    marks[0, 5] = marks[5, 0] = 1
+    marks[4, 3] = marks[3, 4] = 0
+    found = InfluenceCandidates(marks)(0, 5, 3)
+    sets = {tuple(s): int(d) for s, d in zip(found.sets.tolist(), found.distance, strict=True)}
+    assert sets[1, 2, 3] == 3
 
 
 def test_budget_keeps_the_last_finished_round():

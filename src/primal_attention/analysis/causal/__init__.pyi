@@ -35,7 +35,7 @@ from .independence import (
     tau,
 )
 from .marks import ARROW, CIRCLE, NONE, TAIL
-from .nodes import Nodes, word_groups
+from .nodes import GraphNodes, word_groups
 from .oracle import GraphOracleTest
 from .pag import PAG
 from .primal import (
@@ -74,6 +74,7 @@ __all__ = [
     "EvaluatedSet",
     "Explanation",
     "FoundSet",
+    "GraphNodes",
     "GraphOracleTest",
     "HatMatrix",
     "HeadGraph",
@@ -85,7 +86,6 @@ __all__ = [
     "MethodResult",
     "MoralGraph",
     "NextTokenSubject",
-    "Nodes",
     "Outcome",
     "Outcomes",
     "PartialCorrelationTest",

@@ -30,8 +30,8 @@ from primal_attention.analysis.causal.independence import PartialCorrelationTest
 from primal_attention.analysis.causal.inputs import AttentionSource, read_source
 from primal_attention.analysis.causal.nodes import (
     Columns,
+    GraphNodes,
     NodeChoice,
-    Nodes,
     Target,
     choose_nodes,
     drop_list,
@@ -201,7 +201,7 @@ def causal_graph(
 class _Estimate(NamedTuple):
     """Nodes, and a factor of their covariance for each head."""
 
-    nodes: Nodes
+    nodes: GraphNodes
     heads: tuple[int | None, ...]
     factor: Float[Tensor, "h k p"]
     dropped: tuple[int, ...]
@@ -290,7 +290,7 @@ def _heads(heads: int | Sequence[int] | None, count: int, method: str) -> tuple[
 def _factor(
     source: AttentionSource,
     method: str,
-    nodes: Nodes,
+    nodes: GraphNodes,
     dropped: tuple[int, ...],
     center: bool,
     groups: list[tuple[int, ...]] | None,
@@ -314,8 +314,8 @@ def _factor(
 
 
 def _without_empty(
-    nodes: Nodes, factor: Float[Tensor, "h k p"], dropped: tuple[int, ...]
-) -> tuple[Nodes, Float[Tensor, "h k p"], list[str]]:
+    nodes: GraphNodes, factor: Float[Tensor, "h k p"], dropped: tuple[int, ...]
+) -> tuple[GraphNodes, Float[Tensor, "h k p"], list[str]]:
     """Leave out nodes that depend on dropped columns alone: they are fixed."""
     empty = set((~factor.any(-1).any(0)).nonzero()[:, 0].tolist())
     if not empty:

@@ -18,7 +18,7 @@ from primal_attention.analysis.causal.confidence import (
 )
 from primal_attention.analysis.causal.covariance import Correlation
 from primal_attention.analysis.causal.drawing import draw_graphs, draw_tree
-from primal_attention.analysis.causal.nodes import Nodes
+from primal_attention.analysis.causal.nodes import GraphNodes
 from primal_attention.analysis.causal.pag import PAG
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.analysis.report import Report, to_png
@@ -70,8 +70,8 @@ class CausalGraphs(AnalysisResult):
 
     layer: str
     """Name of the layer."""
-    nodes: Nodes
-    """Nodes of all graphs: which tokens they stand for, and the target."""
+    nodes: GraphNodes
+    """Which tokens the nodes of all graphs stand for, and the target."""
     heads: tuple[HeadGraph, ...]
     """One graph for each head, in the order of the heads."""
     settings: Mapping[str, Any]

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from primal_attention.command import did_you_mean
 
-__all__ = ["Columns", "NodeChoice", "Nodes", "Target", "choose_nodes", "drop_list", "word_groups"]
+__all__ = [
+    "Columns",
+    "GraphNodes",
+    "NodeChoice",
+    "Target",
+    "choose_nodes",
+    "drop_list",
+    "word_groups",
+]
 
 NodeChoice = Literal["auto", "all"] | int | Sequence[int | str]
 """``"auto"`` (32), ``"all"``, a number of nodes, or positions and words."""
@@ -38,7 +46,7 @@ _SPECIAL = re.compile(r"\[(CLS|SEP|MASK|PAD|UNK|BOS|EOS)\]|</?s>|<(pad|mask|unk|
 
 
 @dataclass(frozen=True)
-class Nodes:
+class GraphNodes:
     """Nodes of a graph as averages of tokens, in the order of the sequence."""
 
     members: tuple[tuple[int, ...], ...]
@@ -60,10 +68,10 @@ class Nodes:
             found[i, list(member)] = 1 / len(member)
         return found
 
-    def without(self, removed: set[int]) -> "Nodes":
+    def without(self, removed: set[int]) -> "GraphNodes":
         """Return the nodes without some of them, by number; the target must stay."""
         kept = [i for i in range(len(self)) if i not in removed]
-        return Nodes(
+        return GraphNodes(
             tuple(self.members[i] for i in kept),
             tuple(self.labels[i] for i in kept),
             self.num_tokens,
@@ -203,7 +211,7 @@ def choose_nodes(
     nodes: NodeChoice = "auto",
     target: Target = None,
     importance: Callable[[Float[Tensor, " n"] | None], Float[Tensor, " n"]],
-) -> Nodes:
+) -> GraphNodes:
     """Return the nodes of a graph, in the order of the sequence.
 
     ``"auto"`` takes the 32 words with the most attention from the target, then other words with an
@@ -256,7 +264,7 @@ def choose_nodes(
             f"A graph needs at least two nodes, got {len(members)}; give a longer sequence or "
             "more nodes."
         )
-    return Nodes(tuple(members), tuple(names), n, place)
+    return GraphNodes(tuple(members), tuple(names), n, place)
 
 
 def _most_important(

@@ -51,9 +51,8 @@ class GraphOracleTest:
             self._parents[index[effect]] |= 1 << index[cause]
             self._children[index[cause]] |= 1 << index[effect]
         self._selected = sum(1 << index[node] for node in set(selected))
-        self._ancestors = [self._above(i) for i in range(len(index))]
         for node, i in index.items():
-            if any(self._ancestors[p] >> i & 1 for p in _bits(self._parents[i])):
+            if any(self._above(p) >> i & 1 for p in _bits(self._parents[i])):
                 raise ValueError(f"The graph has a cycle through {node!r}; causes have none.")
 
     @classmethod
@@ -84,10 +83,6 @@ class GraphOracleTest:
         known = self._selected
         for node in given:
             known |= 1 << node
-        # a collider is open if it, or something it causes, is known
-        opened = 0
-        for node in _bits(known):
-            opened |= self._ancestors[node]
         # nodes reached from one of their effects, and from one of their causes
         from_below, from_above = 0, 0
         new_below, new_above = 1 << i, 0
@@ -100,10 +95,11 @@ class GraphOracleTest:
                 below |= self._parents[node]
                 above |= self._children[node]
             for node in _bits(new_above):
-                if not known >> node & 1:
-                    above |= self._children[node]
-                if opened >> node & 1:
+                # a known node turns the walk around, also below the collider that it opens
+                if known >> node & 1:
                     below |= self._parents[node]
+                else:
+                    above |= self._children[node]
             new_below, new_above = below & ~from_below, above & ~from_above
         return True
 

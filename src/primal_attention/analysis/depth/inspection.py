@@ -46,7 +46,7 @@ class DepthResult(AnalysisResult):
 
     @property
     def layers(self) -> int:
-        """Depth of attention: blocks that mix tokens."""
+        """Number of blocks that mix tokens."""
         return self.parts.mixing_layers
 
     @property

@@ -55,7 +55,7 @@ class Settings:
     dim: int = 64
     """Model width (published: 512)."""
     num_heads: int = 4
-    """Number of heads (published: 8)."""
+    """Number of heads; the published number is 8."""
     num_layers: int = 2
     """Blocks, as published."""
     max_tokens: int = 48
