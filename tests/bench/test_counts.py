@@ -18,7 +18,11 @@ from primal_attention.analysis.distributional import (
     qk_circuit,
     split_words,
 )
-from primal_attention.bench.corpus_init_tables import corpus_init_tables, differences
+from primal_attention.bench.corpus_init_tables import (
+    _half_width,
+    corpus_init_tables,
+    differences,
+)
 from primal_attention.bench.corpus_init_tables import verdict as init_verdict
 from primal_attention.bench.counts_corpus import low_rank_distances
 from primal_attention.bench.counts_tables import METHODS, counts_tables, verdict
@@ -246,11 +250,19 @@ def test_gains_are_paired_by_seed():
     assert found["imdb, primal"] == pytest.approx([0.02] * 3)
     assert found["wikitext-2, primal"] == pytest.approx([0.02] * 3)  # a smaller loss is a gain
     text = init_verdict(rows)
-    assert "imdb, primal +0.020 ± 0.000" in text
-    assert "clearly better in 2 of 4 comparisons" in text
+    assert "Embeddings from counts are better in 0 of 2 comparisons after 5 steps and in 2" in text
+    assert "are better in 0 of 4 comparisons after 5 steps and in 2 of 4 after 10" in text
+    assert "the largest mean difference of projections at the end is 0.020" in text
     files = corpus_init_tables(rows)
+    assert "+0.020 ± 0.000" in files["gains.md"]
     assert files["picture.png"].startswith(b"\x89PNG")
     assert "0.820 ± 0.100" in files["table.md"]
+
+
+def test_intervals_are_those_of_the_t_distribution():
+    # 1, 2, 3: mean 2, standard error 1/√3, 4.303 for two degrees of freedom
+    assert _half_width([1.0, 2.0, 3.0]) == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert _half_width([1.0]) == np.inf
 
 
 def test_studies_list_their_cells():

@@ -21,6 +21,9 @@ _STARTS = {
     "both": "embeddings and projections from counts",
 }
 
+_COMPARED = (("embeddings", "random"), ("projections", "random"), ("both", "embeddings"))
+"""Starts that are compared, each with the one that it adds to."""
+
 
 def corpus_init_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
     """Return the files of the study."""
@@ -40,6 +43,7 @@ def corpus_init_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
             parts += [caption, markdown_table(header, body)]
     files: dict[str, str | bytes] = {"table.md": page(*parts)}
     files["picture.png"] = _picture(groups, steps)
+    files["gains.md"] = _gains_table(rows)
     files["verdict.md"] = page(verdict(rows))
     return files
 
@@ -83,49 +87,71 @@ def differences(rows: Sequence[Row], start: str, base: str, place: int) -> dict[
     return found
 
 
-def _interval(gains: Sequence[float]) -> str:
-    error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else float("nan")
-    return f"{mean(gains):+.3f} ± {error:.3f}"
-
-
-def _is_clear(gains: Sequence[float]) -> bool:
-    """Return whether the mean exceeds two standard errors and no seed disagrees."""
+def _half_width(gains: Sequence[float]) -> float:
+    """Return half the 95 % interval of the mean, from the t distribution; infinite for one seed."""
     if len(gains) < 2:
-        return False
-    error = stdev(gains) / math.sqrt(len(gains))
-    return abs(mean(gains)) > 2 * error and len({gain > 0 for gain in gains}) == 1
+        return math.inf
+    with needs("sklearn", "The interval"):
+        from scipy.stats import t
+
+    return float(t.ppf(0.975, len(gains) - 1) * stdev(gains) / math.sqrt(len(gains)))
+
+
+def _gains_table(rows: Sequence[Row]) -> str:
+    """Return the paired gains in the middle and at the end of the curves."""
+    steps = [0, *rows[0]["steps"]]
+    body = []
+    for start, base in _COMPARED:
+        found = [differences(rows, start, base, place) for place in _places(rows)]
+        for name in found[0]:
+            cells = [f"{mean(f[name]):+.3f} ± {_half_width(f[name]):.3f}" for f in found]
+            body.append([_STARTS[start], _STARTS[base], name, *cells])
+    caption = (
+        "Gain of a start over another, paired by seed, with its 95 % interval; positive is better "
+        "(accuracy, or nats less)."
+    )
+    header = ["start", "over", "task, attention"]
+    header += [f"after {steps[place]} steps" for place in _places(rows)]
+    return page(caption, markdown_table(header, body))
+
+
+def _places(rows: Sequence[Row]) -> tuple[int, int]:
+    """Return the points of the curves that are compared: one in the middle and the last."""
+    last = len(rows[0]["curve"]) - 1
+    return (last + 1) // 2, last
 
 
 def verdict(rows: Sequence[Row]) -> str:
     """Return the findings in sentences whose numbers come from the rows."""
-    last = len(rows[0]["curve"]) - 1
-    early = (last + 1) // 2
-    steps = [0, *rows[0]["steps"]]
-    sentences = []
-    for start, base, what in (
-        ("projections", "random", "Projections from counts alone"),
-        ("embeddings", "random", "Embeddings from counts"),
-        ("both", "embeddings", "Projections from counts on top of such embeddings"),
+    steps, places = [0, *rows[0]["steps"]], _places(rows)
+
+    def clear(compared: Sequence[tuple[str, str]], place: int) -> str:
+        gains = [g for pair in compared for g in differences(rows, *pair, place).values()]
+        better = sum(mean(g) > _half_width(g) for g in gains)
+        worse = sum(-mean(g) > _half_width(g) for g in gains)
+        return f"{better} of {len(gains)}" + (f" (worse in {worse})" if worse else "")
+
+    parts = []
+    for what, compared in (
+        ("Embeddings from counts are better", _COMPARED[:1]),
+        (
+            "Projections from counts, with random embeddings or with those, are better",
+            _COMPARED[1:],
+        ),
     ):
-        parts = []
-        for place in (early, last):
-            gains = differences(rows, start, base, place)
-            listed = "; ".join(
-                f"{name} {_interval(values)}{'' if _is_clear(values) else ' (not clear)'}"
-                for name, values in gains.items()
-            )
-            parts.append(f"after {steps[place]} steps {listed}")
-        sentences.append(f"{what}, gain over {base}: {', and '.join(parts)}.")
-    clear = [
-        _is_clear(values) and mean(values) > 0
-        for start, base in (("projections", "random"), ("both", "embeddings"))
-        for values in differences(rows, start, base, last).values()
-    ]
-    sentences.append(
-        f"At the end, projections from counts are clearly better in {sum(clear)} of {len(clear)} "
-        "comparisons (two standard errors, all seeds agree)."
+        early, late = (clear(compared, place) for place in places)
+        parts.append(
+            f"{what} in {early} comparisons after {steps[places[0]]} steps and in {late} after "
+            f"{steps[places[1]]}."
+        )
+    seeds = len({row["seed"] for row in rows})
+    largest = max(
+        abs(mean(g)) for pair in _COMPARED[1:] for g in differences(rows, *pair, places[1]).values()
     )
-    return " ".join(sentences)
+    return (
+        " ".join(parts) + f" A difference counts if its 95 % interval over {seeds} seeds excludes "
+        f"zero; the largest mean difference of projections at the end is {largest:.3f}."
+    )
 
 
 def _picture(groups: Mapping[tuple[str, str, str], Sequence[Row]], steps: Sequence[int]) -> bytes:
@@ -142,18 +168,20 @@ def _picture(groups: Mapping[tuple[str, str, str], Sequence[Row]], steps: Sequen
         1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False, layout="constrained"
     )
     for axis, (task, attention) in zip(axes[0], panels, strict=True):
+        # the loss before training would hide all others
+        first = int(_SCORES[task][1] < 0)
         for color, (start, label) in zip(COLORS, _STARTS.items(), strict=False):
             mine = groups.get((task, attention, start), ())
             for number, row in enumerate(mine):
-                axis.plot(steps, row["curve"], color=color, lw=0.7, alpha=0.5)
+                axis.plot(steps[first:], row["curve"][first:], color=color, lw=0.7, alpha=0.5)
                 if number == 0:
                     axis.plot([], [], color=color, label=label)
             if mine:
                 means = [mean(row["curve"][i] for row in mine) for i in range(len(steps))]
-                axis.plot(steps, means, "o-", ms=3, color=color)
+                axis.plot(steps[first:], means[first:], "o-", ms=3, color=color)
         axis.set(title=f"{task}, {attention}", xlabel="steps", ylabel=_SCORES[task][0])
         axis.set_xscale("symlog", linthresh=max(steps[1], 1))
-        axis.set_xticks(steps, [str(step) for step in steps], fontsize=8)
+        axis.set_xticks(steps[first:], [str(step) for step in steps[first:]], fontsize=8)
         axis.minorticks_off()
         axis.grid(alpha=0.25)
     handles, labels = axes[0][0].get_legend_handles_labels()
