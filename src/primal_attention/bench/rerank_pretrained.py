@@ -49,7 +49,7 @@ class RerankPretrainedOptions:
     """Folder of the data; by default that of PRIMAL_DATA."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "sets", "queries")
+        at_least_one(self, "queries")
         unknown = [name for name in self.sets if name not in _SETS]
         if unknown:
             raise ValueError(f"there is no set {unknown[0]!r}; sets: {', '.join(_SETS)}.")
