@@ -118,6 +118,24 @@ def test_groups_come_from_the_last_block_of_the_parser(attention):
         assert any({i, *[j for j in order[b, i].tolist() if j != i][:4]} == tokens for i in tokens)
 
 
+def test_groups_may_come_from_all_blocks_of_the_parser():
+    model = tiny(mfr_attention="rollout", parser_layers=3).eval()
+    images, seeds = torch.randn(2, 3, 24, 24), torch.tensor([[2, 5], [0, 8]])
+    seen = []
+    layers = [block.attention for block in model.parser.blocks]
+    hooks = [a.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for a in layers]
+    rows = model.parse(images).rows(seeds)
+    for hook in hooks:
+        hook.remove()
+    whole = torch.eye(9).expand(2, 9, 9)
+    for layer, x in zip(layers, seen[:3], strict=True):
+        whole = (attention_rows(layer, x) + torch.eye(9)) / 2 @ whole
+    for b in range(2):
+        torch.testing.assert_close(rows[b], whole[b, seeds[b]])
+    with pytest.raises(ValueError, match="'primal-dual' has none"):
+        tiny(mfr_attention="rollout", parser_attention="primal-dual")
+
+
 def test_random_masks_hide_as_many_tokens():
     model = tiny(mfr_masks="random", image_size=48, mfr_share=0.5, mfr_group=4)
     hidden = hide_tokens(model, model.parse(torch.randn(3, 3, 48, 48)))

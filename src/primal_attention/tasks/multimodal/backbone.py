@@ -54,6 +54,10 @@ class TimmParser(ImageParser):
         attends = [m for m in self.backbone.modules() if _is_attention(m)]
         # no submodule of its own: its weights belong to the backbone
         object.__setattr__(self, "_attention", attends[-1] if attends else None)
+        if config.mfr_attention == "rollout":
+            raise ValueError(
+                "mfr_attention='rollout' is for parser='vit'; use mfr_attention='last' for timm."
+            )
         self.prefix = int(getattr(self.backbone, "num_prefix_tokens", 0))
         was_training = self.backbone.training
         self.backbone.eval()

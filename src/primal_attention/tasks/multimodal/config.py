@@ -14,6 +14,7 @@ __all__ = ["CONFIGS", "MultimodalConfig"]
 
 Objective = Literal["mlm", "itm", "mfr", "itc"]
 Masks = Literal["groups", "random"]
+ParserAttention = Literal["last", "rollout"]
 Distance = Literal["squared", "cosine"]
 Negatives = Literal["random", "in-batch-hard"]
 
@@ -80,6 +81,8 @@ class MultimodalConfig(StackConfig):
     """Share of words that are hidden."""
     mfr_masks: Masks = "groups"
     """Hide visual tokens that attend to each other, or tokens drawn at random."""
+    mfr_attention: ParserAttention = "last"
+    """Which attention makes groups: that of the parser's last block, or the roll-out of all."""
     mfr_share: float = 0.2
     """Share of visual tokens that sets the number of groups."""
     mfr_group: int = 5
@@ -108,6 +111,7 @@ class MultimodalConfig(StackConfig):
         for name, kind in (
             ("negatives", Negatives),
             ("mfr_masks", Masks),
+            ("mfr_attention", ParserAttention),
             ("mfr_distance", Distance),
         ):
             self._check_choice(name, kind)

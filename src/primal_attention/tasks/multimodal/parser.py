@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention import Attention
+from primal_attention.attention import Attention, MultiHeadAttention
 from primal_attention.models.stack import BlockStack
 from primal_attention.tasks.multimodal.config import MultimodalConfig
-from primal_attention.tasks.multimodal.rows import attention_rows, has_rows
+from primal_attention.tasks.multimodal.rows import attention_rows, has_rows, rollout_rows
 
 __all__ = [
     "ConvolutionParser",
@@ -91,24 +91,31 @@ class TransformerParser(ImageParser):
         self.embed = nn.Linear(config.num_channels * config.patch_size**2, stack.dim)
         self.positions = nn.Parameter(torch.randn(config.num_patches, stack.dim))
         self.blocks = BlockStack(stack)
-        self.has_attention = has_rows(self._last)
+        self.is_rolled_out = config.mfr_attention == "rollout"
+        self.has_attention = has_rows(self._layers[-1])
+        if self.is_rolled_out and not isinstance(self._layers[0], MultiHeadAttention):
+            raise ValueError(
+                f"mfr_attention='rollout' needs weights, but parser_attention="
+                f"{config.parser_attention!r} has none; use mfr_attention='last'."
+            )
 
     @property
-    def _last(self) -> Attention:
-        block: Any = self.blocks[-1]
-        attention: Attention = block.attention
-        return attention
+    def _layers(self) -> list[Attention]:
+        return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     def forward(self, pixel_values: Float[Tensor, "b ch H W"]) -> Parsed:
         """Return the visual tokens of images."""
         x = self.embed(self.patches(pixel_values, self.patch_size)) + self.positions
-        with watch_input(self._last) as seen:
+        layers = self._layers if self.is_rolled_out else self._layers[-1:]
+        with watch_input(*layers) as seen:
             hidden, terms = self.blocks(x)
         rows = None
         if self.has_attention:
 
             def rows(which: Tensor) -> Tensor:
-                return attention_rows(self._last, seen[-1], which)
+                if self.is_rolled_out:
+                    return rollout_rows(layers, seen, which)
+                return attention_rows(layers[-1], seen[-1], which)
 
         return Parsed(hidden, rows, {f"parser.{name}": term for name, term in terms.items()})
 
@@ -244,18 +251,19 @@ def create_parser(config: MultimodalConfig, module: nn.Module | None = None) -> 
 
 
 @contextmanager
-def watch_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the first input of every call of a module."""
+def watch_input(*modules: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list that gets the first input of every call of some modules."""
     seen: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
         seen.append(args[0].detach())
 
-    handle = module.register_forward_pre_hook(keep)
+    handles = [module.register_forward_pre_hook(keep) for module in modules]
     try:
         yield seen
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def _num_parameters(config: MultimodalConfig) -> int:

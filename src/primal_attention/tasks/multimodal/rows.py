@@ -1,10 +1,14 @@
 """Rows of the attention of one layer, for a few tokens only.
 
-softmax:   P[i, :] = softmax(q_i Kᵀ / √d)            mean over heads
-primal:    P[i, :] = e_i Λ Rᵀ                        from scores, O(m n s) for m rows
-cosine:    P[i, :] = cos(v_i, v_j)                   where there is no attention
+    softmax:   P[i, :] = softmax(q_i Kᵀ / √d)            mean over heads
+    primal:    P[i, :] = e_i Λ Rᵀ                        from scores, O(m n s) for m rows
+    roll-out:  P = Π_l ½ (A^l + I)                       through all blocks
+    cosine:    P[i, :] = cos(v_i, v_j)                   where there is no attention
+
+The rows say which visual tokens belong together.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +19,7 @@ from torch.nn.functional import normalize
 from primal_attention.attention import Attention, MultiHeadAttention, PrimalAttention
 from primal_attention.attention.kernel_problem import pose_on_tokens
 
-__all__ = ["attention_rows", "cosine_rows", "has_rows", "kernel_rows", "take_rows"]
+__all__ = ["attention_rows", "cosine_rows", "has_rows", "kernel_rows", "rollout_rows", "take_rows"]
 
 
 def has_rows(layer: Attention) -> bool:
@@ -112,6 +116,33 @@ def kernel_rows(
     if key_mask is not None:
         real = key_mask if rows is None else key_mask.gather(1, rows)
         found = torch.where(real[:, None, :, None] & key_mask[:, None, None], found, 0.0)
+    return found
+
+
+@torch.no_grad()
+def rollout_rows(
+    layers: Sequence[Attention],
+    inputs: Sequence[Float[Tensor, "b n c"]],
+    rows: Int[Tensor, "b m"],
+) -> Float[Tensor, "b m n"]:
+    """Return rows of the product of all layers, residuals included, without gradient.
+
+    Args:
+        layers: Layers with weights, first to last; a kernel with signs has no roll-out.
+        inputs: The input of each.
+        rows: Which tokens.
+
+    Example:
+        >>> from primal_attention.attention import create_attention
+        >>> layers, x = [create_attention("softmax", 8, 2) for _ in range(2)], torch.randn(1, 5, 8)
+        >>> rollout_rows(layers, [x, x], torch.tensor([[3]])).sum(-1).round(decimals=5)
+        tensor([[1.]])
+    """
+    n = inputs[-1].shape[1]
+    found = torch.nn.functional.one_hot(rows, n).to(inputs[-1].dtype)
+    found = (found + attention_rows(layers[-1], inputs[-1], rows)) / 2
+    for layer, x in zip(reversed(layers[:-1]), reversed(inputs[:-1]), strict=True):
+        found = (found + found @ attention_rows(layer, x)) / 2
     return found
 
 
