@@ -26,7 +26,11 @@ _COMPARED = (("embeddings", "random"), ("projections", "random"), ("both", "embe
 
 
 def corpus_init_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    """Return the files of the study."""
+    """Return the files of the study; the order of the rows does not matter."""
+    starts = list(_STARTS)
+    rows = sorted(
+        rows, key=lambda r: (r["task"], r["attention"], starts.index(r["start"]), r["seed"])
+    )
     groups = _groups(rows)
     steps = [0, *rows[0]["steps"]]
     parts = []
