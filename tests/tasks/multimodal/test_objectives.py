@@ -204,11 +204,12 @@ def test_contrast_has_its_closed_form_and_equal_texts_share_the_target():
     torch.testing.assert_close(
         contrastive_pair_loss(image, text, 5.0), -(rows + columns).mean() / 2
     )
-    # equal texts and equal images: the best loss is the entropy of the shared target
-    twin = torch.eye(3)[[0, 0, 1]]
-    same = (twin[:, None] == twin[None]).all(-1)
-    found = contrastive_pair_loss(twin, twin, 100.0, same=same)
-    torch.testing.assert_close(found, torch.tensor(2 / 3 * math.log(2)))
+    # two equal texts share the target of their images, in both directions
+    same = torch.eye(4).bool()
+    same[0, 3] = same[3, 0] = True
+    share = same / same.sum(1)
+    wanted = -(share * (s.log_softmax(1) + s.log_softmax(0))).sum() / 8
+    torch.testing.assert_close(contrastive_pair_loss(image, text, 5.0, same=same), wanted)
 
 
 def test_collapse_is_noticed():
