@@ -308,6 +308,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "parsers and masked features in a vision-language model (Xue et al. 2021)",
     ),
     (
+        "pairs-emoji",
+        "repro",
+        "tasks.multimodal.emoji_study:EmojiStudy",
+        "finding emoji by their names in a style that was never seen",
+    ),
+    (
         "rerank",
         "repro",
         "tasks.retrieval.study:RerankStudy",

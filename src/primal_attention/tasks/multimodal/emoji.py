@@ -1,0 +1,146 @@
+"""Emoji in three styles, with names and tags: real pairs of image and text.
+
+Models learn from two styles, OpenMoji in color and in outlines, and find the names of drawings in
+the third, Twemoji. Some concepts are held out in every style.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primal_attention.command import UserError, user_errors
+from primal_attention.tasks.datasets import data_folder, find_set
+from primal_attention.tasks.files import FILE_ERRORS
+
+__all__ = ["STYLES", "Emoji", "EmojiSplit", "emoji_words", "load_emoji", "split_emoji"]
+
+STYLES = ("color", "black", "twemoji")
+"""Styles of drawing; the last one is for tests."""
+
+
+@dataclass(frozen=True, eq=False)
+class Emoji:
+    """Concepts, each drawn in several styles.
+
+    Example:
+        >>> images = np.zeros((3, 2, 4, 4, 3), np.uint8)
+        >>> emoji = Emoji(images, ["red apple", "cat"], [["fruit"], []])
+        >>> len(emoji), emoji.texts(0), emoji.texts(1)
+        (2, ['red apple', 'fruit'], ['cat'])
+    """
+
+    images: NDArray[np.uint8]
+    """Images ``[styles concepts H W 3]``."""
+    names: list[str]
+    """Names of the concepts in lower case."""
+    tags: list[list[str]]
+    """Words that also fit, without those of the name."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def texts(self, concept: int) -> list[str]:
+        """Return the texts of a concept: its name, and all its tags together if it has some."""
+        tags = " ".join(self.tags[concept])
+        return [self.names[concept], *([tags] if tags else [])]
+
+
+@dataclass(frozen=True, eq=False)
+class EmojiSplit:
+    """Which concepts are learned from, and which are held out."""
+
+    seen: NDArray[np.int64]
+    """Concepts of training; they are tested in a style that training never shows."""
+    unseen: NDArray[np.int64]
+    """Concepts that training never shows in any style."""
+
+
+def emoji_words(text: str) -> str:
+    """Return a text in lower case with nothing but words between spaces.
+
+    Example:
+        >>> emoji_words("Face with Open Mouth & Cold-Sweat")
+        'face with open mouth cold sweat'
+    """
+    return " ".join(re.findall(r"[^\W_]+", text.lower()))
+
+
+def load_emoji(data: Path | None = None) -> Emoji:
+    """Return the emoji of the public set.
+
+    Concepts with the same name are one: the first of them is kept.
+
+    Args:
+        data: Folder of the data; by default that of ``PRIMAL_DATA``.
+
+    Raises:
+        UserError: If the file is missing or damaged.
+    """
+    found = find_set("emoji")
+    path = data_folder(data) / found.folder / next(iter(found.files))
+    if not path.is_file():
+        raise UserError(f"{path} is missing. {found.by_hand(data_folder(data))}")
+    with (
+        user_errors(f"{path} cannot be read", *FILE_ERRORS),
+        np.load(path, allow_pickle=False) as file,
+    ):
+        images = np.stack([file[style] for style in STYLES])
+        names = [emoji_words(str(name)) for name in file["text"]]
+        tags = [[emoji_words(tag) for tag in str(one).split(",")] for one in file["tags"]]
+    first = {name: i for i, name in reversed(list(enumerate(names))) if name}
+    kept = sorted(first.values())
+    return Emoji(
+        images[:, kept],
+        [names[i] for i in kept],
+        [_other_words(tags[i], names[i]) for i in kept],
+    )
+
+
+def _other_words(tags: list[str], name: str) -> list[str]:
+    """Return the words of tags that are not in the name, each once."""
+    words = [word for tag in tags for word in tag.split()]
+    return [word for word in dict.fromkeys(words) if word not in name.split()]
+
+
+def split_emoji(emoji: Emoji, *, unseen: int = 200, seed: int = 0) -> EmojiSplit:
+    """Return a random split of the concepts.
+
+    Only concepts whose words all occur in names of other concepts are held out: nobody can name a
+    drawing by a word that was never learned.
+
+    Args:
+        emoji: The concepts.
+        unseen: Concepts to hold out.
+        seed: Seed.
+
+    Example:
+        >>> names = ["red apple", "red hat", "green hat", "green apple", "cat"]
+        >>> emoji = Emoji(np.zeros((3, 5, 4, 4, 3), np.uint8), names, [[]] * 5)
+        >>> split_emoji(emoji, unseen=1).unseen
+        array([2])
+    """
+    if not 0 < unseen < len(emoji):
+        raise ValueError(f"unseen must be between 1 and {len(emoji) - 1}, got {unseen}.")
+    words = [set(name.split()) for name in emoji.names]
+    counts: dict[str, int] = {}
+    for own in words:
+        for word in own:
+            counts[word] = counts.get(word, 0) + 1
+    held = []
+    for concept in np.random.default_rng(seed).permutation(len(emoji)):
+        if len(held) == unseen:
+            break
+        if all(counts[word] > 1 for word in words[concept]):
+            held.append(int(concept))
+            for word in words[concept]:
+                counts[word] -= 1
+    if len(held) < unseen:
+        raise ValueError(
+            f"Only {len(held)} concepts have no word of their own, so that unseen={unseen} cannot "
+            "be held out; ask for fewer."
+        )
+    chosen = np.sort(np.array(held, dtype=np.int64))
+    return EmojiSplit(np.setdiff1d(np.arange(len(emoji)), chosen), chosen)
