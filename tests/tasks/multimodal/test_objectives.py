@@ -214,7 +214,11 @@ def test_contrast_has_its_closed_form_and_equal_texts_share_the_target():
 
 def test_collapse_is_noticed():
     v = torch.randn(3, 4, 8)
-    v = v + torch.arange(8)  # a constant of each channel is no variance
+    # a constant of each channel is no variance
+    torch.testing.assert_close(feature_variance(v + torch.arange(8)), feature_variance(v))
+    channel = v[..., 0]
+    wanted = (channel - channel.mean()).square().mean()
+    torch.testing.assert_close(feature_variance(v[..., :1]), wanted)
     watch = CollapseWatch()
     assert watch.update(feature_variance(v)) == 1.0
     torch.testing.assert_close(watch.update(feature_variance(v / 2)), 0.25, atol=1e-6, rtol=0)
