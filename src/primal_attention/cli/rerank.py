@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -197,7 +197,7 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
 def _method(name: str) -> "Reranker":
     from primal_attention.tasks import retrieval
 
-    makers = {
+    makers: dict[str, Callable[[], Reranker]] = {
         "context": retrieval.ContextReranker.pretrained,
         "diffusion": retrieval.DiffusionReranker,
         "expansion": retrieval.AlphaQE,
@@ -208,8 +208,7 @@ def _method(name: str) -> "Reranker":
         "reciprocal": retrieval.KReciprocal,
     }
     if name in makers:
-        made: Reranker = makers[name]()
-        return made
+        return makers[name]()
     if not Path(name).is_dir():
         raise UserError(
             f"there is no method and no folder {name!r}.{did_you_mean(name, _METHODS)} Methods: "

@@ -65,8 +65,10 @@ class RerankTask(Task):
             "An item is a list: the search of one vector among the others of its part. No group is "
             "in two parts. Relevant items that the search did not find do not count."
         )
-        parts = [TrainingLists(p, settings.candidates + 1) for p in load_parts(settings)]
-        return cls(settings.candidates), Parts(*parts, note=note)
+        train, valid, test = (
+            TrainingLists(part, settings.candidates + 1) for part in load_parts(settings)
+        )
+        return cls(settings.candidates), Parts(train, valid, test, note=note)
 
     @property
     def sizes(self) -> Mapping[str, Any]:
