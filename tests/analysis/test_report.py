@@ -26,7 +26,7 @@ def test_pictures_are_embedded_and_nothing_is_loaded_from_elsewhere(tmp_path):
     assert "http" not in page
     assert "<script" not in page
     assert png.startswith(b"\x89PNG")
-    assert not plt.get_fignums()
+    assert not plt.fignum_exists(figure.number)
 
 
 def test_sections_are_linked_and_tiles_show_the_numbers_first():
