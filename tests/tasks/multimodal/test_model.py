@@ -20,6 +20,11 @@ from primal_attention.tasks.multimodal import (
     SimilarityNotice,
     VisualParser,
 )
+from primal_attention.tasks.multimodal.objectives import (
+    contrastive_pair_loss,
+    draw_negatives,
+    mask_words,
+)
 from primal_attention.tasks.multimodal.parser import create_parser
 from primal_attention.tasks.multimodal.pretraining import hide_tokens
 from primal_attention.tasks.multimodal.rows import attention_rows, cosine_rows
@@ -214,8 +219,6 @@ def test_losses_are_weighted_and_named():
     alone = seeded(model, images, ids, objectives=("mlm",))
     text = model.check_text(ids, None)
     torch.manual_seed(7)
-    from primal_attention.tasks.multimodal.objectives import mask_words
-
     masked = mask_words(*text, vocab_size=40, mask_id=3, special_ids=(0, 1, 2, 3, 4))
     again = model(images, masked.input_ids, attention_mask=text.keep, labels=masked.labels)
     torch.testing.assert_close(alone.loss, again.losses["mlm"])
@@ -523,17 +526,38 @@ def test_hard_negatives_follow_the_similarity_of_the_batch(monkeypatch):
 
     def record(*args, similarity, **kwargs):
         seen["similarity"] = similarity
-        return draw(*args, similarity=similarity, **kwargs)
+        return draw_negatives(*args, similarity=similarity, **kwargs)
 
     name = "primal_attention.tasks.multimodal.pretraining.draw_negatives"
-    from primal_attention.tasks.multimodal.objectives import draw_negatives as draw
-
     monkeypatch.setattr(name, record)
     output = model(images, ids)
     wanted = output.image_features @ output.text_features.T / 0.07
     torch.testing.assert_close(seen["similarity"], wanted.detach())
     tiny(objectives=ALL)(images, ids)
     assert seen["similarity"] is None
+
+
+def test_contrast_is_that_of_the_features_and_equal_texts_share_it():
+    model = tiny(objectives=("itc",))
+    images, ids = pairs()
+    ids[4] = ids[2]
+    output = model(images, ids)
+    torch.testing.assert_close(output.image_features, model.encode_image(images))
+    torch.testing.assert_close(output.text_features, model.encode_text(ids))
+    same = (ids[:, None] == ids[None]).all(-1)
+    assert same.sum() == 8
+    wanted = contrastive_pair_loss(output.image_features, output.text_features, 1 / 0.07, same=same)
+    torch.testing.assert_close(output.loss, wanted)
+
+
+def test_the_order_of_words_and_of_patches_matters():
+    model = tiny().eval()
+    images, ids = pairs()
+    logits = model(images, ids).logits
+    words = ids[:, [0, 2, 1, 3, 4, 5, 6]]
+    assert (model(images, words).logits - logits).abs().min() > 1e-4
+    visual = model.parse(images).features
+    assert (model.match(visual.flip(1), ids) - logits).abs().min() > 1e-4
 
 
 def test_copies_and_gradients_are_complete():
