@@ -141,6 +141,17 @@ def test_groups_may_come_from_all_blocks_of_the_parser():
         tiny(mfr_attention="rollout", parser_attention="primal-dual")
 
 
+def test_the_scale_of_a_parser_cannot_shrink_the_target():
+    model = tiny().eval()
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        for p in model.parser.blocks[-1].mlp[-2].parameters():
+            p.mul_(100)
+    visual = model.parse(images).features
+    torch.testing.assert_close(visual.var(-1, correction=0), torch.ones(2, 9), rtol=1e-4, atol=1e-4)
+    assert not list(model.visual_norm.parameters())  # nor can a gain
+
+
 def test_random_masks_hide_as_many_tokens():
     model = tiny(mfr_masks="random", image_size=48, mfr_share=0.5, mfr_group=4)
     hidden = hide_tokens(model, model.parse(torch.randn(3, 3, 48, 48)))
