@@ -19,6 +19,7 @@ _COMMANDS = {
     "depth": "layers and width for a budget of parameters; exact separation ranks",
     "distrib": "attention from counts: word pairs of a corpus, their attention, word vectors",
     "rerank": "the results of a search in a better order, from the vectors alone",
+    "search": "images for a text, with a model of image-text pairs; writes a page",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
     "data": "public data sets: where they come from and belong; download them",

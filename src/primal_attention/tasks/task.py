@@ -451,6 +451,10 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.retrieval.task:RerankTask",
         "order the results of a search anew, from vectors with groups",
     ),
+    "pairs": TaskEntry(
+        "primal_attention.tasks.multimodal.task:PairTask",
+        "find images for texts and texts for images, from image-text pairs",
+    ),
 }
 """All tasks by name. A module is imported when its task is used."""
 

@@ -1,0 +1,144 @@
+"""``primal search``: images for a text, printed and as a page with thumbnails."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from primal_attention.command import UserError, user_errors
+from primal_attention.settings import parse
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.multimodal import ImageTextMatcher
+    from primal_attention.tasks.multimodal.estimator import Hit
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class SearchCommand:
+    """Find images for texts with a model that primal train --task pairs made.
+
+    Images that cannot be read are left out and counted.
+    """
+
+    model: Annotated[Path, tyro.conf.Positional]
+    """Folder of a trained model of pairs, such as outputs/pairs, or of an ImageTextMatcher."""
+    texts: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TEXT [TEXT ...]")
+    ]
+    """What to look for; several texts are several searches."""
+    images: Path
+    """Folder of the images, with the folders inside."""
+    results: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5
+    """Results of each search."""
+    candidates: int = 100
+    """Results of the first stage that are read together with the text."""
+    rerank: Literal["none", "diffusion", "context", "expansion"] = "none"
+    """Move images up that look like the best ones, by a method of primal rerank."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = Path("search.html")
+    """Page to write (.html); None writes none."""
+    threads: int = 1
+    """Threads of torch."""
+
+    def __post_init__(self) -> None:
+        for name in ("results", "candidates", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if self.out is not None and self.out.suffix != ".html":
+            raise ValueError(f"--out must end in .html, got {self.out}.")
+
+
+def main(argv: list[str]) -> int:
+    """Search, print the results, write the page."""
+    options = parse(SearchCommand, argv, prog="primal search")
+    if not options.texts:
+        raise UserError('which text? Give one after the model, as in primal search MODEL "a cat".')
+    import torch
+
+    torch.set_num_threads(options.threads)
+    with user_errors(""):
+        _run(options)
+    return 0
+
+
+def _run(options: SearchCommand) -> None:
+    from primal_attention.tasks.multimodal import ImageTextMatcher
+    from primal_attention.tasks.multimodal.images import list_images
+
+    matcher = ImageTextMatcher.load(options.model)
+    files = list_images(options.images)
+    matcher.index(files, skip_broken=True)
+    for problem in matcher.problems_[:3]:
+        print(f"left out: {problem.partition(': ')[2]}")
+    if len(matcher.problems_) > 3:
+        print(f"left out: {len(matcher.problems_) - 3} more")
+    found = [(text, *_search(matcher, text, options)) for text in options.texts]
+    for text, hits, note in found:
+        print(f'"{text}" in {len(files) - len(matcher.problems_)} images')
+        if note:
+            print(f"  {note}")
+        for place, hit in enumerate(hits, 1):
+            name = hit.image.relative_to(options.images)
+            print(f"  {place}. {name}  match {100 * hit.probability:.0f} %")
+    if options.out is not None:
+        _write_page(options, found, len(files) - len(matcher.problems_))
+        print(f"Wrote {options.out}")
+
+
+def _search(
+    matcher: "ImageTextMatcher", text: str, options: SearchCommand
+) -> "tuple[list[Hit], str]":
+    """Return the results of a text, and which of its words are unknown."""
+    with warnings.catch_warnings(record=True) as notices:
+        warnings.simplefilter("always")
+        hits = matcher.search(
+            text,
+            options.results,
+            candidates=options.candidates,
+            reranker=_reranker(options.rerank),
+        )
+    return hits, " ".join(str(notice.message) for notice in notices)
+
+
+def _reranker(name: str) -> Any:
+    if name == "none":
+        return None
+    from primal_attention.tasks import retrieval
+
+    makers: Any = {
+        "diffusion": retrieval.DiffusionReranker,
+        "expansion": retrieval.AlphaQE,
+        "context": lambda: retrieval.ContextReranker.pretrained(),
+    }
+    return makers[name]()
+
+
+def _write_page(
+    options: SearchCommand, found: "Sequence[tuple[str, list[Hit], str]]", count: int
+) -> None:
+    from primal_attention.analysis import Report
+    from primal_attention.tasks.multimodal.showing import Card, gallery_html
+
+    report = Report(
+        f"Search in {options.images.name or options.images}",
+        f"{count} images, searched by the model {options.model}.",
+    )
+    for text, hits, note in found:
+        report.section(f"“{text}”")
+        if note:
+            report.text(note)
+        cards = [
+            Card(hit.image, f"{hit.image.name}, match {100 * hit.probability:.0f} %")
+            for hit in hits
+        ]
+        report.fragment(gallery_html(cards))
+    report.caution(
+        "The percentage says how likely the text is to match beside a random other text. A text "
+        "that is wrong in one detail may get a high one."
+    )
+    if options.out is not None:
+        report.write(options.out)
