@@ -129,7 +129,7 @@ def split_emoji(emoji: Emoji, *, unseen: int = 200, seed: int = 0) -> EmojiSplit
     for own in words:
         for word in own:
             counts[word] = counts.get(word, 0) + 1
-    held = []
+    held: list[int] = []
     for concept in np.random.default_rng(seed).permutation(len(emoji)):
         if len(held) == unseen:
             break

@@ -140,7 +140,7 @@ def visual_parser(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
     def loss(images: Tensor, ids: Tensor) -> Tensor:
         output = model(images, ids)
         watch.update(output.variance)
-        return output.loss  # type: ignore[no-any-return]
+        return output.loss
 
     seconds = _train(model, loss, pairs, steps, seed)
     model.eval()
@@ -208,7 +208,7 @@ def dual_encoder(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
     def loss(images: Tensor, ids: Tensor) -> Tensor:
         with torch.no_grad():
             model.logit_scale.clamp_(max=math.log(100))
-        return contrast(*model(images, _padded(ids)))  # type: ignore[no-any-return]
+        return contrast(*model(images, _padded(ids)))
 
     seconds = _train(model, loss, pairs, steps, seed)
     model.eval()

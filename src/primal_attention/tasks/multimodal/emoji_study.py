@@ -28,14 +28,14 @@ class EmojiOptions:
     """Seeds of the split, of parameters and of batches."""
     steps: int = 1500
     """Training steps of 64 pairs; dual-encoder-3x has three times as many."""
-    unseen: int = 200
+    held_out: int = 200
     """Concepts that are held out in every style."""
     data: Path | None = None
     """Folder of the data; by default that of PRIMAL_DATA."""
 
     def __post_init__(self) -> None:
         one_of(self, "models", _MODELS)
-        at_least_one(self, "steps", "unseen")
+        at_least_one(self, "steps", "held_out")
         for name in ("models", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty; leave it out to run all.")
@@ -50,7 +50,7 @@ class EmojiStudy(Study[EmojiOptions]):
     def cells(self, options: EmojiOptions) -> list[Cell]:
         """Return every model of the first seed, then of the next."""
         return [
-            {"model": model, "seed": seed, "steps": options.steps, "unseen": options.unseen}
+            {"model": model, "seed": seed, "steps": options.steps, "held_out": options.held_out}
             for seed in options.seeds
             for model in (m for m in _MODELS if m in options.models)
         ]
@@ -61,7 +61,7 @@ class EmojiStudy(Study[EmojiOptions]):
         from primal_attention.tasks.multimodal.emoji import load_emoji, split_emoji
 
         emoji = load_emoji(options.data)
-        split = split_emoji(emoji, unseen=cell["unseen"], seed=cell["seed"])
+        split = split_emoji(emoji, unseen=cell["held_out"], seed=cell["seed"])
         pairs, seed, steps = models.EmojiPairs(emoji, split), cell["seed"], cell["steps"]
         if cell["model"] == "bag-of-words":
             found = models.bag_of_words(pairs)
@@ -87,7 +87,7 @@ class EmojiStudy(Study[EmojiOptions]):
 
     def tables(self, rows: Sequence[Row], options: EmojiOptions) -> Mapping[str, str | bytes]:
         """Return recalls of seen and unseen concepts, a verdict, and a picture."""
-        kept = [r for r in rows if (r["steps"], r["unseen"]) == (options.steps, options.unseen)]
+        kept = [r for r in rows if (r["steps"], r["held_out"]) == (options.steps, options.held_out)]
         if not kept:
             return {}
         done = len({(r["model"], r["seed"]) for r in kept})
