@@ -48,7 +48,7 @@ class RerankOptions:
 
 
 class RerankStudy(Study[RerankOptions]):
-    """One cell a training set and seed: all methods, both test sets, both lengths."""
+    """One cell a set and seed for methods without training, and one for each trained method."""
 
     name = "rerank"
     Options = RerankOptions
@@ -56,34 +56,37 @@ class RerankStudy(Study[RerankOptions]):
     def cells(self, options: RerankOptions) -> Sequence[Cell]:
         """Return the cells, seed by seed."""
         return [
-            {"trained_on": name, "seed": seed, "steps": options.steps}
+            {"home": name, "seed": seed, "trained": method, "steps": options.steps if method else 0}
             for seed in options.seeds
+            for method in ("", *_TRAINED)
             for name in _SETS
         ]
 
     def run(self, cell: Cell, options: RerankOptions, scratch: Path) -> Sequence[Row]:
-        """Return the scores of methods without training on the set, and of trained ones on both."""
+        """Return the scores of methods without training on a set, or of a trained one on both."""
         from primal_attention.tasks.retrieval.context import ContextReranker
         from primal_attention.tasks.retrieval.sets import describe, load_pictures, split_groups
 
-        seed, home = cell["seed"], cell["trained_on"]
+        seed, home, trained = cell["seed"], cell["home"], cell["trained"]
+        if not trained:
+            search = _search(home, seed, options.data)
+            return [
+                row
+                for method, untrained in _untrained().items()
+                for row in _scores(method, untrained, home, search, "")
+            ]
         pictures = load_pictures(home, options.data)
         train = split_groups(pictures.groups, seed)
         x = describe(pictures.images, train)
-        searches = {name: _search(name, seed, options.data) for name in _SETS}
-        rows = [
+        reranker = ContextReranker(
+            candidates=150, steps=cell["steps"], random_state=seed, **_TRAINED[trained]
+        )
+        reranker.fit(x[train], pictures.groups[train])
+        return [
             row
-            for method, reranker in _untrained().items()
-            for row in _scores(method, reranker, home, searches[home], "")
+            for name in _SETS
+            for row in _scores(trained, reranker, name, _search(name, seed, options.data), home)
         ]
-        for method, given in _TRAINED.items():
-            reranker = ContextReranker(
-                candidates=150, steps=cell["steps"], random_state=seed, **given
-            )
-            reranker.fit(x[train], pictures.groups[train])
-            for name, search in searches.items():
-                rows += _scores(method, reranker, name, search, home)
-        return rows
 
     def describe(self, row: Row) -> str:
         """Return a row in one line."""
@@ -95,8 +98,8 @@ class RerankStudy(Study[RerankOptions]):
 
         header = ["method", *(f"{s}, {k} results" for s in _SETS for k in _LENGTHS)]
         caption = (
-            "Mean average precision in percent over all queries, mean ± standard deviation over "
-            f"{len({r['seed'] for r in rows})} splits. Groups of training and test are disjoint."
+            f"Mean average precision in percent over all queries, {_splits(rows)}. Groups of "
+            "training and test are disjoint; – was not run."
         )
         home = [r for r in rows if r["source"] in ("", r["set"])]
         away = [r for r in rows if r["source"] not in ("", r["set"])]
@@ -108,6 +111,11 @@ class RerankStudy(Study[RerankOptions]):
             "verdict.md": verdict(rows),
             "picture.png": picture(rows),
         }
+
+
+def _splits(rows: Sequence[Row]) -> str:
+    count = len({row["seed"] for row in rows})
+    return "one split" if count == 1 else f"mean ± standard deviation over {count} splits"
 
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
@@ -123,8 +131,10 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
                     for r in rows
                     if (r["method"], r["set"], r["candidates"]) == (method, name, length)
                 ]
-                spread = np.std(values, ddof=1) if len(values) > 1 else 0.0
-                line.append(f"{np.mean(values):.1f} ± {spread:.1f}" if values else "–")
+                if len(values) > 1:
+                    line.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+                else:
+                    line.append(f"{values[0]:.1f}" if values else "–")
         table.append(line)
     return table
 

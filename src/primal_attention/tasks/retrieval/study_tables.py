@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from primal_attention.analysis import to_png
 from primal_attention.tasks.study import Row
@@ -42,20 +43,21 @@ def verdict(rows: Sequence[Row]) -> str:
                 if not count:
                     continue
                 gap = np.array(ours[:count]) - np.array(rival[:count])
-                error = 2 * gap.std(ddof=1) / count**0.5 if count > 1 else float("nan")
-                ahead = (
-                    "ahead of"
-                    if gap.mean() > error
-                    else "behind"
-                    if gap.mean() < -error
-                    else "level with"
-                )
                 sentences.append(
                     f"On {name} with {length} results, {words}, it reaches {np.mean(ours):.1f} "
-                    f"({np.mean(first):.1f} before) and is {ahead} list diffusion "
-                    f"({gap.mean():+.1f} ± {error:.1f})."
+                    f"({np.mean(first):.1f} before); {_beside(gap)}."
                 )
     return "The dual-tied re-ranker with both kernels. " + " ".join(sentences) + "\n"
+
+
+def _beside(gap: NDArray[np.float64]) -> str:
+    """Return how differences from list diffusion are to be read."""
+    if len(gap) == 1:
+        return f"that is {gap[0]:+.1f} beside list diffusion, in one split"
+    error = 2 * gap.std(ddof=1) / len(gap) ** 0.5
+    place = (gap.mean() > error) - int(gap.mean() < -error)
+    words = {1: "ahead of", 0: "level with", -1: "behind"}[int(place)]
+    return f"it is {words} list diffusion ({gap.mean():+.1f} ± {error:.1f})"
 
 
 def picture(rows: Sequence[Row]) -> bytes:
