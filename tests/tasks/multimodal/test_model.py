@@ -85,6 +85,10 @@ def test_positions_start_at_unit_scale():
     for table in (model.parser.positions, model.visual_positions):
         assert table.shape == (64, 64)
         assert 0.95 < table.std() < 1.05
+    seen = []
+    model.parser.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model.parse(torch.zeros(1, 3, 64, 64))
+    torch.testing.assert_close(seen[0][0], model.parser.embed.bias + model.parser.positions)
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "primal", "primal-dual", "nystromformer"])
