@@ -334,6 +334,8 @@ def test_flow_is_read_from_the_joint_layers():
         check_dtype=False,
     )
     apart = modality_flow(model, batch, modality, special_ids=model.special_mask(batch))
+    found = modality_flow(model, batch)  # the model tells modalities and special tokens
+    torch.testing.assert_close(found.flow, apart.flow)
     assert apart.names == ("text", "image", "special")
     primal = tiny(attention="primal-dual").eval()
     assert modality_flow(primal, batch, modality).primal[0] is not None

@@ -62,6 +62,8 @@ def find_layout(
         special_ids: Token ids of [CLS], [SEP] and the like.
         has_norms: Whether blocks of co-attention weigh values instead of outputs.
     """
+    if callable(getattr(model, "modality_ids", None)):
+        return _told(model, batch, captured())
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", "")
     if kind == "lxmert":
@@ -157,6 +159,15 @@ def _words(batch: Mapping[str, Any]) -> Tensor:
             "modality_ids."
         )
     return words
+
+
+def _told(model: Any, batch: Mapping[str, Any], captured: Sequence[CapturedLayer]) -> Layout:
+    """Return the layout that a model tells itself: 0 text, 1 image, -1 padding."""
+    ids = model.modality_ids(batch)
+    special = model.special_mask(batch) if hasattr(model, "special_mask") else None
+    layers = [layer for layer in captured if layer.keep.shape == ids.shape]
+    inputs = _image_inputs(batch)
+    return Layout(("text", "image"), ids.clamp_min(TEXT), layers, special, inputs)
 
 
 def _one_stream(
