@@ -133,9 +133,10 @@ def test_flow_has_both_directions_of_every_layer():
 
 def rows(flow, hard=lambda *_: 0.5, seeds=5):
     return [
-        {"parser": p, "mfr": m, "seed": s, "imf lift": [flow(p, m, s)], "itm hard": hard(p, m, s)}
+        {"parser": p, "mfr": m, "seed": s, "imf lift": [flow(p, m, s)], "itm hard": hard(p, m, s),
+         "losses": {"mfr": [9.0, 0.3 + 0.1 * (m == "groups")]}}
         for s, p, m in product(range(seeds), PARSERS, MASKS)
-    ]
+    ]  # fmt: skip
 
 
 def test_a_verdict_needs_five_seeds_that_agree():
@@ -145,11 +146,12 @@ def test_a_verdict_needs_five_seeds_that_agree():
     said = mechanism_verdict(rows(better, better))
     assert "raises the flow is supported (lift of IMF +1.00, positive in 5 of 5 seeds)" in said
     assert "features raise it is contradicted (lift of IMF -0.10, positive in 0 of 5" in said
+    assert "tokens at random is supported (loss +0.10, positive in 5 of 5 seeds)" in said
     assert "better model is supported (rank correlation" in said
     assert "+1.00, positive in 5" in said
     few = mechanism_verdict(rows(better, better, seeds=4))
     assert few.startswith("With 48 cells")
-    assert few.count("undecided") == 3
+    assert few.count("undecided") == 4
     mixed = mechanism_verdict(rows(lambda p, m, s: (p == "self-attention") * (1 if s else -1)))
     assert "raises the flow is undecided (lift of IMF +0.60, positive in 4 of 5 seeds)" in mixed
     assert "better model is not measured" in mixed
