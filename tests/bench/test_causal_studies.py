@@ -154,8 +154,10 @@ def test_every_method_is_measured_under_the_same_conditions(is_causal):
     smallest = set()
     for seed in range(6):
         subject = small_subject(is_causal, seed)
-        found = explain_by_all(subject, settings)
-        assert {GRAPH, ATTENTION, "greedy", "random, best of 2", "graph sets"} <= set(found)
+        found = explain_by_all(subject, settings, orders={"latest": subject.candidates[::-1]})
+        assert {GRAPH, ATTENTION, "greedy", "random, best of 2", "graph sets", "latest"} <= set(
+            found
+        )
         least = found["exhaustive"][0]
         smallest.add(least)
         for name, (size, calls, rank) in found.items():
@@ -198,7 +200,7 @@ def test_a_method_without_a_set_counts_with_all_tokens():
     assert methods.difference(GRAPH, ATTENTION).mean == 2.5
     assert methods.share(GRAPH) == pytest.approx(1 / 3)
     assert methods.ranks(GRAPH) == [3]
-    assert methods.rank_difference(GRAPH, ATTENTION).mean == 1
+    assert methods.rank_ratio(GRAPH, ATTENTION).mean == pytest.approx(1.5)
     header, lines = methods.table("tokens", with_ranks=True)
     assert [line[0] for line in lines] == [ATTENTION, "exhaustive", GRAPH]
     assert dict(zip(header, lines[-1], strict=True))["found"] == "33%"
@@ -213,10 +215,12 @@ def test_intervals_are_those_of_the_mean():
 
 
 def test_the_verdict_follows_the_interval():
-    words = [
-        verdict("G", "A", Estimate(d, d - 0.1, d + 0.1), "less", "equal", "more").split()[1]
-        for d in (-0.2, -0.05, 0.05, 0.2)
-    ]
+    choices = "less", "equal", "more"
+    values = [Estimate(d, d - 0.1, d + 0.1) for d in (-0.2, -0.05, 0.05, 0.2)]
+    words = [verdict("G", "A", found, choices).split()[1] for found in values]
+    assert words == ["less", "equal", "equal", "more"]
+    ratios = [Estimate(1 + d, 1 + low, 1 + high) for d, low, high in values]
+    words = [verdict("G", "A", found, choices, is_ratio=True).split()[1] for found in ratios]
     assert words == ["less", "equal", "equal", "more"]
 
 

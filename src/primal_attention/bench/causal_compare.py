@@ -5,6 +5,7 @@ size of its first set (or ``None``), the calls of the model and, if known, the r
 decision among the options of the original input.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -95,19 +96,24 @@ class Comparison:
         pairs = zip(self.sizes(name), self.sizes(rival), strict=True)
         return mean_interval([a - b for a, b in pairs])
 
-    def rank_difference(self, name: str, rival: str) -> Estimate:
-        """Return how much lower the new decisions of a method rank, where both found one."""
+    def rank_ratio(self, name: str, rival: str) -> Estimate:
+        """Return the ratio of ranks of two methods, where both found a new decision.
+
+        The mean is geometric: a few new decisions rank a hundred times lower than others.
+        """
         pairs = [(row["found"][name][2], row["found"][rival][2]) for row in self.counted]
-        return mean_interval([a - b for a, b in pairs if a is not None and b is not None])
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        return Estimate(*np.exp(mean_interval([math.log(a / b) for a, b in known])).tolist())
 
     def table(self, what: str, *, with_ranks: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return header and lines of the table, smallest sets first."""
-        header = ["method", f"{what} [95 %]", "difference", "found", "calls"]
+        header = ["method", f"{what} [95 %]", "median", "difference", "found", "calls"]
         lines = []
         for name, mean in self.means.items():
             gap = "" if name == ATTENTION else str(self.difference(name, ATTENTION))
             calls, ranks = f"{median(self.calls(name)):g}", self.ranks(name)
-            line = [name, str(mean), gap, f"{self.share(name):.0%}", calls]
+            middle, share = f"{median(self.sizes(name)):g}", f"{self.share(name):.0%}"
+            line = [name, str(mean), middle, gap, share, calls]
             rank = f"{median(ranks):g}" if ranks else ""
             lines.append([*line, rank] if with_ranks else line)
         return [*header, "rank"] if with_ranks else header, lines
@@ -118,25 +124,27 @@ class Comparison:
         return {name: mean_interval(found) for name, found in values.items()}
 
 
-def verdict(name: str, rival: str, difference: Estimate, less: str, equal: str, more: str) -> str:
-    """Return one sentence about two methods, by the interval of a difference.
+def verdict(
+    name: str, rival: str, found: Estimate, words: tuple[str, str, str], *, is_ratio: bool = False
+) -> str:
+    """Return one sentence about two methods, by the interval of a difference or of a ratio.
 
     Args:
         name: The method.
         rival: What it is compared with.
-        difference: Of what is measured.
-        less: What to say if it is below zero.
-        equal: What to say if the interval contains zero.
-        more: What to say if it is above zero.
+        found: The difference, or the ratio.
+        words: What to say if it is less, if the interval contains equality, and if it is more.
+        is_ratio: Whether it is a ratio.
 
     Example:
         >>> words = "needs fewer tokens than", "does not differ from", "needs more tokens than"
-        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), *words)
+        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), words)
         'The graph does not differ from attention (-0.02 [-0.09, +0.05]).'
     """
-    words = less if difference.high < 0 else more if difference.low > 0 else equal
-    mean, low, high = (f"{number:+.2f}" for number in difference)
-    return f"{name} {words} {rival} ({mean} [{low}, {high}])."
+    equal = 1 if is_ratio else 0
+    which = words[0] if found.high < equal else words[2] if found.low > equal else words[1]
+    mean, low, high = (f"{number:.2f}" if is_ratio else f"{number:+.2f}" for number in found)
+    return f"{name} {which} {rival} ({'ratio ' if is_ratio else ''}{mean} [{low}, {high}])."
 
 
 def size_verdict(methods: Comparison, what: str) -> str:
@@ -153,13 +161,13 @@ def size_verdict(methods: Comparison, what: str) -> str:
                 "With the best head, the order of the graph",
                 "the order of attention with its best head",
                 methods.difference(GRAPH, ATTENTION),
-                *words,
+                words,
             ),
             verdict(
                 "It",
                 "the best of as many random orders",
                 methods.difference(GRAPH, chance),
-                *words,
+                words,
             ),
         ]
     )

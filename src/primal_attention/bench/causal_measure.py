@@ -30,13 +30,20 @@ class Settings(NamedTuple):
     """Tokens of a graph at most, those with the most attention first."""
 
 
-def explain_by_all(subject: Any, settings: Settings, *, seed: int = 0) -> dict[str, list[Any]]:
+def explain_by_all(
+    subject: Any,
+    settings: Settings,
+    *,
+    seed: int = 0,
+    orders: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, list[Any]]:
     """Return size, calls and rank of the new decision for every method.
 
     Args:
         subject: The decision; see :class:`~primal_attention.analysis.causal.subjects.Subject`.
         settings: Budget and sizes.
         seed: Seed of random orders.
+        orders: Further orders of the candidates, by name.
     """
     captured, candidates = subject.captured(), list(subject.candidates)
     at = slice(subject.target, subject.target + 1)
@@ -60,13 +67,13 @@ def explain_by_all(subject: Any, settings: Settings, *, seed: int = 0) -> dict[s
         if not result.note and (settings.is_exhaustive or "haust" not in result.method)
     }
     by_head = [dict(enumerate(row.tolist())) for row in attention]
-    orders = {
+    by_graph = {
         head: graph_order(influence, candidates, by_head[head]) for head, influence in near.items()
     }
     sure = narrow.best.head or 0
     generator = random.Random(seed + 1)
     shuffled = [generator.sample(candidates, len(candidates)) for _ in by_head]
-    found["graph order, surest head"] = runner.prefixes([orders[sure]])
+    found["graph order, surest head"] = runner.prefixes([by_graph[sure]])
     found["graph order, consensus"] = runner.prefixes([_consensus(narrow, candidates, attention)])
     found["attention, surest head"] = runner.prefixes(
         [sorted(candidates, key=lambda i: (-by_head[sure][i], i))]
@@ -78,7 +85,7 @@ def explain_by_all(subject: Any, settings: Settings, *, seed: int = 0) -> dict[s
         [graph_order(influence, candidates, by_head[head]) for head, influence in far.items()]
     )
     found["graph sets, m = width"] = runner.graph_sets(wide, far, candidates)
-    return found
+    return found | {name: runner.prefixes([order]) for name, order in (orders or {}).items()}
 
 
 def _graphs(

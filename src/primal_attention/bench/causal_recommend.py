@@ -28,6 +28,7 @@ from primal_attention.tasks.study import Cell, Row, Study
 __all__ = ["RecommendOptions", "RecommendStudy"]
 
 CHUNK, MAX_SIZE, NODES = 20, 2, 24
+LATEST = "latest first"
 STYLES = {"masked": "BERT4Rec", "causal": "SASRec"}
 
 
@@ -41,7 +42,7 @@ class RecommendOptions:
     """Recommenders: masked as BERT4Rec, causal as SASRec."""
     users: int = 120
     """Users whose recommendation is explained."""
-    masked_passes: int = 100
+    masked_passes: int = 60
     """Passes over the users that train the masked recommender."""
     causal_passes: int = 30
     """Passes over the users that train the causal recommender."""
@@ -156,7 +157,9 @@ def _explain(model: Any, history: Sequence[int], user: int, cell: Cell) -> Row:
         "user": user,
         "tokens": len(subject.candidates),
         "score": round(subject.score, 4),
-        "found": explain_by_all(subject, settings, seed=user),
+        "found": explain_by_all(
+            subject, settings, seed=user, orders={LATEST: subject.candidates[::-1]}
+        ),
     }
 
 
@@ -182,22 +185,31 @@ def _quality(rows: Sequence[Row]) -> str:
 
 def _page(style: str, methods: Comparison) -> str:
     """Return verdict and table of one recommender."""
-    ranks = verdict(
-        "Its new film",
-        "that of attention",
-        methods.rank_difference(GRAPH, ATTENTION),
-        "ranks higher in the original list than",
-        "ranks about as high in the original list as",
-        "ranks lower in the original list than",
-    )
     budget = methods.rows[0]["budget"]
     caption = (
         f"Recommender as {style}, {len(methods.rows)} users, histories of up to 99 films. *Items*: "
-        f"mean size of the first set without which another film comes first, over the "
+        f"mean and median size of the first set without which another film comes first, over the "
         f"{len(methods.counted)} users for whom a method finds one; where a method finds none, all "
         f"items count. *Difference*: from *{ATTENTION}* for the same users. *Calls*: median, at "
         f"most {budget}. *Rank*: median rank of the new film in the original list; 2 is the "
         f"runner-up. Intervals: bootstrap over users."
     )
-    words = f"{size_verdict(methods, 'items')} {ranks}"
+    ranks = verdict(
+        "Its new film",
+        "that of attention with its best head",
+        methods.rank_ratio(GRAPH, ATTENTION),
+        (
+            "ranks higher in the original list than",
+            "ranks about as high in the original list as",
+            "ranks lower in the original list than",
+        ),
+        is_ratio=True,
+    )
+    latest = verdict(
+        "It",
+        "the plain order *latest first*",
+        methods.difference(GRAPH, LATEST),
+        ("needs fewer items than", "needs about as many items as", "needs more items than"),
+    )
+    words = f"{size_verdict(methods, 'items')} {latest} {ranks}"
     return page(words, caption, markdown_table(*methods.table("items", with_ranks=True)))

@@ -168,8 +168,8 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
     caption = (
         f"{len(explained)} held-out sentences of {FEWEST} to {MOST} word pieces, classified as "
         f"their review with a probability of at least {certain}; the mask token replaces what is "
-        f"removed. *Tokens*: mean size of the first set that changes the class, over the "
-        f"{len(easy)} sentences that at most {MAX_SIZE} tokens change; where a method finds no "
+        f"removed. *Tokens*: mean and median size of the first set that changes the class, over "
+        f"the {len(easy)} sentences that at most {MAX_SIZE} tokens change; where a method finds no "
         f"set, all tokens count. *Difference*: from *{ATTENTION}* on the same sentences. *Found*: "
         f"share of all sentences. *Calls*: median of the sets that the model ran, at most "
         f"{BUDGET}. Intervals: bootstrap over sentences."

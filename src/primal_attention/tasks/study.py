@@ -374,6 +374,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
         "bench.causal_text:TextStudy",
         "explanations of a sentiment classifier: causal graphs beside fair baselines",
     ),
+    (
+        "causal-recommend",
+        "repro",
+        "bench.causal_recommend:RecommendStudy",
+        "explanations of recommended films: size and specificity, by method",
+    ),
     ("demo", "bench", "bench.demo:DemoStudy", "what primal attention is for, in three minutes"),
     ("layers", "bench", "bench.layers:LayerStudy", "time and memory of attentions over length"),
     ("family", "bench", "bench.family:FamilyStudy", "time, memory and error of every attention"),
