@@ -183,3 +183,13 @@ def test_the_dual_encoder_reads_the_last_word():
     assert not torch.allclose(to_text[:, 0], to_text[:, 1])
     torch.testing.assert_close(to_text, to_image)
     assert to_text.abs().max() <= 1 + 1e-5
+
+
+def test_training_leaves_the_global_seed_alone():
+    pairs = EmojiPairs(coded(), EmojiSplit(np.arange(6), np.array([6, 7])))
+    before = torch.random.get_rng_state()
+    runs = [emoji_models.visual_parser(pairs, steps=1, seed=s) for s in (0, 0, 1)]
+    assert torch.equal(before, torch.random.get_rng_state())
+    scores = [run.scores(*pairs.test(np.arange(6)))["both stages"][0] for run in runs]
+    torch.testing.assert_close(scores[0], scores[1])
+    assert not torch.allclose(scores[0], scores[2])

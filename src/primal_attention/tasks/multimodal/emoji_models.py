@@ -7,6 +7,7 @@ is a pair of functions from images and texts to scores; scores are measured in t
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,15 @@ class EmojiPairs:
     Args:
         emoji: The concepts.
         split: Which are seen.
+
+    Example:
+        >>> from primal_attention.tasks.multimodal.emoji import split_emoji
+        >>> names = ["red cat", "blue cat", "red dog", "blue dog"]
+        >>> emoji = Emoji(np.zeros((3, 4, 32, 32, 3), np.uint8), names, [[]] * 4)
+        >>> pairs = EmojiPairs(emoji, split_emoji(emoji, unseen=1))
+        >>> images, ids = next(pairs.batches(1, seed=0))
+        >>> pairs.words, images.shape, ids.shape
+        (('blue', 'cat', 'dog', 'red'), torch.Size([3, 3, 32, 32]), torch.Size([3, 4]))
     """
 
     def __init__(self, emoji: Emoji, split: EmojiSplit) -> None:
@@ -125,8 +135,15 @@ def visual_parser(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
         pairs: What to learn from.
         steps: Training steps of 64 pairs.
         seed: Seed.
+
+    Example:
+        >>> names = ["red cat", "blue cat", "red dog", "blue dog"]
+        >>> emoji = Emoji(np.zeros((3, 4, 32, 32, 3), np.uint8), names, [[]] * 4)
+        >>> pairs = EmojiPairs(emoji, EmojiSplit(np.arange(3), np.array([3])))
+        >>> found = visual_parser(pairs, steps=1, seed=0)
+        >>> sorted(found.scores(*pairs.test(np.arange(3))))
+        ['both stages', 'first stage']
     """
-    torch.manual_seed(seed)
     config = MultimodalConfig.from_config(
         "tiny",
         vocab_size=5 + len(pairs.words),
@@ -135,7 +152,9 @@ def visual_parser(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
         objectives=("mlm", "itm", "mfr", "itc"),
         negatives="in-batch-hard",
     )
-    model, watch = VisualParser(config).train(), CollapseWatch()
+    watch = CollapseWatch()
+    with _seeded(seed):
+        model = VisualParser(config).train()
 
     def loss(images: Tensor, ids: Tensor) -> Tensor:
         output = model(images, ids)
@@ -189,7 +208,6 @@ def dual_encoder(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
     with needs("pairs-peers", "The contrastive dual encoder"):
         from open_clip.loss import ClipLoss
         from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
-    torch.manual_seed(seed)
     width = 84
     vision = CLIPVisionCfg(
         layers=2, width=width, head_width=width // 4, patch_size=8, image_size=pairs.size
@@ -203,7 +221,9 @@ def dual_encoder(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
         pool_type="eos",
         eos_id=_SEP,
     )
-    model, contrast = CLIP(64, vision, text).train(), ClipLoss()
+    contrast = ClipLoss()
+    with _seeded(seed):
+        model = CLIP(64, vision, text).train()
 
     def loss(images: Tensor, ids: Tensor) -> Tensor:
         with torch.no_grad():
@@ -224,6 +244,14 @@ def dual_encoder(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:
     return Scorer(scores, _count(model), seconds)
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch inside the context, and leave the global seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def _padded(ids: Tensor) -> Tensor:
     return nn.functional.pad(ids, (0, _MAX_WORDS - ids.shape[1]))
 
@@ -242,12 +270,13 @@ def _train(
         optimizer,
         lambda step: min(1, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps)),
     )
-    for images, ids in pairs.batches(steps, seed):
-        optimizer.zero_grad()
-        loss(images, ids).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    with _seeded(seed):
+        for images, ids in pairs.batches(steps, seed):
+            optimizer.zero_grad()
+            loss(images, ids).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
     return time.process_time() - began
 
 
@@ -262,6 +291,15 @@ def bag_of_words(pairs: EmojiPairs) -> Scorer:
 
     Args:
         pairs: What to learn from.
+
+    Example:
+        >>> names = ["red cat", "blue cat", "red dog", "blue dog"]
+        >>> images = np.random.default_rng(0).integers(0, 255, (3, 4, 8, 8, 3), np.uint8)
+        >>> split = EmojiSplit(np.arange(3), np.array([3]))
+        >>> pairs = EmojiPairs(Emoji(images, names, [[]] * 4), split)
+        >>> to_text, _ = bag_of_words(pairs).scores(*pairs.test(np.arange(3)))[""]
+        >>> to_text.shape
+        torch.Size([3, 3])
     """
     began = time.process_time()
     emoji, seen = pairs.emoji, pairs.split.seen
