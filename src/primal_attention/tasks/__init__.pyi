@@ -1,4 +1,4 @@
-from . import events, longrange, retrieval, tabular, timeseries
+from . import events, longrange, multimodal, retrieval, tabular, timeseries
 from .datasets import PublicSet, fetch, find_set, public_sets
 from .experiment import Recipe, check_experiment, recipe_type, run_experiment
 from .results import Result, result_table, verdict, write_report
@@ -49,6 +49,7 @@ __all__ = [
     "load_trained",
     "longrange",
     "look_at",
+    "multimodal",
     "public_sets",
     "read_rows",
     "recipe_type",

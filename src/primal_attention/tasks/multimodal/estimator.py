@@ -86,12 +86,16 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
     dim : int, default=64
         Model width.
 
+    objectives : tuple of str, default=("itc", "itm")
+        Losses: contrast (itc) and matching (itm), which a search needs; masked words (mlm) and
+        masked features (mfr), which a short training does not pay back.
+
     tokenizer : object, default=None
         A tokenizer of ``tokenizers`` or a fast one of ``transformers``. By default the words of the
         training texts.
 
     epochs : int, default=10
-        Passes over the pairs; with little data at least 1,500 steps in all.
+        Passes over the pairs; with little data at least 2,000 steps in all.
 
     batch_size : int, default=64
         Pairs of a step; each image is contrasted with the texts of the others.
@@ -140,6 +144,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         image_size: int = 32,
         max_words: int = 16,
         dim: int = 64,
+        objectives: tuple[str, ...] = ("itc", "itm"),
         tokenizer: Any = None,
         epochs: int = 10,
         batch_size: int = 64,
@@ -153,6 +158,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         self.image_size = image_size
         self.max_words = max_words
         self.dim = dim
+        self.objectives = objectives
         self.tokenizer = tokenizer
         self.epochs = epochs
         self.batch_size = batch_size
@@ -217,6 +223,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         options = PairOptions(
             attention=self.attention,
             dim=self.dim,
+            objectives=tuple(self.objectives),  # type: ignore[arg-type]  # checked there
             image_size=self.image_size,
             max_words=self.max_words,
         )
@@ -453,10 +460,12 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
             "image_size": task.size,
             "max_words": task.length,
             "dim": model.config.dim,
+            "objectives": model.config.objectives,
         }
         try:
             if file.is_file():  # a folder of primal train has no such file
                 parameters = json.loads(file.read_text("utf-8"))["parameters"]
+                parameters["objectives"] = tuple(parameters["objectives"])
             matcher = cls(**parameters)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} is damaged ({error!r}).") from None

@@ -5,6 +5,7 @@ that several images share is right for all of them.
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,11 +69,10 @@ class PairData(Dataset[dict[str, Tensor]]):
         images, texts = check_pairs(images, texts)
         pixels = read_images(images, size).pixels
         # equal images are one image
-        rows = pixels.reshape(len(pixels), -1)
-        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        self.image_of: NDArray[np.int64] = np.argsort(order)[inverse.reshape(-1)]
-        first = first[order]
+        digests = [blake2b(image.tobytes(), digest_size=16).digest() for image in pixels]
+        places = {digest: i for i, digest in enumerate(dict.fromkeys(digests))}
+        self.image_of: NDArray[np.int64] = np.array([places[digest] for digest in digests])
+        first = np.unique(self.image_of, return_index=True)[1]
         self.pixels = torch.from_numpy(pixels[first])
         self.sources = [images[i] for i in first]
         """The distinct images as they were given."""
@@ -151,7 +151,11 @@ def collate_pairs(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def take_pairs(table: PairTable, rows: Int[Tensor, " n"] | NDArray[Any]) -> PairTable:
     """Return some pairs of a table."""
     chosen = [int(i) for i in rows]
-    return PairTable(*([column[i] for i in chosen] for column in table[:3]))
+    return PairTable(
+        [table.images[i] for i in chosen],
+        [table.texts[i] for i in chosen],
+        [table.rows[i] for i in chosen],
+    )
 
 
 def read_pair_table(

@@ -30,7 +30,7 @@ __all__ = ["PairTask"]
 TRAINING: Mapping[str, Any] = {
     "training": {
         "epochs": 10,
-        "min_steps": 1500,
+        "min_steps": 2000,
         "batch_size": 64,
         "lr": 1e-3,
         "monitor": "R@5",
