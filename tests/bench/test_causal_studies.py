@@ -1,10 +1,13 @@
 """Data, models and tables of the studies behind causal explanations."""
 
 import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from primal_attention.analysis.causal.discovery import learn_pag
 from primal_attention.analysis.causal.recommend import RecommenderSubject
 from primal_attention.bench.causal_compare import (
     ATTENTION,
@@ -14,7 +17,13 @@ from primal_attention.bench.causal_compare import (
     mean_interval,
     verdict,
 )
-from primal_attention.bench.causal_measure import Settings, _Runner, explain_by_all
+from primal_attention.bench.causal_measure import (
+    Settings,
+    _consensus,
+    _influence,
+    _Runner,
+    explain_by_all,
+)
 from primal_attention.bench.causal_recommend import RecommendStudy
 from primal_attention.bench.causal_sentiment import _masked, _passage, _sentence
 from primal_attention.bench.recommenders import (
@@ -37,7 +46,8 @@ from primal_attention.tasks.study import run_study
 HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
 EVENTS = [
     *(("1", "50", 10), ("1", "7", 30), ("1", "9", 20), ("1", "11", 20), ("1", "50", 40)),
-    *(("1", "12", 50), ("2", "7", 9), ("0", "1", 1)),
+    *(("1", "12", 50), ("2", "7", 9)),
+    *(("0", str(item), item) for item in range(1, 9)),
 ]
 
 
@@ -183,6 +193,25 @@ def test_budgets_and_best_orders_count_their_own_sets():
     assert got[0] == 1
     assert got[1] <= 3
     assert _Runner(subject, Settings(0, 3, True, 8)).prefixes([flips]) == [None, 0, None]
+
+
+def test_graphs_are_read_by_position():
+    weights = np.array([[0, 0, 0, 0], [0, 0, 0, 0], [0.6, 0.6, 0, 0], [0, 0, 0.6, 0]])
+    mixing = np.linalg.inv(np.eye(4) - weights)
+    pag = learn_pag(mixing @ mixing.T, tau=1e-6)  # 0 o→ 2 ←o 1, 2 → 3
+    nodes = SimpleNamespace(members=((1,), (2,), (4,), (7,)), target=0)
+    graphs = SimpleNamespace(
+        nodes=nodes, consensus=SimpleNamespace(frequency=np.array([[0, 0.2, 0.9, 0.2]]))
+    )
+    attention = torch.tensor([[0.0, 0.1, 0.3, 0.0, 0.2, 0.0, 0.0, 0.4]])
+    near = _influence(graphs, SimpleNamespace(head=0, pag=pag), attention)
+    # token 2 is reached through the collider 4; token 7 is not: 4 is no collider on that path
+    assert near.distance == {4: 1, 2: 2}
+    assert near.is_connected((2, 4))
+    assert not near.is_connected((2,))
+    assert near.attention[4] == pytest.approx(0.2)
+    # the share of heads first, then attention; token 3 is no node
+    assert _consensus(graphs, [2, 3, 4, 7], attention) == [4, 7, 2, 3]
 
 
 ROWS = [
