@@ -12,6 +12,7 @@ from primal_attention.tasks.multimodal import emoji_models
 from primal_attention.tasks.multimodal.emoji import (
     Emoji,
     EmojiSplit,
+    crop_to_content,
     emoji_words,
     load_emoji,
     split_emoji,
@@ -40,6 +41,23 @@ def test_a_file_becomes_concepts(tmp_path, write_emoji):
     assert emoji.images[:, :, 0, 0, 0].tolist() == [[0, 1, 3], [4, 5, 7], [8, 9, 11]]
     assert emoji.texts(0) == ["red apple", "fruit sweet"]
     assert emoji_words("It's  10 O’Clock_now!") == "it s 10 o clock now"
+
+
+def test_drawings_fill_the_frame():
+    images = np.full((4, 32, 32, 3), 255, np.uint8)
+    images[0, 10:18, 3:19] = (255, 0, 0)  # twice as wide as high
+    images[1, 4, 30] = 0
+    images[2] = np.arange(32)[:, None, None] * 7  # fills it already
+    found = crop_to_content(images)
+    is_red = (found[0] == (255, 0, 0)).all(-1)
+    assert is_red[9:23, 1:31].all()
+    assert not is_red[:7].any()
+    assert not is_red[25:].any()
+    assert found[1].max() < 255  # one pixel becomes a blot, black in the middle
+    assert found[1, 15:17, 15:17].max() < 20
+    np.testing.assert_array_equal(found[1], found[1, ::-1, ::-1])
+    np.testing.assert_array_equal(found[2], images[2])
+    np.testing.assert_array_equal(found[3], images[3])
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):

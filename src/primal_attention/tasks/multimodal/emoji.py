@@ -15,7 +15,15 @@ from primal_attention.command import UserError, user_errors
 from primal_attention.tasks.datasets import data_folder, find_set
 from primal_attention.tasks.files import FILE_ERRORS
 
-__all__ = ["STYLES", "Emoji", "EmojiSplit", "emoji_words", "load_emoji", "split_emoji"]
+__all__ = [
+    "STYLES",
+    "Emoji",
+    "EmojiSplit",
+    "crop_to_content",
+    "emoji_words",
+    "load_emoji",
+    "split_emoji",
+]
 
 STYLES = ("color", "black", "twemoji")
 """Styles of drawing; the last one is for tests."""
@@ -68,10 +76,46 @@ def emoji_words(text: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", text.lower()))
 
 
+def crop_to_content(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return images in which what is drawn fills the frame; styles have borders of their own.
+
+    The frame is the smallest square with everything that is not white, and is scaled bilinearly.
+
+    Args:
+        images: Images ``[b H W 3]`` on white.
+
+    Example:
+        >>> image = np.full((1, 8, 8, 3), 255, np.uint8)
+        >>> image[0, 2:6, 3:7] = 0
+        >>> int((crop_to_content(image)[..., 0] < 128).sum())
+        64
+    """
+    import torch
+    from torch.nn.functional import grid_sample
+
+    b, height, width, _ = images.shape
+    drawn: NDArray[np.bool_] = np.any(images < 250, axis=-1)
+    boxes = np.tile(np.array([0.0, height, 0.0, width]), (b, 1))
+    for i in np.nonzero(drawn.any((1, 2)))[0]:
+        for j, axis in ((0, 1), (2, 0)):
+            places = np.nonzero(drawn[i].any(axis))[0]
+            boxes[i, j], boxes[i, j + 1] = places[0], places[-1] + 1
+    middle = (boxes[:, 0::2] + boxes[:, 1::2]) / 2  # rows, columns
+    half = (boxes[:, 1::2] - boxes[:, 0::2]).max(1, keepdims=True) / 2
+    steps = (2 * np.arange(height) + 1) / height - 1, (2 * np.arange(width) + 1) / width - 1
+    rows, columns = (
+        2 * (middle[:, [k]] + half * steps[k]) / (height, width)[k] - 1 for k in range(2)
+    )
+    grid = np.stack(np.broadcast_arrays(columns[:, None], rows[:, :, None]), -1)
+    ink = torch.from_numpy(255 - images).permute(0, 3, 1, 2).double()
+    found = grid_sample(ink, torch.from_numpy(grid), align_corners=False)  # white outside
+    return 255 - found.permute(0, 2, 3, 1).round().byte().numpy()
+
+
 def load_emoji(data: Path | None = None) -> Emoji:
     """Return the emoji of the public set.
 
-    Concepts with the same name are one: the first of them is kept.
+    Concepts with the same name are one: the first of them is kept. Drawings fill the frame.
 
     Args:
         data: Folder of the data; by default that of ``PRIMAL_DATA``.
@@ -93,7 +137,7 @@ def load_emoji(data: Path | None = None) -> Emoji:
     first = {name: i for i, name in reversed(list(enumerate(names))) if name}
     kept = sorted(first.values())
     return Emoji(
-        images[:, kept],
+        np.stack([crop_to_content(style[kept]) for style in images]),
         [names[i] for i in kept],
         [_other_words(tags[i], names[i]) for i in kept],
     )
