@@ -18,7 +18,7 @@ emoji = np.load(Path(os.environ["PRIMAL_DATA"]) / "multimodal" / "emoji" / "emoj
 names = [str(name) for name in emoji["text"]]
 
 losses = tuple(sys.argv[1:]) or ("itc", "itm")
-matcher = ImageTextMatcher(objectives=losses, epochs=60, time_limit=110, random_state=0)
+matcher = ImageTextMatcher(objectives=losses, time_limit=110, random_state=0)
 matcher.fit(np.concatenate([emoji["color"], emoji["twemoji"]]), names + names)
 
 for score, value in matcher.evaluate(emoji["black"], names).items():

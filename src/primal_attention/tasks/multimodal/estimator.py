@@ -25,7 +25,7 @@ from primal_attention.tasks.multimodal.scoring import (
 )
 from primal_attention.tasks.multimodal.searching import find_images
 from primal_attention.tasks.multimodal.settings import PairOptions
-from primal_attention.tasks.multimodal.task import TRAINING, PairTask
+from primal_attention.tasks.multimodal.task import QUICK, TRAINING, PairTask
 from primal_attention.tasks.multimodal.tokenizer import TextTokenizer, as_text
 from primal_attention.tasks.trained import load_trained, save_trained
 
@@ -207,7 +207,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
             length=self.max_words,
         )
         parts = [
-            task.pairs([images[i] for i in part], [texts[i] for i in part], most=100)
+            task.pairs([images[i] for i in part], [texts[i] for i in part], most=QUICK)
             for part in (train, valid)
             if len(part)
         ]

@@ -37,7 +37,7 @@ TRAINING: Mapping[str, Any] = {
     }
 }
 """Settings for pairs of which nothing is known; those of the estimator."""
-_QUICK, _MOST = 100, 1000
+QUICK, _MOST = 300, 1000
 """Searches in each direction that choose the epoch, and that are scored."""
 _LEAST_VARIANCE = 5e-3
 
@@ -103,7 +103,7 @@ class PairTask(Task):
         parts = {}
         for name, table in tables.items():
             with user_errors(str(settings.train or f"the {name} part"), *FILE_ERRORS):
-                most = _QUICK if name == "valid" else _MOST
+                most = QUICK if name == "valid" else _MOST
                 parts[name] = task.pairs(table.images, table.texts, most=most)
         rows = tables["train"].rows
         return task, Parts(parts["train"], parts["valid"], parts["test"], rows, note)
