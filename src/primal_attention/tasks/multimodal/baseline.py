@@ -65,7 +65,7 @@ def linear_scores(train: PairData, valid: PairData, test: PairData) -> Scores:
         linear = (x - mean).T @ (vectors @ weight)
 
         def guess(data: PairData, linear: Any = linear) -> NDArray[Any]:
-            return (_pixels(data) - mean) @ linear + y.mean(0)
+            return np.asarray((_pixels(data) - mean) @ linear + y.mean(0))
 
         reached = _recalls(guess(valid), valid)["R@5"].value
         if reached > best[0]:
@@ -87,7 +87,10 @@ def _words(data: PairData) -> NDArray[np.float64]:
     at, place = data.keep.nonzero(as_tuple=True)
     found[at.numpy(), data.ids[at, place].numpy()] = 1
     found[:, list(data.special)] = 0
-    return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    unit: NDArray[np.float64] = found / np.maximum(
+        np.linalg.norm(found, axis=1, keepdims=True), 1e-12
+    )
+    return unit
 
 
 def _recalls(guess: NDArray[Any], data: PairData) -> Mapping[str, Score]:
@@ -104,5 +107,5 @@ def _recalls(guess: NDArray[Any], data: PairData) -> Mapping[str, Score]:
         order = np.argsort(-s, axis=1, kind="stable")[:, :5]
         hits = np.take_along_axis(r, order, 1)[of]
         for k in (1, 5):
-            found[f"R@{k}{words}"] = share_score(hits[:, :k].any(1))
+            found[f"R@{k}{words}"] = share_score(np.asarray(hits[:, :k].any(1)))
     return found

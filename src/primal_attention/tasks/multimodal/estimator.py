@@ -3,8 +3,9 @@
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -52,7 +53,8 @@ class UnknownWordsNotice(UserWarning):
     """A text has words that none of the training texts has; they are read as unknown."""
 
 
-class Hit(NamedTuple):
+@dataclass(frozen=True)
+class Hit:
     """One result of a search."""
 
     index: int
@@ -216,8 +218,6 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, task: PairTask, train: PairData, valid: PairData | None, seed: int) -> None:
         """Train a new model and set the fitted attributes."""
-        from dataclasses import replace
-
         from primal_attention.training import TrainingConfig, fit
 
         options = PairOptions(

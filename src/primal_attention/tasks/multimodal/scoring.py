@@ -94,7 +94,7 @@ def search_pairs(search: PairSearch, data: PairData, candidates: int = CANDIDATE
         data.is_relevant(data.text_of[rows, None], images),
         data.is_relevant(texts, data.image_of[rows, None]),
     )
-    lists = []
+    lists: list[NDArray[np.int64]] = []
     for found in (images, texts):
         lists.append(np.full((len(data), _SHOWN), -1, dtype=np.int64))
         lists[-1][rows, : found.shape[1]] = found[:, :_SHOWN]
