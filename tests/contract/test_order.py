@@ -7,7 +7,9 @@ import torch
 
 from primal_attention.attention import create_attention, list_attentions
 
-GROWING_STATE = {"gaussian", "primal-sparse", "kernelized-log", "softmax", "softmax-explicit"}
+GROWING_STATE = {
+    "distributional", "gaussian", "kernelized-log", "primal-sparse", "softmax", "softmax-explicit"
+}  # fmt: skip
 """Mechanisms that remember every token; all others decode from a state of constant size."""
 
 
