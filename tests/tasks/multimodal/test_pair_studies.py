@@ -195,4 +195,10 @@ def test_the_study_of_emoji_runs_once(tmp_path, write_emoji):
     found = check(study, options, {"table.md", "verdict.md", "picture.png"}, tmp_path / "out")
     assert [row["stage"] for row in found] == ["", "first stage", "both stages"]
     assert found[0]["seen candidates"] == 9
+    verdict = (tmp_path / "out/verdict.md").read_text("utf-8")
+    assert "VisualParser, both stages" in verdict
+    assert "Not measured" not in verdict
+    more = study.Options(**options | {"models": ("bag-of-words", "dual-encoder")})
+    said = study.tables(found, more)["verdict.md"]
+    assert "Not measured yet: dual encoder (open_clip)." in said.replace("\n", " ")
     assert STUDIES["pairs-emoji"].group == "repro"

@@ -93,19 +93,21 @@ class EmojiStudy(Study[EmojiOptions]):
         done = len({(r["model"], r["seed"]) for r in kept})
         return {
             "table.md": _table(kept, done, len(self.cells(options))),
-            "verdict.md": page(_verdict(kept)),
+            "verdict.md": page(_verdict(kept, options.models)),
             "picture.png": _picture(kept),
         }
 
 
+_NAMES = {
+    "bag-of-words": "bag of words",
+    "dual-encoder": "dual encoder (open_clip)",
+    "visual-parser": "VisualParser",
+    "dual-encoder-3x": "dual encoder, 3 × the steps",
+}
+
+
 def _title(row: Row) -> str:
-    names = {
-        "bag-of-words": "bag of words",
-        "dual-encoder": "dual encoder (open_clip)",
-        "visual-parser": "VisualParser",
-        "dual-encoder-3x": "dual encoder, 3 × the steps",
-    }
-    return names[row["model"]] + (f", {row['stage']}" if row["stage"] else "")
+    return _NAMES[row["model"]] + (f", {row['stage']}" if row["stage"] else "")
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -144,8 +146,8 @@ def _table(rows: Sequence[Row], done: int, wanted: int) -> str:
     return page(caption, markdown_table(header, lines))
 
 
-def _verdict(rows: Sequence[Row]) -> str:
-    """Return who finds most at the first place, in both directions together."""
+def _verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
+    """Return who finds most at the first place, in both directions together, and who is missing."""
     means = {
         part: {
             name: fmean(fmean((r[part][_SCORES[0]], r[part][_SCORES[2]])) for r in group)
@@ -154,14 +156,17 @@ def _verdict(rows: Sequence[Row]) -> str:
         for part in _PARTS
     }
     said = []
-    for part, found in means.items():
+    for found in means.values():
         order = sorted(found, key=lambda name: -found[name])
         ranked = ", ".join(f"{name} {100 * found[name]:.1f} %" for name in order)
-        said.append(f"{part} concepts: {ranked}")
+        said.append(ranked)
     seeds = len({row["seed"] for row in rows})
+    missing = [_NAMES[m] for m in models if all(row["model"] != m for row in rows)]
     return (
         f"R@1, mean of both directions and of {seeds} seed{'s' * (seeds > 1)}, best first. "
-        f"{said[0].capitalize()}. {said[1].capitalize()}."
+        f"Seen: {said[0]}. Unseen: {said[1]}."
+        + f" Not measured yet: {'; '.join(missing)}."
+        * bool(missing)
     )
 
 
