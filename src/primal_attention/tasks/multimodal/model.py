@@ -1,5 +1,7 @@
 """A small vision-language model: a visual parser, a joint encoder, and their losses.
 
+::
+
     image → parser → v → LayerNorm(W v) + type + position ┐
                                                           ├→ blocks → [CLS]: matching, words, …
     text  → LayerNorm(word + position + type)             ┘

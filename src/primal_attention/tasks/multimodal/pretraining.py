@@ -1,6 +1,6 @@
 """A step of pre-training: every objective has a pass of its own, and all passes run as one batch.
 
-Objectives and the functions they use are in :mod:`.objectives`.
+The losses are in ``objectives.py``.
 """
 
 import warnings
