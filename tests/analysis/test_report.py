@@ -37,3 +37,19 @@ def test_sections_are_linked_and_tiles_show_the_numbers_first():
     assert '<a href="#s2">B &amp; C</a>' in page
     assert '<h2 id="s2">B &amp; C</h2>' in page
     assert "<nav>" not in Report("Run").section("Alone").html()
+
+
+def test_long_tables_are_folded_and_sentences_start_at_the_left():
+    short = Report("A").table(["n"], [[i] for i in range(40)]).html()
+    long = Report("A").table(["n", "why"], [[i, "because " * 6] for i in range(41)]).html()
+    assert "<details>" not in short
+    assert "<details><summary>41 rows</summary>" in long
+    assert long.count('class="words"') == 42
+
+
+def test_a_page_includes_another_as_one_section():
+    inner = Report("Inner", "A lead.").section("Part").text("words").caution("nothing else")
+    page = Report("Outer").section("First").include("Second", inner).html()
+    assert '<h2 id="s2">Second</h2>' in page
+    assert "<h3>Part</h3>" in page
+    assert "What this does not show.</b> nothing else" in page

@@ -46,6 +46,7 @@ figcaption{max-width:52rem;margin-top:.3rem}img{max-width:100%;height:auto;displ
 th,td{padding:.42rem .6rem;border-bottom:1px solid var(--line);text-align:right;
   vertical-align:top}
 th:first-child,td:first-child,.words{text-align:left;padding-left:.3rem}
+summary{cursor:pointer;color:var(--accent);margin:.8rem 0}
 th{border-bottom:2px solid var(--ink);font-weight:600}tbody tr:hover{background:var(--wash)}
 pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padding:1rem 1.2rem;
   overflow-x:auto;font:.86rem/1.5 ui-monospace,SFMono-Regular,Menlo,monospace}
@@ -55,8 +56,8 @@ pre{background:var(--wash);border:1px solid var(--line);border-radius:.6rem;padd
 """
 
 
-_LONG = 30
-"""Letters of a table cell beyond which it is a sentence."""
+_LONG, _FOLDED = 30, 40
+"""Letters of a table cell beyond which it is a sentence; rows beyond which a table is folded."""
 
 
 class Report:
@@ -112,7 +113,7 @@ class Report:
         return self
 
     def table(self, header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Self:
-        """Add a table; the first column holds names, the others numbers or sentences."""
+        """Add a table; the first column holds names. A table of more than 40 rows is folded."""
         # sentences are read from the left, numbers compared at the right
         kinds = [
             ' class="words"' if any(len(str(cell)) > _LONG for cell in column) else ""
@@ -129,10 +130,13 @@ class Report:
             + "</tr>"
             for row in rows
         )
-        self._parts.append(
+        table = (
             f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
+        if len(rows) > _FOLDED:
+            table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
+        self._parts.append(table)
         return self
 
     def figure(self, image: "bytes | Figure", caption: str) -> Self:
