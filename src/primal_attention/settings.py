@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses, read strictly from YAML and from the command line.
+"""Settings: frozen dataclasses, built strictly from trees of YAML and from the command line.
 
 A key that no dataclass has is an error, and so is a value of another type. A dataclass may be
 generic: ``build(Recipe[DataSettings, ModelSettings], tree)``.
@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.files.values import YamlDumper
 
 __all__ = [
     "at_least_one",
@@ -34,74 +35,11 @@ __all__ = [
     "flatten",
     "one_of",
     "parse",
-    "read_yaml",
     "to_yaml",
     "unchecked",
 ]
 
 T = TypeVar("T")
-
-_MAX_BYTES = 1_000_000
-"""Largest file of settings that is read."""
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the settings in a YAML file.
-
-    Raises:
-        UserError: If the file is too large, not YAML, gives a key twice or uses aliases.
-    """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{path} has more than {_MAX_BYTES:,} bytes, too many for settings.")
-        tree = yaml.load(path.read_text("utf-8"), _Loader)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{path} is not readable as YAML: {words}.") from error
-    except RecursionError as error:
-        raise UserError(f"{path} is nested too deeply to be settings.") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold settings as `key: value`, got {type(tree).__name__}.")
-    return tree
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys and aliases; reads ``1e-3`` as a number."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node; an alias is an error, because nested aliases grow without bound."""
-        if self.check_event(yaml.AliasEvent):
-            line = self.get_mark().line + 1
-            raise yaml.YAMLError(f"line {line} uses an alias (*name); write the value out")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping node as a dictionary."""
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
-        for (key_node, _), key in zip(node.value, keys, strict=True):
-            if keys.count(key) > 1:
-                line = key_node.start_mark.line + 1
-                raise yaml.YAMLError(f"the key {key!r} is given twice, last in line {line}")
-        return super().construct_mapping(node, deep=deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what :class:`_Loader` reads."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Write equal values out each time."""
-        return True
-
-
-for _kind in (_Loader, _Dumper):
-    # YAML 1.1 wants a point and a sign
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-        list("-+.0123456789"),
-    )
 
 
 def build(kind: type[T], tree: Any, where: str = "") -> T:
@@ -247,7 +185,7 @@ def to_yaml(settings: Any) -> str:
         >>> build(TrainingConfig, yaml.safe_load(to_yaml(TrainingConfig()))) == TrainingConfig()
         True
     """
-    return yaml.dump(_plain(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(_plain(settings), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 
 
 def commented_yaml(settings: Any) -> str:
@@ -269,7 +207,7 @@ def commented_yaml(settings: Any) -> str:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         plain = str(value) if isinstance(value, Path) else _plain(value)
         style: Any = {"default_flow_style": True, "width": 1000, "allow_unicode": True}
-        dumped = yaml.dump(plain, Dumper=_Dumper, **style).partition("\n")[0]
+        dumped = yaml.dump(plain, Dumper=YamlDumper, **style).partition("\n")[0]
         text = f"{field.name}: {dumped}"
         live += value != default
         mark = "" if value != default else "# "

@@ -15,7 +15,8 @@ import yaml
 from safetensors.torch import load_file
 
 from primal_attention.cli.main import main
-from primal_attention.settings import build, read_yaml
+from primal_attention.files import read_yaml
+from primal_attention.settings import build
 from primal_attention.tasks.experiment import recipe_type
 from primal_attention.tasks.timeseries import SeriesTask, read_ts
 from primal_attention.training.data import Order

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.settings import build, parse, read_yaml, to_yaml
+from primal_attention.files import read_yaml
+from primal_attention.settings import build, parse, to_yaml
 
 __all__ = ["main"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from primal_attention.command import UserError, did_you_mean
-from primal_attention.settings import read_yaml
+from primal_attention.files import read_yaml
 from primal_attention.tasks.sources import existing
 from primal_attention.tasks.task import find_task
 

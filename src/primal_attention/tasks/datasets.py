@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.command import UserError, did_you_mean
-from primal_attention.settings import build, read_yaml
+from primal_attention.files import read_yaml
+from primal_attention.settings import build
 from primal_attention.tasks.files import FILE_ERRORS
 
 __all__ = ["PublicSet", "checksum", "data_folder", "fetch", "find_set", "public_sets"]

@@ -1,0 +1,30 @@
+from .arrays import read_array, read_arrays
+from .locks import locked
+from .seals import SUMS, SealedFolder, UnsealedWarning, write_sealed
+from .tensors import parse_tensors, read_tensors, to_bytes
+from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_text
+from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
+
+__all__ = [
+    "MAX_BYTES",
+    "SUMS",
+    "JsonLine",
+    "SealedFolder",
+    "UnsealedWarning",
+    "file_errors",
+    "locked",
+    "open_text",
+    "parse_json",
+    "parse_tensors",
+    "read_array",
+    "read_arrays",
+    "read_bytes",
+    "read_json",
+    "read_json_lines",
+    "read_lines",
+    "read_tensors",
+    "read_text",
+    "read_yaml",
+    "to_bytes",
+    "write_sealed",
+]

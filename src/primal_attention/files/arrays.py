@@ -1,0 +1,150 @@
+"""Arrays in ``.npy`` and ``.npz`` files. Their headers are checked before memory is taken."""
+
+import math
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from primal_attention.command import UserError
+from primal_attention.files.text import MAX_BYTES, file_errors
+
+__all__ = ["read_array", "read_arrays"]
+
+_MAX_MEMBERS = 10_000
+_KINDS = "biufcUSMm"
+"""Kinds of numpy types that hold no Python objects."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def read_array(path: Path, *, mmap: bool = False, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
+    """Return the array of a ``.npy`` file.
+
+    Args:
+        path: The file.
+        mmap: Leave the numbers on the disk; they cannot be changed then, and may be of any size.
+        max_bytes: Largest array that is read into memory.
+
+    Raises:
+        UserError: If the file is no array, is damaged, too large, or holds Python objects.
+    """
+    with file_errors(path), path.open("rb") as file:
+        size = path.stat().st_size
+        limit = size if mmap else max_bytes
+        try:
+            if mmap:
+                _check_header(file, size, limit)
+                return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+            return _read(file, size, limit)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from error
+
+
+def read_arrays(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an ``.npz`` file by name.
+
+    Args:
+        path: The file.
+        max_bytes: Most bytes of all arrays together.
+
+    Raises:
+        UserError: If the file is no archive of arrays, is damaged, encrypted, too large, or holds
+            Python objects.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "a.npz"
+        >>> np.savez_compressed(file, x=np.arange(3))
+        >>> read_arrays(file)
+        {'x': array([0, 1, 2])}
+    """
+    with file_errors(path), path.open("rb") as file:
+        start = file.read(6)
+        file.seek(0)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _read_archive(archive, max_bytes)
+        except zipfile.BadZipFile as error:
+            if start[:2] == b"PK":
+                raise UserError(f"{path} is a damaged .npz archive: {error}.") from error
+            raise UserError(f"{path} is not an .npz archive: {_guess(start)}.") from error
+        except (ValueError, NotImplementedError, zlib.error, RuntimeError, EOFError) as error:
+            raise UserError(f"{path} is a damaged .npz archive: {error}") from error
+
+
+def _guess(start: bytes) -> str:
+    if start == b"\x93NUMPY":
+        return "it holds a single array; save it with numpy.savez under a name"
+    if start[:1] == b"\x80":
+        return "it is a pickle, and pickles are never read; save arrays with numpy.savez"
+    return "save arrays with numpy.savez" if start else "it is empty"
+
+
+def _read_archive(archive: zipfile.ZipFile, max_bytes: int) -> dict[str, NDArray[Any]]:
+    members = archive.infolist()
+    total = sum(member.file_size for member in members)
+    if len(members) > _MAX_MEMBERS or total > max_bytes:
+        raise ValueError(
+            f"it has {len(members):,} members of {total:,} bytes in all; at most "
+            f"{_MAX_MEMBERS:,} of {max_bytes:,} bytes are read."
+        )
+    found: dict[str, NDArray[Any]] = {}
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        if name == member.filename:
+            raise ValueError(f"its member {name[:80]!r} is no array; save arrays with numpy.savez.")
+        if name in found:
+            raise ValueError(f"it has two arrays {name[:80]!r}.")
+        if member.flag_bits & 1:
+            raise ValueError(f"its array {name[:80]!r} is encrypted; save it without a password.")
+        if member.compress_type not in _METHODS:
+            raise ValueError(
+                f"its array {name[:80]!r} has the compression {member.compress_type}, which numpy "
+                "does not write; save it with numpy.savez_compressed."
+            )
+        with archive.open(member) as file:
+            try:
+                found[name] = _read(file, member.file_size, max_bytes)  # type: ignore[arg-type]
+            except ValueError as error:
+                raise ValueError(f"array {name[:80]!r}: {error}") from error
+    return found
+
+
+def _read(file: BinaryIO, size: int, max_bytes: int) -> NDArray[Any]:
+    shape, in_columns, dtype = _check_header(file, size, max_bytes)
+    count = math.prod(shape)
+    data = file.read(count * dtype.itemsize)
+    # a read to the end checks the checksum of an archive
+    if len(data) < count * dtype.itemsize or file.read(1):
+        raise ValueError(f"it does not hold the {count:,} numbers that its header promises.")
+    array = np.frombuffer(data, dtype, count).copy()
+    return array.reshape(shape, order="F" if in_columns else "C")
+
+
+def _check_header(
+    file: BinaryIO, size: int, max_bytes: int
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read the header of an array; raise if it is damaged or promises what the file lacks."""
+    npy: Any = np.lib.format
+    try:
+        version = npy.read_magic(file)
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        shape, in_columns, dtype = readers[version](file, max_header_size=10_000)
+    except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("it has no header of a .npy array that can be read.") from error
+    if dtype.hasobject or dtype.kind not in _KINDS:
+        raise ValueError(
+            f"it has the type {dtype}; Python objects and records are never read, save numbers or "
+            "words."
+        )
+    if any(n < 0 for n in shape) or len(shape) > 32:
+        raise ValueError(f"its shape {shape[:8]} is impossible.")
+    promised = math.prod(shape) * dtype.itemsize
+    if promised > size:
+        raise ValueError(f"its header promises {promised:,} bytes, the file has {size:,}.")
+    if promised > max_bytes:
+        raise ValueError(f"it has {promised:,} bytes, and at most {max_bytes:,} are read.")
+    return shape, in_columns, dtype
