@@ -196,6 +196,21 @@ def test_bad_decoders_are_refused(changes, message):
         decoder(**changes)
 
 
+def test_steps_end_at_the_last_learned_position():
+    model, x = decoder(positions="learned", max_length=6), ids(2, 6)
+    logits, state = model.step(x, model.init_state(2))
+    torch.testing.assert_close(logits, model(x).logits, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=r"has 7 tokens, .* end at max_length=6; stop there, or"):
+        model.step(x[:, :1], state)
+    # padding needs no position
+    padding = torch.zeros(2, 1, dtype=torch.bool)
+    _, same = model.step(x[:, :1], state, key_mask=padding)
+    assert same.seen.tolist() == [6, 6]
+    one = torch.tensor([[True], [False]])
+    with pytest.raises(ValueError, match="has 7 tokens"):
+        model.step(x[:, :1], state, key_mask=one)
+
+
 @pytest.mark.raw
 def test_bad_requests_are_refused():
     model = decoder(positions="learned", max_length=6)

@@ -96,7 +96,8 @@ class CausalDecoder(SequenceModel):
     ) -> tuple[Float[Tensor, "b t vocab"], DecoderState]:
         """Read the next ``t`` tokens; return the logits after each, and the new state.
 
-        The logits are those of ``forward`` over everything read so far.
+        The logits are those of ``forward`` over everything read so far. With learned positions a
+        sequence ends at ``max_length`` real tokens; more raise a ``ValueError``.
 
         Args:
             x: The new token ids: the whole prompt to begin with, then one at a time.
@@ -105,14 +106,18 @@ class CausalDecoder(SequenceModel):
         """
         self._check(x, key_mask)
         real = torch.ones_like(x, dtype=torch.bool) if key_mask is None else key_mask
-        position = state.seen[:, None] + (real.cumsum(1) - 1).clamp_min(0)
+        seen = state.seen + real.sum(1)
+        if self.config.max_length is not None:
+            _check_seen(seen, self.config.max_length)
+        # zero, because padding after the last learned position has none of its own
+        position = torch.where(real, state.seen[:, None] + real.cumsum(1) - 1, 0)
         y, layers = self.blocks.step(
             self._embed(x, position, key_mask),
             state.layers,
             key_mask=key_mask,
             rotary=self._rotary(position),
         )
-        return self._logits(self.norm(y)), DecoderState(layers, state.seen + real.sum(1))
+        return self._logits(self.norm(y)), DecoderState(layers, seen)
 
     @torch.no_grad()
     def generate(
@@ -159,6 +164,18 @@ class CausalDecoder(SequenceModel):
 
     def _logits(self, hidden: Float[Tensor, "b n c"]) -> Float[Tensor, "b n vocab"]:
         return nn.functional.linear(hidden, self.embed.weight)
+
+
+def _check_seen(seen: Int[Tensor, " b"], longest: int) -> None:
+    # a compiled step cannot read the number of tokens
+    if torch.compiler.is_compiling() or not seen.numel():
+        return
+    count = int(seen.max())
+    if count > longest:
+        raise ValueError(
+            f"After this step a sequence has {count} tokens, but learned positions end at "
+            f"max_length={longest}; stop there, or use sinusoidal or rotary positions."
+        )
 
 
 def _choose(
