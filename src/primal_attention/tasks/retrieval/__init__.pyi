@@ -1,3 +1,4 @@
+from .affinity_reranker import AffinityReranker
 from .base import Lists, Reranked, Reranker
 from .chain import Chain
 from .context import ContextReranker, TrainingLists
@@ -19,6 +20,7 @@ from .settings import ContextConfig, VectorSettings
 from .task import RerankTask
 
 __all__ = [
+    "AffinityReranker",
     "AlphaQE",
     "Chain",
     "Change",
