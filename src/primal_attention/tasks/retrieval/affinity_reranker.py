@@ -61,5 +61,5 @@ def _affinity_features(
     """
     if anchors.shape[1] <= anchors.shape[2]:
         return tokens @ anchors.transpose(1, 2)
-    factor = torch.linalg.qr(anchors, mode="r").R  # anchors = Q R, so that M = RᵀR
+    factor: Tensor = torch.linalg.qr(anchors, mode="r").R  # anchors = Q R, so that M = RᵀR
     return tokens @ factor.transpose(1, 2)
