@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from primal_attention.command import UserError
-from primal_attention.files import read_array, read_arrays
+from primal_attention.files import list_arrays, read_array, read_arrays
 
 
 def _npy(array: Any) -> bytes:
@@ -140,3 +140,15 @@ def test_sizes_are_limited(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="800,000 bytes"):
         read_array(tmp_path / "a.npy", max_bytes=1000)
     assert isinstance(read_array(tmp_path / "a.npy", mmap=True, max_bytes=1000), np.memmap)
+
+
+def test_some_arrays_are_read_and_shapes_are_listed_without_the_others(tmp_path: Path) -> None:
+    objects = np.array([{}], dtype=object)
+    np.savez(tmp_path / "a.npz", X=np.zeros((4, 3)), y=np.arange(4), odd=objects)
+    assert list_arrays(tmp_path / "a.npz") == {"X": (4, 3), "y": (4,), "odd": (1,)}
+    assert list(read_arrays(tmp_path / "a.npz", ("X", "y", "z"))) == ["X", "y"]
+    with pytest.raises(UserError, match=r"array 'odd': .* Python objects"):
+        read_arrays(tmp_path / "a.npz")
+    (tmp_path / "b.npz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"b\.npz is not an \.npz archive: it is empty"):
+        list_arrays(tmp_path / "b.npz")

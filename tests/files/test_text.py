@@ -43,9 +43,18 @@ def test_a_damaged_file_is_a_sentence(
 def test_size_is_limited_after_decompression(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"0" * 1_000_000))
-    with pytest.raises(UserError, match="more than 1,000 characters"):
-        read_text(path, 1000)
+    with pytest.raises(UserError, match=r"more than 2,000 bytes.*; split the file"):
+        read_text(path, 2000)
     with pytest.raises(UserError, match="more than 100 bytes"):
         read_bytes(path, 100)
     with pytest.raises(UserError, match="directory"):
         read_bytes(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        file.truncate(9_000_000_000_000)  # without blocks on the disk
+    for read in (read_text, read_lines, read_bytes):
+        with pytest.raises(UserError, match="more than 8,000,000,000 bytes"):
+            read(path)

@@ -47,6 +47,8 @@ def test_json_lines_keep_the_numbers_of_lines(tmp_path: Path) -> None:
     path.write_text('{"text": "a\u2028b"}\n\n{"text": "c"}\n', "utf-8")
     found = list(read_json_lines(path))
     assert [(line.number, line.value["text"]) for line in found] == [(1, "a\u2028b"), (3, "c")]
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2 is blank; remove the line"):
+        list(read_json_lines(path, skip_blank=False))
     path.write_text('{"a": 1}\n[2]\n')
     with pytest.raises(UserError, match=r"a\.jsonl, line 2 must hold an object"):
         list(read_json_lines(path))

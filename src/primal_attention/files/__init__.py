@@ -3,7 +3,7 @@
     read_text, read_lines, open_text     UTF-8, plain or compressed
     read_json, read_json_lines           values of JSON
     read_yaml                            settings
-    read_array, read_arrays              .npy and .npz
+    read_array, read_arrays, list_arrays .npy and .npz
     read_tensors                         .safetensors
     SealedFolder, write_sealed           folders whose bytes are checked
     locked                               folders with one writer

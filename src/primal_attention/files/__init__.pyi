@@ -1,4 +1,4 @@
-from .arrays import read_array, read_arrays
+from .arrays import list_arrays, read_array, read_arrays
 from .locks import locked
 from .seals import SUMS, SealedFolder, UnsealedWarning, write_sealed
 from .tensors import parse_tensors, read_tensors, to_bytes
@@ -12,6 +12,7 @@ __all__ = [
     "SealedFolder",
     "UnsealedWarning",
     "file_errors",
+    "list_arrays",
     "locked",
     "open_text",
     "parse_json",

@@ -3,6 +3,8 @@
 import math
 import zipfile
 import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from primal_attention.command import UserError
 from primal_attention.files.text import MAX_BYTES, file_errors
 
-__all__ = ["read_array", "read_arrays"]
+__all__ = ["list_arrays", "read_array", "read_arrays"]
 
 _MAX_MEMBERS = 10_000
 _KINDS = "biufcUSMm"
@@ -43,11 +45,14 @@ def read_array(path: Path, *, mmap: bool = False, max_bytes: int = MAX_BYTES) ->
             raise UserError(f"{path}: {error}") from error
 
 
-def read_arrays(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+def read_arrays(
+    path: Path, names: Collection[str] | None = None, *, max_bytes: int = MAX_BYTES
+) -> dict[str, NDArray[Any]]:
     """Return the arrays of an ``.npz`` file by name.
 
     Args:
         path: The file.
+        names: Read only these, as far as they are there; by default all.
         max_bytes: Most bytes of all arrays together.
 
     Raises:
@@ -61,18 +66,54 @@ def read_arrays(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[
         >>> read_arrays(file)
         {'x': array([0, 1, 2])}
     """
+    found = {}
+    with _opened(path, max_bytes) as archive:
+        for name, member in _members(archive):
+            if names is None or name in names:
+                with archive.open(member) as file, _named(name):
+                    found[name] = _read(file, member.file_size, max_bytes)  # type: ignore[arg-type]
+    return found
+
+
+def list_arrays(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays of an ``.npz`` file by name, from their headers alone.
+
+    Raises:
+        UserError: If the file is no archive of arrays, is damaged, encrypted or too large.
+    """
+    shapes = {}
+    with _opened(path, MAX_BYTES) as archive:
+        for name, member in _members(archive):
+            with archive.open(member) as file, _named(name):
+                shapes[name] = _read_header(file)[0]  # type: ignore[arg-type]
+    return shapes
+
+
+@contextmanager
+def _opened(path: Path, max_bytes: int) -> Iterator[zipfile.ZipFile]:
+    """Open an archive, and turn what is wrong with it into a :class:`UserError`."""
     with file_errors(path), path.open("rb") as file:
         start = file.read(6)
         file.seek(0)
         try:
             with zipfile.ZipFile(file) as archive:
-                return _read_archive(archive, max_bytes)
+                _check_members(archive, max_bytes)
+                yield archive
         except zipfile.BadZipFile as error:
             if start[:2] == b"PK":
                 raise UserError(f"{path} is a damaged .npz archive: {error}.") from error
             raise UserError(f"{path} is not an .npz archive: {_guess(start)}.") from error
         except (ValueError, NotImplementedError, zlib.error, RuntimeError, EOFError) as error:
-            raise UserError(f"{path} is a damaged .npz archive: {error}") from error
+            raise UserError(f"{path} is not a readable .npz archive: {error}") from error
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin messages with the name of an array."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"array {name[:80]!r}: {error}") from error
 
 
 def _guess(start: bytes) -> str:
@@ -83,7 +124,7 @@ def _guess(start: bytes) -> str:
     return "save arrays with numpy.savez" if start else "it is empty"
 
 
-def _read_archive(archive: zipfile.ZipFile, max_bytes: int) -> dict[str, NDArray[Any]]:
+def _check_members(archive: zipfile.ZipFile, max_bytes: int) -> None:
     members = archive.infolist()
     total = sum(member.file_size for member in members)
     if len(members) > _MAX_MEMBERS or total > max_bytes:
@@ -91,12 +132,16 @@ def _read_archive(archive: zipfile.ZipFile, max_bytes: int) -> dict[str, NDArray
             f"it has {len(members):,} members of {total:,} bytes in all; at most "
             f"{_MAX_MEMBERS:,} of {max_bytes:,} bytes are read."
         )
-    found: dict[str, NDArray[Any]] = {}
-    for member in members:
+
+
+def _members(archive: zipfile.ZipFile) -> Iterator[tuple[str, zipfile.ZipInfo]]:
+    """Yield name and place of every array, checked as far as the list of contents tells."""
+    seen = set()
+    for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         if name == member.filename:
             raise ValueError(f"its member {name[:80]!r} is no array; save arrays with numpy.savez.")
-        if name in found:
+        if name in seen:
             raise ValueError(f"it has two arrays {name[:80]!r}.")
         if member.flag_bits & 1:
             raise ValueError(f"its array {name[:80]!r} is encrypted; save it without a password.")
@@ -105,12 +150,8 @@ def _read_archive(archive: zipfile.ZipFile, max_bytes: int) -> dict[str, NDArray
                 f"its array {name[:80]!r} has the compression {member.compress_type}, which numpy "
                 "does not write; save it with numpy.savez_compressed."
             )
-        with archive.open(member) as file:
-            try:
-                found[name] = _read(file, member.file_size, max_bytes)  # type: ignore[arg-type]
-            except ValueError as error:
-                raise ValueError(f"array {name[:80]!r}: {error}") from error
-    return found
+        seen.add(name)
+        yield name, member
 
 
 def _read(file: BinaryIO, size: int, max_bytes: int) -> NDArray[Any]:
@@ -128,6 +169,21 @@ def _check_header(
     file: BinaryIO, size: int, max_bytes: int
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the header of an array; raise if it is damaged or promises what the file lacks."""
+    shape, in_columns, dtype = _read_header(file)
+    if dtype.hasobject or dtype.kind not in _KINDS:
+        raise ValueError(
+            f"it has the type {dtype}; Python objects and records are never read, save numbers or "
+            "words."
+        )
+    promised = math.prod(shape) * dtype.itemsize
+    if promised > size:
+        raise ValueError(f"its header promises {promised:,} bytes, the file has {size:,}.")
+    if promised > max_bytes:
+        raise ValueError(f"it has {promised:,} bytes, and at most {max_bytes:,} are read.")
+    return shape, in_columns, dtype
+
+
+def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     npy: Any = np.lib.format
     try:
         version = npy.read_magic(file)
@@ -135,16 +191,6 @@ def _check_header(
         shape, in_columns, dtype = readers[version](file, max_header_size=10_000)
     except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError("it has no header of a .npy array that can be read.") from error
-    if dtype.hasobject or dtype.kind not in _KINDS:
-        raise ValueError(
-            f"it has the type {dtype}; Python objects and records are never read, save numbers or "
-            "words."
-        )
     if any(n < 0 for n in shape) or len(shape) > 32:
         raise ValueError(f"its shape {shape[:8]} is impossible.")
-    promised = math.prod(shape) * dtype.itemsize
-    if promised > size:
-        raise ValueError(f"its header promises {promised:,} bytes, the file has {size:,}.")
-    if promised > max_bytes:
-        raise ValueError(f"it has {promised:,} bytes, and at most {max_bytes:,} are read.")
     return shape, in_columns, dtype

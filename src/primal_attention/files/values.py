@@ -94,12 +94,16 @@ class JsonLine(NamedTuple):
     value: Any
 
 
-def read_json_lines(path: Path, kind: type = dict) -> Iterator[JsonLine]:
-    """Return the values of a file with one JSON value in a line; blank lines are left out.
+def read_json_lines(
+    path: Path, kind: type = dict, *, skip_blank: bool = True
+) -> Iterator[JsonLine]:
+    """Return the values of a file with one JSON value in a line.
 
     Args:
         path: The file, plain, ``.gz`` or ``.xz``. It is read line by line.
         kind: What every line must hold, as for :func:`read_json`.
+        skip_blank: Leave blank lines out; otherwise one is an error, because it shifts the count of
+            those behind it.
 
     Raises:
         UserError: If the file or a line is damaged; the message names the line.
@@ -111,6 +115,8 @@ def read_json_lines(path: Path, kind: type = dict) -> Iterator[JsonLine]:
             where = f"{path}, line {number}"
             if len(line) > MAX_JSON:
                 raise UserError(f"{where} has more than {MAX_JSON:,} characters.")
+            if not line.strip() and not skip_blank:
+                raise UserError(f"{where} is blank; remove the line, or write a value into it.")
             if line.strip():
                 yield JsonLine(number, parse_json(line, where, kind))
 
