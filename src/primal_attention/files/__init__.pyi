@@ -1,4 +1,5 @@
 from .arrays import list_arrays, read_array, read_arrays
+from .layouts import take_arrays
 from .locks import locked
 from .seals import SUMS, SealedFolder, UnsealedWarning, write_sealed
 from .tensors import parse_tensors, read_tensors, to_bytes
@@ -26,6 +27,7 @@ __all__ = [
     "read_tensors",
     "read_text",
     "read_yaml",
+    "take_arrays",
     "to_bytes",
     "write_sealed",
 ]
