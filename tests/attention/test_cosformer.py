@@ -42,6 +42,34 @@ def test_core_agrees_with_its_dense_reference_in_values_and_gradients(power, is_
         torch.testing.assert_close(got, expected)
 
 
+def _decode(core, q, k, v):
+    state, rows = core.init_state(k[:, :, :0], v[:, :, :0]), []
+    for t in range(q.shape[2]):
+        y, state = core.step(*(x[:, :, t : t + 1] for x in (q, k, v)), state)
+        rows.append(y)
+    return torch.cat(rows, dim=2)
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_causal_and_dense_form_agree_at_and_beyond_a_small_horizon(horizon, dtype):
+    # heads of width two: the only key that a query overlaps is often exactly at the horizon
+    core = CosformerCore(horizon)
+    shapes = ((8, 4, 30, 2), (8, 4, 30, 2), (8, 4, 30, 3))
+    inputs = [(2.5 * torch.randn(shape, dtype=dtype)).requires_grad_() for shape in shapes]
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    weights = naive_family.cosformer_weights(*exact[:2], horizon, 2)
+    slow = naive_family.normalized_attention(weights, exact[2], is_causal=True)
+    probe = torch.randn_like(slow)
+    expected = torch.autograd.grad((slow * probe).sum(), exact)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-2
+    for fast in (core(*inputs, is_causal=True), _decode(core, *inputs)):
+        torch.testing.assert_close(fast.double(), slow, rtol=tolerance, atol=tolerance)
+        found = torch.autograd.grad((fast * probe).sum(), inputs)
+        for got, correct in zip(found, expected, strict=True):
+            torch.testing.assert_close(got.double(), correct, rtol=tolerance, atol=tolerance)
+
+
 def test_squared_weights_are_positive_far_beyond_the_horizon():
     q, k, _ = _heads(40)
     weights = CosformerCore(8).weights(q, k)

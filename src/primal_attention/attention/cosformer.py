@@ -5,8 +5,12 @@
 The cosine of a difference is an inner product of cosines and sines, so the weights are inner
 products of features. In the paper ``M`` is the current length; then the function changes with the
 length, and causal outputs depend on later tokens. Here the horizon ``M`` is fixed. Beyond it the
-published weight is negative, so by default it is squared: ``cos² = (1 + cos(π (i − j) / M)) / 2``
-is never negative.
+published weight is negative, so by default the cosine is squared, and the weight never vanishes:
+
+    ε + (1 − ε) cos²(π (i − j) / 2M) = (1 + ε)/2 + (1 − ε)/2 cos(π (i − j) / M),   ε = 1/1024
+
+The weight falls from one to ``ε`` at the horizon, and has the period ``2M``. With ``ε = 0`` a
+query that overlaps only a key at the horizon would divide rounding errors by each other.
 """
 
 import math
@@ -23,12 +27,15 @@ from primal_attention.attention.registry import register_attention
 
 __all__ = ["CosformerAttention", "CosformerCore"]
 
+_FLOOR = 1 / 1024
+"""Weight at the horizon. Relative rounding errors of a row are below ``1 / _FLOOR`` units."""
+
 
 class CosformerCore(FeatureCore):
     """``ReLU`` features times cosines of the position: ``O((n + m) d v)`` time, constant state.
 
     Args:
-        horizon: Distance ``M`` at which the weight reaches zero.
+        horizon: Distance ``M`` at which the weight is smallest; beyond it the weight rises again.
         power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
     """
 
@@ -54,8 +61,8 @@ class CosformerCore(FeatureCore):
         x = x.relu()
         if self.power == 1:
             return torch.cat([x * angle.cos(), x * angle.sin()], dim=-1)
-        x = x * 0.5**0.5
-        return torch.cat([x, x * angle.cos(), x * angle.sin()], dim=-1)
+        plain, wave = x * ((1 + _FLOOR) / 2) ** 0.5, x * ((1 - _FLOOR) / 2) ** 0.5
+        return torch.cat([plain, wave * angle.cos(), wave * angle.sin()], dim=-1)
 
     def forward(
         self,
@@ -101,7 +108,8 @@ class CosformerAttention(MultiHeadAttention):
     Args:
         dim: Model width.
         num_heads: Number of heads; must divide ``dim``.
-        horizon: Distance in tokens at which the weight reaches zero; in the paper the length.
+        horizon: Distance in tokens at which the weight is smallest, 1/1024; in the paper the
+            length. Beyond it the weight rises again, with the period ``2 * horizon``.
         power: 2, or 1 for the published weight, which allows at most ``horizon`` tokens.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.

@@ -85,10 +85,14 @@ def normalized_attention(
 def cosformer_weights(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], horizon: int, power: int
 ) -> Float[Tensor, "b h n m"]:
-    """Return ``ReLU(q_i)·ReLU(k_j) cos(π (i − j) / 2M)^power``."""
+    """Return ``ReLU(q_i)·ReLU(k_j) c_ij`` for power one; for two, ``ε + (1 − ε) c²`` replaces ``c``.
+
+    ``c_ij = cos(π (i − j) / 2M)`` and ``ε = 1/1024``.
+    """
     i = torch.arange(q.shape[2], dtype=q.dtype)[:, None]
     j = torch.arange(k.shape[2], dtype=q.dtype)[None, :]
-    fade = torch.cos(torch.pi * (i - j) / (2 * horizon)) ** power
+    cosine = torch.cos(torch.pi * (i - j) / (2 * horizon))
+    fade = cosine if power == 1 else 1 / 1024 + (1 - 1 / 1024) * cosine.square()
     return q.relu() @ k.relu().transpose(-1, -2) * fade
 
 
