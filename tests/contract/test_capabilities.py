@@ -35,8 +35,15 @@ def test_a_capability_is_honoured_or_refused_with_an_alternative(any_case, capab
 
 
 def test_every_capability_but_the_descriptive_ones_is_asked_for_here():
-    # test_time.py asks for every value of time
-    described = {"relative_position", "deterministic", "mixes_without_order", "time"}
+    # test_time.py asks for every value of time, test_magnitudes.py for large tokens
+    described = {
+        "relative_position",
+        "deterministic",
+        "mixes_without_order",
+        "time",
+        "max_magnitude",
+        "max_magnitude_float16",
+    }
     assert {f.name for f in dataclasses.fields(Capabilities)} == described | set(ASK)
 
 

@@ -46,6 +46,11 @@ class Capabilities:
     """Without ``is_causal=True``, outputs depend on other tokens than their own."""
     time: frozenset[str] = JOINED_TIME
     """Values of ``time=`` in ``create_attention``: how the times of tokens can enter."""
+    max_magnitude: float = 1e9
+    """Largest number in tokens for which output, gradients and regulariser stay finite, for the
+    weights of a new layer in float32, float64 or bfloat16."""
+    max_magnitude_float16: float = 1e3
+    """The same in float16."""
 
 
 class Aux(NamedTuple):

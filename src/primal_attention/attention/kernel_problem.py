@@ -29,7 +29,8 @@ from primal_attention.functional import (
     parameter_trace,
     score_gram,
 )
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.ksvd import FLOOR
+from primal_attention.functional.precision import accumulator, representable
 
 __all__ = ["Diagnostics", "Features", "KernelProblem", "pose_on_tokens", "pose_problem"]
 
@@ -102,14 +103,16 @@ class KernelProblem:
             reduction: How the published ``ksvd`` goes from objectives to one number.
             scores: Of both sides, where they are not those of ``weights``.
         """
-        counts = self.queries.tokens, self.keys.tokens
+        counts, floor = (self.queries.tokens, self.keys.tokens), representable(FLOOR, self.weights)
         gram_q, gram_k = self.queries.gram(self.eps), self.keys.gram(self.eps)
         if regularizer != "kkt":
             energy = torch.cat(self._energies(gram_q, gram_k), dim=1)
-            return energy_term(regularizer, reduction, energy, counts, self.ell, self._coupled())
+            given = energy, counts, self.ell, self._coupled(), floor
+            return energy_term(regularizer, reduction, *given)
         gram_q, gram_k = counts[0].mean(gram_q), counts[1].mean(gram_k)
         residual = self._kkt(gram_q, gram_k, scores)
-        residual = residual + _ORTHOGONALITY * off_diagonality(self._score_gram(gram_q))
+        others = off_diagonality(self._score_gram(gram_q), floor=floor)
+        residual = residual + _ORTHOGONALITY * others
         nonempty = all_of([count.nonempty(gram_q) for count in counts])
         return average_over_sequences(residual.mean(1), nonempty)
 
@@ -166,7 +169,8 @@ class KernelProblem:
         else:
             e, r = scores.to(wide).chunk(2, dim=1)
         dual_e, dual_r = self.duals.to(wide).chunk(2, dim=1)
-        return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=mask)
+        floor = representable(FLOOR, self.duals)
+        return dual_residual(e, r, dual_e, dual_r, self.ell, key_mask=mask, floor=floor)
 
 
 def pose_problem(

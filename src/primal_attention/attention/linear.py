@@ -10,6 +10,9 @@ from primal_attention.attention.registry import register_attention
 
 __all__ = ["LinearAttention", "LinearCore"]
 
+_LOWEST = -40.0
+"""Logarithm of the smallest feature of a key; far below rounding beside an ordinary feature."""
+
 
 class LinearCore(FeatureCore):
     """``φ(q) (φ(k)ᵀ v) / φ(q) (φ(k)ᵀ 1)`` in ``O(n d v)`` time, state ``d × (v + 1)`` per head."""
@@ -19,9 +22,21 @@ class LinearCore(FeatureCore):
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n d"]:
-        """Return the positive features ``elu(x) + 1``."""
+        """Return the positive features ``elu(x) + 1``, times a factor of each query.
+
+        The factor cancels in the output. It makes the largest feature at least one, so that no
+        query loses all features to underflow.
+        """
+        low = x.clamp_max(0)
         # a sum instead of elu: the compiled backward of elu assumes wrong strides
-        return x.clamp_max(0).exp() + x.relu()
+        return (low - low.detach().amax(-1, keepdim=True)).exp() + x.relu()
+
+    def key_features(
+        self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b h n d"]:
+        """Return the positive features ``elu(x) + 1``, at least ``e^-40``."""
+        # a smaller total of a query overflows in backward
+        return x.clamp(_LOWEST, 0).exp() + x.relu()
 
 
 class LinearAttention(FixedCoreAttention):

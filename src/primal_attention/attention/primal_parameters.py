@@ -50,7 +50,12 @@ def primal_capabilities(weights: Weights, **changes: bool) -> Capabilities:
     source = SOURCES[weights]
     own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
     can = {"cross": source.cross, "aux_loss": True, **own, **changes}
-    return Capabilities(time=source.time, **can)
+    return Capabilities(
+        time=source.time,
+        max_magnitude=source.max_magnitude,
+        max_magnitude_float16=source.max_magnitude_float16,
+        **can,
+    )
 
 
 class PrimalParameters(Attention):

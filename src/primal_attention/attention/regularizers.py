@@ -19,7 +19,8 @@ from primal_attention.functional import (
     reduce_objective,
     sample_loss,
 )
-from primal_attention.functional.precision import is_traced
+from primal_attention.functional.ksvd import FLOOR
+from primal_attention.functional.precision import is_traced, representable
 
 __all__ = ["Regularizer", "TokenCount", "all_of", "energy_term"]
 
@@ -56,6 +57,7 @@ def energy_term(
     counts: tuple[TokenCount, TokenCount],
     ell: Float[Tensor, "h s"],
     coupled: tuple[Float[Tensor, "*b h k s"], Float[Tensor, "*b h k s"]],
+    floor: float | None = None,
 ) -> Float[Tensor, ""]:
     """Return a regulariser from the energy of the scores, unweighted, in float32 or better.
 
@@ -66,6 +68,7 @@ def energy_term(
         counts: Tokens of the query side and of the key side.
         ell: ``ℓ``, in float32 or better.
         coupled: The two factors of the trace ``Tr(W_eᵀ W_r)``.
+        floor: Scores below this count as this in ``balance``; by default what ``coupled`` allows.
     """
     count, mask = counts[0].tokens, counts[0].key_mask
     usual = (regularizer, reduction) == ("ksvd", "sample") and counts[0] is counts[1]
@@ -76,7 +79,8 @@ def energy_term(
     moments = counts[0].mean(energy_e), counts[1].mean(energy_r)
     nonempty = all_of([c.nonempty(energy) for c in counts])
     if regularizer == "balance":
-        return average_over_sequences(balance(*moments).mean(1), nonempty)
+        floor = representable(FLOOR, coupled[0]) if floor is None else floor
+        return average_over_sequences(balance(*moments, floor=floor).mean(1), nonempty)
     objective = ksvd_objective(*moments, ell, parameter_trace(*coupled))
     return reduce_objective(objective, reduction, keep=nonempty)
 

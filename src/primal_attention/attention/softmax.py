@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from primal_attention.attention.base import JOINED_TIME, Attention, Capabilities
 from primal_attention.attention.multihead import CachingCore, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
-from primal_attention.functional.precision import accumulator
+from primal_attention.functional.precision import accumulator, full_precision
 
 __all__ = [
     "ExplicitSoftmaxAttention",
@@ -97,7 +97,12 @@ class ExplicitSoftmaxCore(SoftmaxCore):
         return self._weights(q, k, keep)
 
     def _weights(self, q: Tensor, k: Tensor, keep: Tensor | None) -> Tensor:
-        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        q = q * q.shape[-1] ** -0.5
+        if q.dtype == torch.float16:  # its range is too small for scores
+            with full_precision(q):
+                scores = q.float() @ k.float().transpose(-1, -2)
+        else:
+            scores = q @ k.transpose(-1, -2)
         if keep is None:
             return scores.softmax(-1, dtype=accumulator(q)).to(q.dtype)
         scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)

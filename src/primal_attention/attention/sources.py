@@ -93,6 +93,8 @@ class Source:
     mixes_without_order = True
     cross = True
     time: frozenset[str] = JOINED_TIME
+    max_magnitude = 1e9
+    max_magnitude_float16 = 1e3
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the parameters of the weights to the layer."""
@@ -306,6 +308,9 @@ class DualSource(Source):
 
     rotary = True
     time = JOINED_TIME | {"product", "rotary"}
+    # the published term is of degree four in the tokens
+    max_magnitude = 1e6
+    max_magnitude_float16 = 30.0
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:
         """Add the maps from tokens to dual variables."""

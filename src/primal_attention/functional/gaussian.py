@@ -34,8 +34,8 @@ _ROUNDING = 16
 """Largest error of an exponent, in multiples of ``eps ‖x‖²/2``."""
 _TOLERANCE = 0.01
 """Error of an exponent that needs no correction."""
-_MAX_EXPONENT = 80.0
-"""Largest exponent of a correction factor; its exponential still fits into float32."""
+_MAX_EXPONENT = 40.0
+"""Largest exponent of a correction factor; in backward it multiplies values of any size."""
 
 
 def half_square(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch 1"]:

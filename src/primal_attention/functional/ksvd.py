@@ -41,6 +41,9 @@ __all__ = [
 Reduction = Literal["sample", "batch", "head"]
 """How the objectives of sequences and heads become one loss; see :func:`reduce_objective`."""
 
+FLOOR = 1e-18
+"""Smallest size that a relative residual divides by; its square and inverse fit into float32."""
+
 
 def parameter_trace(
     w_e: Float[Tensor, "*batch m s"], w_r: Float[Tensor, "*batch m s"]
@@ -207,6 +210,7 @@ def dual_residual(
     lam: Float[Tensor, "h s"],
     *,
     key_mask: Bool[Tensor, "b n"] | None = None,
+    floor: float = FLOOR,
 ) -> Float[Tensor, "b h"]:
     """Return ``(‖ℓ²e − h_e‖² + ‖ℓ²r − h_r‖²) / (‖h_e‖² + ‖h_r‖²)`` over real tokens.
 
@@ -220,23 +224,37 @@ def dual_residual(
         dual_r: Dual variables ``h_r`` of the key side.
         lam: ``ℓ``.
         key_mask: ``True`` where a token is real.
+        floor: The residual of smaller dual variables is relative to this.
     """
     if key_mask is not None:
         keep = key_mask[:, None, :, None]
         e, r, dual_e, dual_r = (torch.where(keep, t, 0.0) for t in (e, r, dual_e, dual_r))
+    # the residual does not depend on the scale; squares of very small or large numbers do not exist
+    both = torch.cat([dual_e.detach(), dual_r.detach()], dim=-1).abs().flatten(2)
+    # padded, because there may be no tokens
+    size = torch.nn.functional.pad(both, (0, 1)).amax(-1).clamp_min(floor)[..., None, None]
+    e, r, dual_e, dual_r = (t / size for t in (e, r, dual_e, dual_r))
     lam2 = lam.square()[:, None]
     squared = (lam2 * e - dual_e).square().sum((-2, -1)) + (lam2 * r - dual_r).square().sum(
         (-2, -1)
     )
     scale = dual_e.square().sum((-2, -1)) + dual_r.square().sum((-2, -1))
-    return squared / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    return squared / scale.clamp_min(
+        1.0
+    )  # below one only if the dual variables are below the floor
 
 
 def balance(
-    moment_e: Float[Tensor, "b h s"], moment_r: Float[Tensor, "b h s"]
+    moment_e: Float[Tensor, "b h s"], moment_r: Float[Tensor, "b h s"], *, floor: float = FLOOR
 ) -> Float[Tensor, "b h"]:
-    """Return ``mean_l ((e² − r²) / (e² + r²))²``: zero if both sides have the same energy."""
-    total = (moment_e + moment_r).clamp_min(torch.finfo(moment_e.dtype).tiny)
+    """Return ``mean_l ((e² − r²) / (e² + r²))²``: zero if both sides have the same energy.
+
+    Args:
+        moment_e: Energies of the query side.
+        moment_r: Energies of the key side.
+        floor: Scores below this count as this in the denominator.
+    """
+    total = (moment_e + moment_r).clamp_min(floor**2)
     return ((moment_e - moment_r) / total).square().mean(-1)
 
 
@@ -248,9 +266,19 @@ def score_gram(
         return w.transpose(-1, -2) @ gram @ w
 
 
-def off_diagonality(gram: Float[Tensor, "b h s s"]) -> Float[Tensor, "b h"]:
-    """Return ``Σ_{l<m} cos²(E_l, E_m)``: zero if the score columns are orthogonal."""
-    scale = gram.diagonal(dim1=-2, dim2=-1).clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+def off_diagonality(
+    gram: Float[Tensor, "b h s s"], *, floor: float = FLOOR
+) -> Float[Tensor, "b h"]:
+    """Return ``Σ_{l<m} cos²(E_l, E_m)``: zero if the score columns are orthogonal.
+
+    Args:
+        gram: Inner products of the columns.
+        floor: Columns with a smaller norm count as shorter than one.
+    """
+    # first by a constant, which makes the diagonal one: the cube of a large factor overflows
+    fixed = gram.detach().diagonal(dim1=-2, dim2=-1).clamp_min(floor**2).rsqrt()
+    gram = gram * fixed[..., :, None] * fixed[..., None, :]
+    scale = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0.5).rsqrt()
     cosines = gram * scale[..., :, None] * scale[..., None, :]
     return cosines.square().triu(1).sum((-2, -1))
 
