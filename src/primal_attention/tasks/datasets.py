@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.command import UserError, did_you_mean
-from primal_attention.files import read_yaml
+from primal_attention.files import read_arrays, read_yaml
 from primal_attention.settings import build
 from primal_attention.tasks.files import FILE_ERRORS
 
@@ -126,11 +126,10 @@ def checksum(path: Path) -> str:
     if path.suffix == ".npz":
         import numpy as np
 
-        with np.load(path, allow_pickle=False) as arrays:
-            for key in sorted(arrays.files):
-                array = np.ascontiguousarray(arrays[key])
-                digest.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
-                digest.update(array.tobytes())
+        for key, values in sorted(read_arrays(path, max_bytes=_MAX_BYTES).items()):
+            array = np.ascontiguousarray(values)
+            digest.update(f"{key} {array.dtype.str} {array.shape}\n".encode())
+            digest.update(array.tobytes())
         return digest.hexdigest()
     opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     with opened(path, "rb") as file:

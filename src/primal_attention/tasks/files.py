@@ -1,22 +1,22 @@
-"""Files of a user: which errors they may cause, and tables as CSV or Parquet."""
+"""Tables of a user: CSV, TSV and Parquet, and the errors that files may cause."""
 
-import gzip
+import csv
 import lzma
+import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from primal_attention.command import MissingPackageError, install_hint
+from primal_attention.command import MissingPackageError, UserError, install_hint
+from primal_attention.files import MAX_BYTES, open_text
 
 __all__ = [
     "FILE_ERRORS",
     "TABLE_SUFFIXES",
-    "check_size",
     "ending",
     "list_some",
-    "open_text",
     "read_table",
     "take_column",
     "take_labels",
@@ -30,24 +30,8 @@ FILE_ERRORS: tuple[type[Exception], ...] = (
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
 
-MAX_BYTES = 8_000_000_000
-"""Largest file, or content of an archive, that is read into memory."""
-
-
-def check_size(path: Path) -> None:
-    """Raise if a file is, or unpacks to, more than is read into memory.
-
-    Raises:
-        ValueError: If it is too large.
-    """
-    size = path.stat().st_size
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    if size > MAX_BYTES:
-        raise ValueError(
-            f"{path} holds {size:,} bytes, and at most {MAX_BYTES:,} are read; split the file."
-        )
+_LONGEST = 2**31 - 1
+"""Most characters of a field of a table."""
 
 
 def ending(path: Path) -> str:
@@ -63,68 +47,163 @@ def ending(path: Path) -> str:
     return parts[-1] if parts else ""
 
 
-def open_text(path: Path) -> TextIO:
-    """Return a text file for reading, plain or compressed; only line feeds end a line."""
-    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)
-    file: TextIO = opened(path, "rt", encoding="utf-8-sig", newline="\n")
-    return file
-
-
-def read_table(path: Path, *, rows: int | None = None) -> Any:
+def read_table(path: Path, *, rows: int | None = None, words: Sequence[str] = ()) -> Any:
     """Return a CSV, TSV or Parquet file as a pandas frame.
+
+    A row of the frame is a row of the file: a blank line between rows is an error. So are two
+    columns of the same name, and rows that are longer than the header.
 
     Args:
         path: The file; CSV and TSV may be compressed.
         rows: Read so many rows only.
+        words: CSV and TSV: columns, if they are there, whose values stay words as they are written.
+            In others ``NA`` and ``null`` are missing values and ``01`` is a number.
 
     Raises:
         ImportError: If pandas, or pyarrow for Parquet, is not installed.
-        ValueError: If the file is no such table, or is empty.
+        UserError: If the file is no such table, or is empty.
     """
     try:
-        import pandas as pd
+        import pandas  # noqa: F401
 
-        if ending(path) == ".parquet":
-            frame = _read_parquet(path, rows)
-        else:
-            frame = pd.read_csv(path, sep="\t" if ending(path) == ".tsv" else ",", nrows=rows)
+        frame = (
+            _read_parquet(path, rows) if ending(path) == ".parquet" else _read(path, rows, words)
+        )
     except ImportError as error:
         # pandas raises a plain ImportError if pyarrow is missing
         raise MissingPackageError(
             f"Tables need pandas, and pyarrow for Parquet. {install_hint('tables')}"
         ) from error
-    except OSError:
-        raise
-    except Exception as error:
-        # parsers of pandas and pyarrow have many exceptions of their own
-        words = " ".join(str(error).split())
-        raise ValueError(f"{path} is not a readable {path.suffix} table: {words}") from error
     if not len(frame):
-        raise ValueError(f"{path} has no rows.")
+        raise UserError(f"{path} has no rows.")
     return frame
 
 
-def _read_parquet(path: Path, rows: int | None) -> Any:
+def _read(path: Path, rows: int | None, words: Sequence[str]) -> Any:
     import pandas as pd
 
-    if rows is None:
-        return pd.read_parquet(path)
+    separator = "\t" if ending(path) == ".tsv" else ","
+    _check_header(path, separator)
+    with open_text(path) as file:
+        try:
+            # with low_memory the type of a column depends on the part of the file
+            frame = pd.read_csv(
+                file,
+                sep=separator,
+                nrows=rows,
+                converters=dict.fromkeys(words, str),
+                low_memory=False,
+            )
+        except (UserError, OSError, UnicodeDecodeError, EOFError, zlib.error, lzma.LZMAError):
+            raise
+        except Exception as error:  # pandas has many exceptions of its own
+            raise UserError(f"{path} is not a readable table: {_explain(error)}.") from error
+    _check_blank_lines(path, separator, rows)
+    return frame
+
+
+def _check_header(path: Path, separator: str) -> None:
+    """Raise if pandas would change names, or shift columns by one."""
+    with open_text(path) as file:
+        records: Iterator[list[str]] = (row for row in _records(file, separator) if row)
+        header, first = next(records, []), next(records, [])
+    # pandas gives the second of two equal names a number
+    _check_names(path, [word.strip() for word in header])
+    if len(first) > len(header):
+        # pandas would take the first column for an index
+        raise UserError(
+            f"{path} is not a readable table: its rows have more fields than the {len(header)} "
+            "names of its header; name every column, or remove separators at the ends of rows."
+        )
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"{path}: two columns have the name {twice[0][:80]!r}; give every column its own."
+        )
+
+
+def _records(file: TextIO, separator: str) -> Any:
+    csv.field_size_limit(_LONGEST)
+    return csv.reader(file, delimiter=separator)
+
+
+def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
+    """Raise if a line between rows is blank: rows behind it would be counted otherwise."""
+    with open_text(path) as file:
+        if not any(line.isspace() for line in file):
+            return
+    with open_text(path) as file:
+        blank = 0
+        for number, row in enumerate(records := _records(file, separator)):
+            if not row or (len(row) == 1 and row[0].isspace()):
+                blank = blank or records.line_num
+            elif blank:
+                raise UserError(
+                    f"{path}, line {blank} is blank; remove the line, or fill in its fields."
+                )
+            if rows is not None and number > rows:
+                return
+
+
+_EXPLAINED = {
+    r"No columns to parse from file": "it is empty",
+    r"Expected (\d+) fields in line (\d+), saw (\d+)": r"line \2 has \3 fields, others have \1",
+    r"EOF inside string starting at row (\d+)": r"a quotation mark in row \1 has no second one",
+}
+"""Words of pandas, and what they mean."""
+
+
+def _explain(error: Exception) -> str:
+    words = " ".join(str(error).split()).rstrip(".")
+    for pattern, meaning in _EXPLAINED.items():
+        match = re.search(pattern, words)
+        if match:
+            return match.expand(meaning)
+    return words[:200] or type(error).__name__
+
+
+def _read_parquet(path: Path, rows: int | None) -> Any:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
-        batch = next(file.iter_batches(batch_size=rows), None)
-        return file.schema_arrow.empty_table().to_pandas() if batch is None else batch.to_pandas()
+    try:
+        with pq.ParquetFile(path) as file:
+            about = file.metadata
+            size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+            if size > MAX_BYTES or about.num_rows > MAX_BYTES:
+                raise UserError(
+                    f"{path} has {about.num_rows:,} rows of {size:,} bytes, and at most "
+                    f"{MAX_BYTES:,} bytes are read; split the file."
+                )
+            _check_names(path, file.schema_arrow.names)
+            if rows is None:
+                return file.read().to_pandas()
+            batch = next(file.iter_batches(batch_size=rows), None)
+            return (
+                file.schema_arrow.empty_table().to_pandas() if batch is None else batch.to_pandas()
+            )
+    except (UserError, MemoryError):
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise UserError(f"{path} is a damaged Parquet file: {_explain(error)}.") from error
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise UserError(f"{path} is not a readable Parquet file: {_explain(error)}.") from error
 
 
 def take_column(frame: Any, name: str, path: Path, option: str) -> Any:
     """Return a column of a frame.
 
     Raises:
-        ValueError: If the column is missing; the message says how to name another.
+        UserError: If the column is missing; the message says how to name another.
     """
     if name not in frame.columns:
         columns = list_some([str(c) for c in frame.columns])
-        raise ValueError(
+        raise UserError(
             f"{path} has no column {name!r}; its columns are {columns}. Name the right one with "
             f"--data.{option}."
         )
@@ -135,12 +214,12 @@ def take_labels(frame: Any, name: str, path: Path) -> list[str]:
     """Return the column of the classes as words.
 
     Raises:
-        ValueError: If the column, or one of its values, is missing.
+        UserError: If the column, or one of its values, is missing.
     """
     column = take_column(frame, name, path, "target")
-    empty = column.isna().to_numpy().nonzero()[0]
+    empty = (column.isna() | (column == "")).to_numpy().nonzero()[0]
     if len(empty):
-        raise ValueError(
+        raise UserError(
             f"{path}: {len(empty)} of {len(column)} rows have no {name!r}, the first is row "
             f"{empty[0] + 1}; every row needs a class."
         )

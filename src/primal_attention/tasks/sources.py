@@ -6,25 +6,17 @@
 Looking reads the beginning of a file only, and does not import torch.
 """
 
-import json
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.tasks.files import (
-    FILE_ERRORS,
-    TABLE_SUFFIXES,
-    check_size,
-    ending,
-    list_some,
-    open_text,
-    read_table,
-)
+from primal_attention.command import UserError, did_you_mean
+from primal_attention.files import MAX_BYTES, list_arrays, read_json_lines
+from primal_attention.tasks.files import TABLE_SUFFIXES, ending, list_some, read_table
 
 __all__ = [
     "Column",
@@ -209,33 +201,26 @@ def look_at(path: Path) -> Source:
     if existing(path).is_dir():
         return _look_into(path)
     suffix = ending(path)
-    with user_errors(str(path), *FILE_ERRORS):
-        check_size(path)
-        if suffix in TABLE_SUFFIXES:
-            frame = read_table(path, rows=_ROWS)
-            columns = {str(name): _column(frame[name].tolist()) for name in frame.columns}
-            return Source(path, suffix, columns, len(frame))
-        if suffix == ".jsonl":
-            return _look_at_lines(path)
-        if suffix == ".npz":
-            return Source(path, suffix, arrays=_shapes(path))
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path} has more than {MAX_BYTES:,} bytes, the most that is read.")
+    if suffix in TABLE_SUFFIXES:
+        frame = read_table(path, rows=_ROWS)
+        columns = {str(name): _column(frame[name].tolist()) for name in frame.columns}
+        return Source(path, suffix, columns, len(frame))
+    if suffix == ".jsonl":
+        return _look_at_lines(path)
+    if suffix == ".npz":
+        return Source(path, suffix, arrays=list_arrays(path))
     return Source(path, suffix)
 
 
 def _look_at_lines(path: Path) -> Source:
     values: dict[str, list[Any]] = {}
-    rows = 0
-    with open_text(path) as file:
-        for line in file:
-            item = json.loads(line)
-            if not isinstance(item, dict):
-                raise ValueError(f"line {rows + 1} is no JSON object.")
-            rows += 1
-            for key, value in item.items():
-                values.setdefault(str(key), []).append(value)
-            if rows == _ROWS:
-                break
-    return Source(path, ".jsonl", {k: _column(v) for k, v in values.items()}, rows)
+    items = [line.value for line in islice(read_json_lines(path), _ROWS)]
+    for item in items:
+        for key, value in item.items():
+            values.setdefault(key, []).append(value)
+    return Source(path, ".jsonl", {k: _column(v) for k, v in values.items()}, len(items))
 
 
 def _column(values: list[Any]) -> Column:
@@ -246,21 +231,6 @@ def _column(values: list[Any]) -> Column:
         return Column("number", len(seen), 0.0, whole)
     words = sum(1 if is_date(str(v)) else len(str(v).split()) for v in values) / len(values)
     return Column("text", len(seen), words, False)
-
-
-def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the arrays, from their headers alone."""
-    from numpy.lib import format as numpy_format
-
-    npy: Any = numpy_format  # has no annotations
-    shapes = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            with archive.open(name) as file:
-                version = npy.read_magic(file)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shapes[name.removesuffix(".npy")] = read(file)[0]
-    return shapes
 
 
 def _look_into(path: Path) -> Source:

@@ -8,7 +8,15 @@ from numpy.typing import NDArray
 
 from primal_attention.command import UserError
 
-__all__ = ["Split", "choose", "class_indices", "hold_out", "stratified_sample", "stratified_split"]
+__all__ = [
+    "Split",
+    "check_classes",
+    "choose",
+    "class_indices",
+    "hold_out",
+    "stratified_sample",
+    "stratified_split",
+]
 
 
 class Split(NamedTuple):
@@ -70,13 +78,26 @@ def hold_out(labels: NDArray[Any], share: float, seed: int) -> Split:
     return split
 
 
+def check_classes(classes: Sequence[str]) -> None:
+    """Raise unless there are at least two classes to tell apart."""
+    if len(classes) < 2:
+        told = f"all have the class {classes[0][:80]!r}" if classes else "there is no class"
+        raise UserError(f"{told}; a model needs at least two classes to tell apart.")
+
+
 def class_indices(labels: Sequence[str], classes: tuple[str, ...]) -> NDArray[np.int64]:
     """Return the index of every label among the classes."""
     index = {name: i for i, name in enumerate(classes)}
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise ValueError(
-            f"Labels {', '.join(unknown)} are not among the classes {', '.join(classes)}; "
-            "name every class, or correct the labels."
+            f"Labels {_some(unknown)} are not among the classes {_some(classes)}; name every "
+            "class, or correct the labels."
         )
     return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return names separated by commas: the first twelve, and the beginnings of long ones."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(n if len(n) <= 80 else f"{n[:80]}…" for n in names[:12]) + more

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from primal_attention.command import needs
+from primal_attention.files import open_text
 from primal_attention.tasks.datasets import data_folder
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
-    check_size,
     ending,
-    open_text,
     read_table,
     take_column,
     take_labels,
@@ -247,7 +246,6 @@ def read_tokens(
         text: Tables: column of the texts.
         target: Tables: column of the classes.
     """
-    check_size(path)
     suffix = ending(path)
     rows: list[Any]
     if path.is_dir() or (kind == "image" and suffix in IMAGES):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.command import UserError
-from primal_attention.tasks.files import check_size, ending, read_table, take_column
+from primal_attention.tasks.files import read_table, take_column
 from primal_attention.tasks.multimodal.images import ImageError, read_images
 from primal_attention.tasks.multimodal.tokenizer import TextTokenizer, as_text
 
@@ -178,10 +178,18 @@ def read_pair_table(
     Raises:
         UserError: If a column is missing, a caption is empty, or an image cannot be read.
     """
-    check_size(path)
-    frame = _read_frame(path)
-    files = [str(name).strip() for name in take_column(frame, image, path, "image")]
-    texts = [str(text).strip() for text in take_column(frame, caption, path, "caption")]
+    # a caption such as "none" is no missing value
+    frame = read_table(path, words=(image, caption))
+    files, texts = (
+        [
+            "" if is_missing else str(value).strip()
+            for value, is_missing in zip(column, column.isna(), strict=True)
+        ]
+        for column in (
+            take_column(frame, image, path, "image"),
+            take_column(frame, caption, path, "caption"),
+        )
+    )
     folders = [Path(folder) for folder in images if folder is not None]
     for folder in folders[:1]:
         if not folder.is_dir():
@@ -202,23 +210,6 @@ def read_pair_table(
         raise UserError(f"{path}: no image can be read. {error}") from error
     table = PairTable(found, texts, list(range(1, len(found) + 1)))
     return take_pairs(table, read.kept)._replace(problems=read.problems)
-
-
-def _read_frame(path: Path) -> Any:
-    """Return a table of texts; a caption such as "none" is no missing value."""
-    if ending(path) == ".parquet":
-        frame = read_table(path)
-        return frame.where(frame.notna(), "")
-    read_table(path, rows=1)  # the usual messages for files that are no tables
-    import pandas as pd
-
-    try:
-        separator = "\t" if ending(path) == ".tsv" else ","
-        return pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
-    except OSError:
-        raise
-    except Exception as error:  # pandas has many exceptions of its own
-        raise ValueError(f"{path} is not readable: {' '.join(str(error).split())}") from error
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path:

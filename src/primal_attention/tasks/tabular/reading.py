@@ -4,7 +4,6 @@ A column of words is a category, a column of dates in ISO 8601 is a number. The 
 between classes and numbers; :func:`is_class_target` has the rule.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -15,9 +14,7 @@ from numpy.typing import NDArray
 from primal_attention.command import UserError, user_errors
 from primal_attention.tasks.files import (
     FILE_ERRORS,
-    ending,
     list_some,
-    open_text,
     read_table,
     take_column,
 )
@@ -160,23 +157,9 @@ def _read_known(settings: TableSettings, notes: list[str]) -> tuple[LabelledTabl
 
 
 def _read_frame(path: "Path") -> Any:
-    """Return a file as a frame with words as names and dates as dates.
-
-    Raises:
-        ValueError: If two columns have the same name.
-    """
+    """Return a file as a frame with words as names and dates as dates."""
     frame = read_table(path)
-    names = [str(c) for c in frame.columns]
-    header = names
-    if ending(path) != ".parquet":
-        # pandas gives the second of two equal names a number
-        with open_text(path) as file:
-            lines = csv.reader(file, delimiter="\t" if ending(path) == ".tsv" else ",")
-            header = [word.strip() for word in next(lines, [])]
-    twice = [n for n in header if n and header.count(n) > 1]
-    if twice:
-        raise ValueError(f"two columns have the name {twice[0]!r}; give every column its own.")
-    frame.columns = names
+    frame.columns = [str(name) for name in frame.columns]
     return parse_dates(frame)
 
 

@@ -6,10 +6,11 @@ from .data import (
     series_from_arrays,
 )
 from .estimator import PrimalTimeSeriesClassifier
-from .files import list_series, load_series, read_npz, read_series, read_ts, series_root
+from .files import list_series, load_series, read_npz, read_series, series_root
 from .model import SeriesClassifier, SeriesConfig
 from .settings import SeriesOptions, SeriesSettings
 from .task import SeriesTask
+from .ts import read_ts
 
 __all__ = [
     "PrimalTimeSeriesClassifier",

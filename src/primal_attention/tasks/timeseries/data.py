@@ -22,9 +22,12 @@ __all__ = [
     "SeriesCollection",
     "SeriesDataset",
     "Standardizer",
+    "as_float32",
     "collate_series",
     "jittered",
+    "label_words",
     "series_from_arrays",
+    "whole_numbers",
 ]
 
 
@@ -123,9 +126,12 @@ def series_from_arrays(
         >>> series_from_arrays(np.zeros((4, 3, 10))).x.shape
         (4, 10, 3)
     """
-    cases = [np.atleast_2d(as_float32(case)) for case in X]
-    if not cases:
+    arrays = [as_float32(case) for case in X]
+    if not arrays:
         raise ValueError("X holds no series; give at least one.")
+    if not all(array.ndim for array in arrays):
+        raise ValueError("X must be a list of series, got a single value instead of a series.")
+    cases = [np.atleast_2d(array) for array in arrays]
     channels = {case.shape[0] for case in cases}
     if any(case.ndim != 2 for case in cases) or len(channels) > 1:
         raise ValueError(
@@ -144,9 +150,61 @@ def series_from_arrays(
 
 
 def as_float32(values: Any) -> NDArray[np.float32]:
-    """Return values in single precision; too large ones become infinite, which is refused later."""
-    with np.errstate(over="ignore"):
-        return np.asarray(values).astype(np.float32)
+    """Return values in single precision; too large ones become infinite, which is refused later.
+
+    Raises:
+        ValueError: If they are no real numbers, or rows have unequal lengths.
+    """
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "biufO":
+            raise ValueError
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
+    except (ValueError, TypeError):
+        kind = getattr(getattr(values, "dtype", None), "name", type(values).__name__)
+        raise ValueError(
+            f"series must be real numbers in rows of equal length, got {kind}; leave words, dates "
+            "and complex numbers out."
+        ) from None
+
+
+def whole_numbers(values: NDArray[Any], name: str) -> NDArray[np.int64]:
+    """Return an array of whole numbers; floating point numbers must be whole too.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    is_whole = values.dtype.kind in "iu"
+    if values.dtype.kind == "f":
+        is_whole = bool((np.abs(values) < 2**53).all() and (values == np.round(values)).all())
+    if not is_whole:
+        raise ValueError(f"{name} must hold whole numbers, got {_example(values)}.")
+    return values.astype(np.int64)
+
+
+def _example(values: NDArray[Any]) -> str:
+    """Return the type of an array, and the first number that is not whole."""
+    if values.dtype.kind != "f":
+        return f"the type {values.dtype}"
+    broken = values[~(values == np.round(values)) | ~(np.abs(values) < 2**53)]
+    return str(broken.ravel()[0])
+
+
+def label_words(labels: NDArray[Any]) -> list[str]:
+    """Return labels of any kind as words.
+
+    Raises:
+        ValueError: If they are complex numbers, or one is missing.
+    """
+    if labels.dtype.kind not in "biufUS":
+        raise ValueError(f"labels must be words or numbers, got the type {labels.dtype}.")
+    found = labels.astype(str) if labels.dtype.kind == "S" else labels
+    words = [str(value) for value in found.tolist()]
+    missing = [i for i, word in enumerate(words) if word in ("", "nan")]
+    if missing:
+        raise ValueError(f"case {missing[0]}, counted from 0, has no label.")
+    return words
 
 
 def _observed_length(case: NDArray[np.float32]) -> int:

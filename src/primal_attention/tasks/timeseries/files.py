@@ -1,4 +1,4 @@
-"""Files of series: ``.ts``, ``.npz`` and tables, and the sets of the UEA archive.
+"""Files of series: ``.npz``, tables and ``.ts``, and the sets of the UEA archive.
 
 A set is named exactly: part ``train`` of the set ``Name`` is ``Name/Name.npz`` or
 ``Name/Name_TRAIN.ts`` under the root, and nothing else. Archives also ship copies such as
@@ -11,7 +11,7 @@ import os
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +19,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.command import UserError, user_errors
+from primal_attention.files import list_arrays, read_arrays
 from primal_attention.tasks.datasets import data_folder
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
-    check_size,
     ending,
     list_some,
     read_table,
@@ -33,8 +34,11 @@ from primal_attention.tasks.splits import class_indices
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     as_float32,
+    label_words,
     series_from_arrays,
+    whole_numbers,
 )
+from primal_attention.tasks.timeseries.ts import is_number, read_ts
 
 __all__ = [
     "list_series",
@@ -43,7 +47,6 @@ __all__ = [
     "packaged_root",
     "read_npz",
     "read_series",
-    "read_ts",
     "series_root",
 ]
 
@@ -71,7 +74,6 @@ def read_series(
         channels: Channels of series to be predicted: labels may be missing, and are not read.
     """
     path = existing(Path(path))
-    check_size(path)
     suffix = ending(path)
     if suffix == ".ts":
         return read_ts(path, classes=classes, channels=channels)
@@ -80,148 +82,55 @@ def read_series(
     if suffix in TABLE_SUFFIXES:
         return _read_frame(path, classes, target, case, channels is None)
     kinds = ", ".join(SUFFIXES)
-    raise ValueError(f"a file of time series ends in {kinds}, got {path.name!r}.")
+    raise UserError(f"a file of time series ends in {kinds}, got {path.name!r}.")
 
 
 def _read_frame(
     path: Path, classes: Sequence[str] | None, target: str, case: str, labelled: bool
 ) -> SeriesCollection:
     """Return the series of a table: one row a time step, or one row a series."""
-    frame = read_table(path)
+    frame = read_table(path, words=(target, case))
     labels: list[str] | None = None
     if labelled and (classes is not None or target in frame.columns):
         labels = take_labels(frame, target, path)
     values = frame.drop(columns=[target], errors="ignore")
     if case in frame.columns:
-        groups = frame.groupby(case, sort=False).indices.values()
+        names = [str(name) for name in frame[case]]
+        if frame[case].isna().any() or "" in names:
+            raise UserError(f"{path}: some rows have no {case!r}; every row needs its series.")
         numbers = _numeric(values.drop(columns=[case]), path)
-        cases = [numbers[rows].T for rows in groups]
+        rows: dict[str, list[int]] = {}
+        for row, name in enumerate(names):
+            rows.setdefault(name, []).append(row)
+        cases = [numbers[places].T for places in rows.values()]
         if labels is not None:
-            labels = [labels[rows[0]] for rows in groups]
+            labels = [_one_label(name, labels, rows[name], path) for name in rows]
     else:
         cases = list(_numeric(values, path))
-    return series_from_arrays(cases, labels, classes=classes)
+    with user_errors(str(path)):
+        return series_from_arrays(cases, labels, classes=classes)
+
+
+def _one_label(name: str, labels: Sequence[str], rows: Sequence[int], path: Path) -> str:
+    """Return the label of a series of several rows."""
+    found = sorted({labels[row] for row in rows})
+    if len(found) > 1:
+        raise UserError(
+            f"{path}: the series {name[:80]!r} has the classes {list_some(found)}; all rows of a "
+            "series need the same."
+        )
+    return found[0]
 
 
 def _numeric(frame: Any, path: Path) -> NDArray[np.float64]:
     words = [str(name) for name, kind in frame.dtypes.items() if kind.kind not in "iufb"]
     if words or not len(frame.columns):
-        raise ValueError(
-            f"{path}: the columns {list_some(words)} hold no numbers; --data.target names the "
-            "classes and --data.case the series, all other columns must be values."
+        told = f"the columns {list_some(words)} hold no numbers" if words else "no column is left"
+        raise UserError(
+            f"{path}: {told}; --data.target names the classes and --data.case the series, all "
+            "other columns must be values."
         )
     return np.asarray(frame, dtype=np.float64)
-
-
-def read_ts(
-    path: str | Path, *, classes: Sequence[str] | None = None, channels: int | None = None
-) -> SeriesCollection:
-    """Return the series of a UEA/UCR ``.ts`` file.
-
-    Reads unequal lengths, ``?`` and ``NaN`` as missing, comments anywhere, and files whose header
-    is incomplete or missing. What the header says of dimensions, equal lengths and classes is
-    checked, what it leaves out is read off the data; ``@missing`` is not looked at. Without
-    ``@classLabel`` a last field without a comma is the label.
-
-    Args:
-        path: The file.
-        classes: Names in the order of the class indices, to read a test file like its training
-            file; by default those of the header, else the sorted labels.
-        channels: Channels of series to be predicted: labels may be missing, and are not read.
-
-    Raises:
-        ValueError: If the file breaks the format; the message names the line.
-    """
-    path = Path(path)
-    header: dict[str, list[str]] = {}
-    rows: list[tuple[int, str]] = []
-    for number, line in enumerate(path.read_text("utf-8-sig").split("\n"), 1):
-        line = line.strip()
-        if not line or line.startswith(("#", "%")):
-            continue
-        if line.startswith("@"):
-            tag, *values = line[1:].replace(",", " ").split()
-            if rows:
-                raise ValueError(f"{path}, line {number}: @{tag} after the first series.")
-            header[tag.lower()] = values
-        else:
-            rows.append((number, line))
-    if not rows:
-        raise ValueError(f"{path} holds no series; it is empty or truncated.")
-    if header.get("timestamps", ["false"])[0].lower() == "true":
-        raise ValueError(f"{path} has time stamps, which are not supported; resample it evenly.")
-    declared = header.get("classlabel", [])
-    if declared:
-        labelled = declared[0].lower() == "true"
-    else:
-        labelled = all(":" in row and "," not in row.rpartition(":")[2] for _, row in rows)
-    equal = header.get("equallength", ["false"])[0].lower() == "true"
-    length = _header_number(header, "serieslength")
-    dimensions = _header_number(header, "dimensions")
-    cases, labels = [], []
-    for number, row in rows:
-        fields = [field.strip() for field in row.split(":")]
-        if labelled and len(fields) != channels:
-            labels.append(fields.pop())
-        rows_of_case = _parse_case(fields, f"{path}, line {number}")
-        if equal and length is None:
-            length = len(rows_of_case[0])
-        dimensions = dimensions or len(rows_of_case)
-        steps = {len(row) for row in rows_of_case}
-        if len(rows_of_case) != dimensions or (equal and steps != {length}):
-            raise ValueError(
-                f"{path}, line {number}: {len(rows_of_case)} dimensions of {_range(steps)} steps, "
-                f"expected {dimensions}{f' of {length}' if equal else ''}; the line is damaged or "
-                "the header is wrong."
-            )
-        cases.append(_pad_channels(rows_of_case))
-    names = (declared[1:] or None) if classes is None else list(classes)
-    is_read = labelled and channels is None
-    try:
-        return series_from_arrays(cases, labels if is_read else None, classes=names)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _header_number(header: Mapping[str, list[str]], tag: str) -> int | None:
-    """Return a number of the header; ``None`` if it is not there."""
-    return int(header[tag][0]) if header.get(tag) else None
-
-
-def _parse_case(fields: list[str], where: str) -> list[list[float]]:
-    """Return the values of one series, channel by channel."""
-    channels = []
-    for field in fields:
-        words = [w.strip() for w in field.split(",")] if field else []
-        try:
-            channels.append([np.nan if w in ("?", "") else float(w) for w in words])
-        except ValueError:
-            bad = next(w for w in words if not _is_number(w))
-            raise ValueError(f"{where}: {bad!r} is not a number; write ? for missing.") from None
-    if not any(channels):
-        raise ValueError(f"{where}: a series without values.")
-    return channels
-
-
-def _pad_channels(channels: list[list[float]]) -> NDArray[np.float64]:
-    """Return one series ``[channels, time]``; shorter channels end in missing values."""
-    case = np.full((len(channels), max(map(len, channels))), np.nan)
-    for row, values in zip(case, channels, strict=True):
-        row[: len(values)] = values
-    return case
-
-
-def _range(numbers: set[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return word in ("?", "")
-    return True
 
 
 def read_npz(
@@ -248,46 +157,55 @@ def read_npz(
         labelled: Whether to read labels.
 
     Raises:
-        ValueError: If the file has no such part, or breaks the format.
+        UserError: If the file has no such part, or breaks the format.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            end = "" if "X" in file.files else f"_{part}"
-            length_key = f"len{end}" if end else "length"
-            wanted = {f"X{end}", f"y{end}", length_key, "classes", "axes"}
-            found = {key: file[key] for key in file.files if key in wanted}
-            keys = ", ".join(file.files)
-    except (OSError, ValueError) as error:
-        if not path.exists():
-            raise
-        raise ValueError(f"{path} is not a readable .npz file ({error}).") from None
+    known = list_arrays(path)
+    end = "" if "X" in known else f"_{part}"
+    length_key = f"len{end}" if end else "length"
+    found = read_arrays(path, (f"X{end}", f"y{end}", length_key, "classes", "axes"))
     if f"X{end}" not in found:
-        raise ValueError(
-            f"{path} lacks the array X{end}; it has {keys}. Series are X or X_train and X_test."
+        raise UserError(
+            f"{path} lacks the array X{end}; it has {list_some(list(known)) or 'none'}. Series are "
+            "X or X_train and X_test."
         )
-    x, length = as_float32(found[f"X{end}"]), found.get(length_key)
-    if not len(x):
-        raise ValueError(f"{path} has no {part} part; this copy of the set is not complete.")
+    length = found.get(length_key)
     is_old = length is not None or bool(end and "classes" in found)
     default = "cases,time,channels" if is_old else ""
-    x = _time_first(x, str(found.get("axes", default)).replace(" ", ""), path)
-    try:
+    with user_errors(str(path)):
+        x = as_float32(found[f"X{end}"])
+        if x.ndim and not len(x):
+            raise UserError(f"{path} has no {part} part; this copy of the set is not complete.")
+        x = _time_first(x, str(found.get("axes", default)).replace(" ", ""), path)
         if length is None:
             series = series_from_arrays(x.transpose(0, 2, 1))
         else:
-            series = SeriesCollection(x, length.astype(np.int64))
+            series = SeriesCollection(x, whole_numbers(length, length_key))
         y = found.get(f"y{end}") if labelled else None
         if y is None:
             return series
-        words, names = [str(v) for v in y.tolist()], tuple(map(str, found.get("classes", ())))
+        if y.shape != series.length.shape:
+            raise ValueError(f"y{end} has the shape {y.shape}, and there are {len(series)} cases.")
+        names = _class_names(found.get("classes"))
         if names:
-            checked = replace(series, y=y.astype(np.int64), classes=names).y
+            checked = replace(series, y=whole_numbers(y, f"y{end}"), classes=names).y
             words = [names[v] for v in checked]  # type: ignore[union-attr]
+        else:
+            words = label_words(y)
         order = tuple(classes or names or sorted(set(words)))
         return replace(series, y=class_indices(words, order), classes=order)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+
+
+def _class_names(array: NDArray[Any] | None) -> tuple[str, ...]:
+    """Return the names of the classes in a file; none if it has none."""
+    if array is None:
+        return ()
+    names = tuple(map(str, array.tolist())) if array.ndim == 1 else ()
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"classes must be one row of different names, got {list_some(names) or array.shape}."
+        )
+    return names
 
 
 def _time_first(x: NDArray[np.float32], axes: str, path: Path) -> NDArray[np.float32]:
@@ -295,11 +213,11 @@ def _time_first(x: NDArray[np.float32], axes: str, path: Path) -> NDArray[np.flo
     if x.ndim == 2:
         return x[:, :, None]
     if x.ndim != 3:
-        raise ValueError(f"{path}: X must have two or three axes, got the shape {x.shape}.")
+        raise UserError(f"{path}: X must have two or three axes, got the shape {x.shape}.")
     if axes == "cases,time,channels":
         return x
     if axes not in ("", "cases,channels,time"):
-        raise ValueError(
+        raise UserError(
             f"{path}: axes must be cases,channels,time or cases,time,channels, got {axes!r}."
         )
     if not axes and x.shape[1] > x.shape[2]:
@@ -330,7 +248,7 @@ def npz_from_archive(archive: Path, name: str) -> bytes:
             path.write_bytes(file.read(member))
             # numbers by value, words by letter
             classes = sorted(
-                read_ts(path).classes, key=lambda c: (float(c) if _is_number(c) else 0.0, c)
+                read_ts(path).classes, key=lambda c: (float(c) if is_number(c) else 0.0, c)
             )
             parts[part] = read_ts(path, classes=classes)
     longest = max(series.x.shape[1] for series in parts.values())

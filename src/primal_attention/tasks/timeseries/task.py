@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
+from primal_attention.tasks.files import TABLE_SUFFIXES, list_some
 from primal_attention.tasks.sources import Recognition, Source, check_target, is_series_table
 from primal_attention.tasks.task import ClassificationTask, Parts
 from primal_attention.tasks.timeseries.settings import SeriesOptions, SeriesSettings
@@ -99,13 +99,14 @@ class SeriesTask(ClassificationTask):
         """Return the task and the three parts of a set or of files."""
         import numpy as np
 
-        from primal_attention.tasks.splits import choose, hold_out
+        from primal_attention.tasks.splits import check_classes, choose, hold_out
         from primal_attention.tasks.timeseries.data import SeriesDataset
 
-        with user_errors(str(settings.train or ""), *FILE_ERRORS):
+        with user_errors(str(settings.train or "")):
             official, test = _read_parts(settings)
         if official.y is None or (test is not None and test.y is None):
             raise UserError("the files to train on and to score need labels.")
+        check_classes(official.classes)
         pool = np.arange(len(official))
         held = pool[:0]
         if test is None:
@@ -114,9 +115,9 @@ class SeriesTask(ClassificationTask):
         split = hold_out(official.y[chosen], settings.valid, settings.seed)
         train, valid = chosen[split.train], chosen[split.valid]
         task = cls.fit(official.take(train), settings)
-        with user_errors(str(settings.train or ""), *FILE_ERRORS):
+        with user_errors(str(settings.train or "")):
             whole = task.prepare(official).series  # all of a file: a broken case keeps its number
-        with user_errors(str(settings.test or "the test part"), *FILE_ERRORS):
+        with user_errors(str(settings.test or "the test part")):
             scored = whole.take(held) if test is None else task.prepare(test).series
         scored = scored.take(choose(np.asarray(scored.y), settings.test_size))
         return task, Parts(
@@ -147,7 +148,7 @@ class SeriesTask(ClassificationTask):
         """Return the series of a file, standardised as the training part was."""
         from primal_attention.tasks.timeseries.files import read_series
 
-        with user_errors(str(path), *FILE_ERRORS):
+        with user_errors(str(path)):
             series = read_series(
                 path,
                 part,  # type: ignore[arg-type]
@@ -231,7 +232,7 @@ def _read_parts(settings: SeriesSettings) -> "tuple[SeriesCollection, SeriesColl
         train = read_series(settings.train, "train", **columns)
         if settings.test is None:
             return train, None
-        with user_errors(str(settings.test), *FILE_ERRORS):
+        with user_errors(str(settings.test)):
             return train, read_series(settings.test, "test", classes=train.classes, **columns)
     if settings.name is None:
         raise UserError("data.name, a UEA set, or the files data.train and data.test are missing.")
