@@ -80,7 +80,7 @@ def test_mistakes_are_told(search, capsys):
         (["--gallery", "none.npy"], "none.npy"),
         (["odd.npz"], "Did you mean 'gallery'"),
         (["--gallery", "x.npy", "--method", "difusion"], "Did you mean 'diffusion'"),
-        (["--gallery", "x.npy", "--ids", "scores.npy"], "ids must be integers"),
+        (["--gallery", "x.npy", "--ids", "scores.npy"], "ids must hold integers"),
         (["--gallery", "long.npy"], "normalize"),
         (["--gallery", "x.npy", "--out", "out.csv"], "must end in .npz"),
         (["--gallery", "x.npy", "--images", "a.png"], "{id}"),

@@ -20,7 +20,7 @@ from primal_attention.files import take_arrays
         (np.zeros((3, 1)), "numbers", 1),
         (np.array([1.0, np.nan]), "finite numbers", 1),
         (np.zeros(3, np.uint16), "bytes", 1),
-        (np.zeros(3), "labels", 1),
+        (np.zeros(3), "whole numbers or words", 1),
         (np.zeros(3, np.uint8), "truth values", 1),
     ],
 )

@@ -1,7 +1,5 @@
 """``primal rerank``: the results of a search in a better order, and a page about what changed."""
 
-import gzip
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.files import list_arrays, read_array, read_arrays, read_json
 from primal_attention.output import write_atomically
 from primal_attention.settings import parse
 
@@ -121,7 +120,7 @@ def _run(options: RerankCommand) -> None:
     print(f"{len(ids)} lists of {ids.shape[1]} results, ordered anew by {options.method}.")
     print(change.words)
     if options.gnd is not None:
-        _print_revisited(options.gnd, ids, found.ids)
+        _print_revisited(options.gnd, ids, found.ids, len(gallery))
     if options.out is not None:
         _write(options.out, found)
         print(f"Wrote {options.out}")
@@ -132,47 +131,69 @@ def _run(options: RerankCommand) -> None:
 
 def _read(options: RerankCommand) -> dict[str, Any]:
     """Return the arrays by name; those of single files replace those of the one file."""
-    import numpy as np
-
     arrays: dict[str, Any] = {}
     for path in filter(None, (options.file, options.groups)):
-        arrays |= _load(path) if path.suffix == ".npz" else {"gallery_groups": _array(path)}
+        is_one = path.suffix == ".npz"
+        arrays |= _load(path) if is_one else {"gallery_groups": read_array(path)}
     for name in ("queries", "gallery", "ids"):
         path = getattr(options, name)
         if path is not None:
-            arrays[name] = _array(path)
+            arrays[name] = read_array(path, mmap=True)
     if "gallery" not in arrays:
         raise UserError(
             "which vectors? Give a file .npz with an array gallery, or --gallery with a file .npy."
         )
-    if "ids" in arrays and arrays["ids"].ndim != 2:
-        raise UserError(f"ids must have the shape [queries, results], got {arrays['ids'].shape}.")
-    if "ids" in arrays and not np.issubdtype(arrays["ids"].dtype, np.integer):
+    for name, array in arrays.items():
+        _check(name, array)
+    widths = [arrays[name].shape[1] for name in ("queries", "gallery") if name in arrays]
+    if len(set(widths)) > 1:
         raise UserError(
-            f"ids must be integers, got {arrays['ids'].dtype}; give the second array of "
-            "index.search, not the scores."
+            f"queries have the width {widths[0]} and the gallery {widths[1]}; both must come from "
+            "the same model."
         )
     return arrays
 
 
 def _load(path: Path) -> dict[str, Any]:
+    unknown = [name for name in list_arrays(path) if name not in _ARRAYS]
+    if unknown:
+        raise UserError(
+            f"{path} holds an array {unknown[0][:80]!r}.{did_you_mean(unknown[0], _ARRAYS)} "
+            f"Arrays: {', '.join(_ARRAYS)}."
+        )
+    return read_arrays(path)
+
+
+_ALLOWED = {
+    "queries": ("real numbers", "biuf", "[queries, width]", "there are no queries"),
+    "gallery": ("real numbers", "biuf", "[items, width]", "the gallery has no items"),
+    "ids": ("integers", "iu", "[queries, results]", "ids holds no results"),
+    "query_groups": ("whole numbers or words", "iuU", "[queries]", "there are no queries"),
+    "gallery_groups": ("whole numbers or words", "iuU", "[items]", "the gallery has no items"),
+}
+"""What every array holds, the kinds of numpy types, its shape, and what it means to be empty."""
+
+
+def _check(name: str, array: Any) -> None:
     import numpy as np
 
-    with user_errors(str(path), OSError, ValueError), np.load(path, allow_pickle=False) as file:
-        unknown = [name for name in file.files if name not in _ARRAYS]
-        if unknown:
+    words, kinds, shape, empty = _ALLOWED[name]
+    if array.ndim != shape.count(",") + 1:
+        raise UserError(f"{name} must have the shape {shape}, got {array.shape}.")
+    if array.dtype.kind not in kinds:
+        hint = "; give the second array of index.search, not the scores" if name == "ids" else ""
+        raise UserError(f"{name} must hold {words}, got {array.dtype}{hint}.")
+    if not array.size:
+        raise UserError(f"{empty}: {name} has the shape {array.shape}.")
+    if name == "ids":
+        ordered = np.sort(array, axis=1)
+        twice = np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))
+        if len(twice):
+            row, place = twice[0]
             raise UserError(
-                f"it holds an array {unknown[0]!r}.{did_you_mean(unknown[0], _ARRAYS)} Arrays: "
-                f"{', '.join(_ARRAYS)}."
+                f"ids holds the item {ordered[row, place]} twice in list {row}, counted from 0; a "
+                "search finds an item once."
             )
-        return {name: file[name] for name in file.files}
-
-
-def _array(path: Path) -> Any:
-    import numpy as np
-
-    with user_errors(str(path), OSError, ValueError):
-        return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: bool) -> Any:
@@ -237,14 +258,24 @@ def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:
     return [row[row != i] for i, row in enumerate(found)] if is_self else found
 
 
-def _print_revisited(path: Path, before: Any, after: Any) -> None:
+def _print_revisited(path: Path, before: Any, after: Any, items: int) -> None:
     from primal_attention.tasks.retrieval import evaluate_revisited
 
-    with user_errors(str(path), OSError, ValueError, LookupError, TypeError):
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        content = json.loads(raw)
-        truth = content["gnd"] if isinstance(content, dict) else content
+    content = read_json(path, object)
+    truth = content.get("gnd") if isinstance(content, dict) else content
+    if not isinstance(truth, list):
+        raise UserError(
+            f"{path} holds no ground truth; it must be a list with one object for each query, or "
+            "an object with such a list under 'gnd'."
+        )
+    with user_errors(str(path), ValueError):
         old, new = (evaluate_revisited(ids, truth) for ids in (before, after))
+    largest = max((i for one in truth for k in ("easy", "hard", "junk") for i in one[k]), default=0)
+    if largest >= items:
+        raise UserError(
+            f"{path} names the item {largest}, but the gallery has {items} items; give the gallery "
+            "that the ground truth belongs to."
+        )
     for setting, scores in new.items():
         print(f"{setting}: mAP {old[setting].map:.2f} before, {scores.map:.2f} after")
 

@@ -19,7 +19,7 @@ _SORTS = {
     "whole numbers": "iu",
     "truth values": "b",
     "words": "U",
-    "labels": "biuU",
+    "whole numbers or words": "iuU",
     "bytes": "u",
 }
 """Kinds of numpy types by the words that describe them."""
@@ -34,7 +34,7 @@ def take_arrays(
         path: The file.
         expected: What each array holds, and its number of axes. It may hold ``"numbers"``,
             ``"finite numbers"``, ``"whole numbers"``, ``"truth values"``, ``"words"``,
-            ``"labels"`` (whole numbers or words) or ``"bytes"``.
+            ``"whole numbers or words"`` or ``"bytes"``.
         max_bytes: Most bytes of all arrays together.
 
     Raises:

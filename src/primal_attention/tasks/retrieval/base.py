@@ -99,7 +99,7 @@ class Reranker(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"blend must be between 0 and 1, got {blend}.")
         if candidates is not None and candidates < 0:
             raise ValueError(f"candidates must be at least 0, got {candidates}.")
-        queries, found = as_vectors(xq, "xq", normalize), check_ids(ids)
+        queries, found = as_vectors(xq, "xq (the queries)", normalize), check_ids(ids)
         if len(queries) != len(found):
             raise ValueError(
                 f"xq holds {len(queries)} queries and ids {len(found)} lists; give one list for "

@@ -95,15 +95,14 @@ def as_vectors(x: Any, name: str, normalize: bool) -> Float[Tensor, "n d"]:
         >>> as_vectors([[3.0, 4.0]], "xq", normalize=True)
         tensor([[0.6000, 0.8000]])
     """
-    if not isinstance(x, Tensor):
-        array = np.asarray(x, dtype=np.float32)
-        # a memory map is read only, which torch does not know
-        x = torch.from_numpy(array if array.flags.writeable else array.copy())
-    vectors = x.detach().cpu().float()
-    if vectors.ndim != 2:
-        raise ValueError(f"{name} must have the shape [n, width], got {tuple(vectors.shape)}.")
-    if not vectors.isfinite().all():
+    numbers = _real_numbers(x, name)
+    if numbers.ndim != 2:
+        raise ValueError(f"{name} must have the shape [n, width], got {tuple(numbers.shape)}.")
+    if not numbers.isfinite().all():
         raise ValueError(f"{name} holds a value that is not finite; remove or replace it.")
+    if normalize:
+        numbers = _moderate(numbers)
+    vectors = numbers.float()
     norms = vectors.norm(dim=1, keepdim=True)
     if normalize:
         return vectors / norms.clamp_min(torch.finfo(torch.float32).tiny)
@@ -111,9 +110,38 @@ def as_vectors(x: Any, name: str, normalize: bool) -> Float[Tensor, "n d"]:
     if worst > _UNIT:
         raise ValueError(
             f"{name} holds a vector of norm {norms[(norms - 1).abs().argmax()].item():.3g}; "
-            "similarities are cosines, so norms must be 1. Pass normalize=True."
+            "similarities are cosines, so norms must be 1. Pass normalize=True, or --normalize."
         )
     return vectors
+
+
+def _real_numbers(x: Any, name: str) -> Tensor:
+    """Return numbers as a tensor; float64 stays, because float32 may not hold its values."""
+    if isinstance(x, Tensor):
+        if x.is_complex():
+            raise ValueError(f"{name} must hold real numbers, got {x.dtype}.")
+        values: Tensor = x.detach().cpu()
+        return values if values.is_floating_point() else values.float()
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise ValueError(
+            f"{name} must have the shape [n, width]; its rows have different lengths."
+        ) from None
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold real numbers, got {array.dtype}.")
+    array = np.asarray(array, np.float64 if array.dtype.itemsize > 4 else np.float32)
+    # a memory map is read only, which torch does not know
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _moderate(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Return rows whose squares float32 can hold; usual rows stay as they are, bit for bit."""
+    if not x.numel():
+        return x
+    top = x.abs().amax(1, keepdim=True)
+    is_extreme = (top > 1e15) | ((top < 1e-15) & (top > 0))
+    return torch.where(is_extreme, x / top.clamp_min(torch.finfo(x.dtype).tiny), x)
 
 
 def check_ids(ids: Any) -> Int[NDArray[np.int64], "q k"]:
@@ -149,3 +177,5 @@ def _check_integers(values: NDArray[Any]) -> None:
             f"ids must be integers, got {values.dtype}; pass the second array of index.search, not "
             "the scores."
         )
+    if values.size and values.dtype.kind == "u" and values.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"ids holds {values.max()}; an id is below 2**63, and -1 is empty.")

@@ -180,15 +180,16 @@ def evaluate_revisited(
             f"ids must have one row for each of the {len(gnd)} queries of gnd, got the shape "
             f"{lists.shape}."
         )
+    answers = [_check_truth(truth, i) for i, truth in enumerate(gnd)]
     result = {}
     for setting, (good_keys, junk_keys) in _SETTINGS.items():
         precisions: list[float] = []
         at: dict[int, list[float]] = {k: [] for k in ks}
-        for row, truth in zip(lists, gnd, strict=True):
-            good = np.concatenate([np.asarray(truth[key], dtype=np.int64) for key in good_keys])
+        for row, truth in zip(lists, answers, strict=True):
+            good = np.concatenate([truth[key] for key in good_keys])
             if not len(good):
                 continue
-            junk = np.concatenate([np.asarray(truth[key], dtype=np.int64) for key in junk_keys])
+            junk = np.concatenate([truth[key] for key in junk_keys])
             ranks = _hit_ranks(row[~np.isin(row, junk)], good)
             precisions.append(average_precision(ranks, len(good), kind="trapezoid"))
             for k in ks:
@@ -199,6 +200,30 @@ def evaluate_revisited(
             len(precisions),
         )
     return result
+
+
+def _check_truth(truth: Any, query: int) -> dict[str, NDArray[np.int64]]:
+    """Return the ids of a query's ground truth as arrays."""
+    keys = ("easy", "hard", "junk")
+    if not isinstance(truth, Mapping):
+        raise ValueError(f"gnd, query {query}: it must be a mapping with {', '.join(keys)}.")
+    found = {}
+    for key in keys:
+        if key not in truth:
+            raise ValueError(f"gnd, query {query}: {key!r} is missing; an empty list is allowed.")
+        try:
+            ids = np.asarray(truth[key])
+        except ValueError:
+            ids = np.asarray(object)  # lists of different lengths
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(f"gnd, query {query}: {key!r} must be a list of whole numbers.")
+        found[key] = ids.astype(np.int64)
+    every = np.concatenate(list(found.values()))
+    if (every < 0).any():
+        raise ValueError(f"gnd, query {query}: it holds {every.min()}; an id is at least 0.")
+    if len(np.unique(every)) < len(every):
+        raise ValueError(f"gnd, query {query}: it holds an item twice.")
+    return found
 
 
 def _pairs(ids: ArrayLike, relevant: Sequence[ArrayLike]) -> list[tuple[NDArray[Any], ArrayLike]]:

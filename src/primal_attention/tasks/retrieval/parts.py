@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.tasks.files import FILE_ERRORS
+from primal_attention.command import UserError
+from primal_attention.files import take_arrays
+from primal_attention.tasks.retrieval.gallery import as_vectors
 from primal_attention.tasks.retrieval.sets import (
     PICTURES,
     Pictures,
@@ -130,24 +131,23 @@ def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def read_vectors(path: Path) -> VectorSet:
     """Return the vectors ``x``, scaled to norm one, and the ``groups`` of an ``.npz`` file."""
-    with user_errors(str(path), *FILE_ERRORS):
-        if not path.is_file():
-            raise UserError(f"there is no file {path}.")
-        with np.load(path, allow_pickle=False) as file:
-            lost = [key for key in ("x", "groups") if key not in file]
-            if lost:
-                raise UserError(
-                    f"it has no array {lost[0]}; it needs x [items, width] and groups [items]."
-                )
-            x, groups = file["x"], file["groups"]
-        if x.ndim != 2 or groups.shape != x.shape[:1]:
-            raise UserError(
-                f"x must have the shape [items, width] and groups [items], got {x.shape} and "
-                f"{groups.shape}."
-            )
-        if not np.isfinite(x).all():
-            raise UserError("x holds a value that is not finite; remove or replace it.")
-    return VectorSet(_unit(x.astype(np.float32)), np.unique(groups, return_inverse=True)[1])
+    sorts = {"x": ("finite numbers", 2), "groups": ("whole numbers or words", 1)}
+    x, groups = take_arrays(path, sorts).values()
+    if groups.shape != x.shape[:1]:
+        raise UserError(
+            f"{path}: groups must hold one value for each of the {len(x)} rows of x, got "
+            f"{len(groups)}."
+        )
+    if not x.shape[1]:
+        raise UserError(f"{path}: x has the width 0; give vectors.")
+    empty = np.flatnonzero(~x.any(1))
+    if len(empty):
+        raise UserError(
+            f"{path}: x has {len(empty)} vectors of zeros, the first is row {empty[0]}, counted "
+            "from 0; they have no direction. Remove them."
+        )
+    unit = as_vectors(x, "x", normalize=True).numpy()
+    return VectorSet(unit, np.unique(groups, return_inverse=True)[1])
 
 
 def _from_files(settings: VectorSettings) -> VectorParts:

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, did_you_mean, needs, user_errors
+from primal_attention.command import UserError, did_you_mean, needs
+from primal_attention.files import take_arrays
 from primal_attention.tasks.datasets import data_folder, find_set
-from primal_attention.tasks.files import FILE_ERRORS
 
 __all__ = [
     "PICTURES",
@@ -67,22 +67,27 @@ def load_pictures(name: str, data: Path | None = None) -> Pictures:
     path = data_folder(data) / found.folder / next(iter(found.files))
     if not path.is_file():
         raise UserError(f"{path} is missing. {found.by_hand(data_folder(data))}")
-    with user_errors(f"{path} cannot be read", *FILE_ERRORS):
-        return _emoji(path) if name == "emoji" else _matlab(path)
+    return _emoji(path) if name == "emoji" else _matlab(path)
 
 
 def _matlab(path: Path) -> Pictures:
     with needs("sklearn", "A file of MATLAB"):
         from scipy.io import loadmat
-    content = loadmat(path, variable_names=["X", "Y", "im_height", "im_width"])
-    height, width = (int(content[key].item()) for key in ("im_height", "im_width"))
-    images = content["X"].astype(np.float32).reshape(-1, width, height).transpose(0, 2, 1) / 255
-    return Pictures(images.clip(0, 1), content["Y"].ravel().astype(np.int64))
+    try:
+        content = loadmat(path, variable_names=["X", "Y", "im_height", "im_width"])
+        height, width = (int(content[key].item()) for key in ("im_height", "im_width"))
+        images = content["X"].astype(np.float32).reshape(-1, width, height).transpose(0, 2, 1)
+        return Pictures((images / 255).clip(0, 1), content["Y"].ravel().astype(np.int64))
+    except Exception as error:  # scipy has many exceptions of its own
+        raise UserError(
+            f"{path} is damaged, or no MATLAB file with X, Y, im_height and im_width; copy it "
+            "again. primal data shows its checksum."
+        ) from error
 
 
 def _emoji(path: Path) -> Pictures:
-    with np.load(path, allow_pickle=False) as file:
-        styles = [file[key] for key in ("color", "black", "twemoji")]
+    found = take_arrays(path, dict.fromkeys(("color", "black", "twemoji"), ("bytes", 4)))
+    styles = list(found.values())
     images = np.concatenate(styles).astype(np.float32) / 255
     return Pictures(images, np.tile(np.arange(len(styles[0])), len(styles)))
 
