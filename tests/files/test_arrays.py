@@ -110,8 +110,16 @@ def test_a_flipped_byte_of_the_content_is_noticed(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="CRC"):
+    with pytest.raises(UserError, match=r"a\.npz is a damaged \.npz archive; copy it again"):
         read_arrays(path)
+
+
+def test_a_header_that_is_no_line_of_python_is_refused(tmp_path: Path) -> None:
+    data = _npy(np.arange(3)).replace(b"}", b"(")
+    (tmp_path / "a.npy").write_bytes(data)
+    for path in (tmp_path / "a.npy", _npz(tmp_path / "a.npz", {"x.npy": data})):
+        with pytest.raises(UserError, match=r"no header of a \.npy array that can be read"):
+            (read_array if path.suffix == ".npy" else read_arrays)(path)
 
 
 def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:

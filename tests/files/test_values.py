@@ -66,7 +66,8 @@ def test_json_lines_keep_the_numbers_of_lines(tmp_path: Path) -> None:
         ("- " * 5000, "nested deeper than 50 levels"),
         ("a: " + "9" * 5000, "5000 digits"),
         ("a: \x00", "special characters"),
-        ("- 1", "must hold settings as `key: value`, got list"),
+        ("- 1", "must hold settings as `key: value`, got a list"),
+        ("# nothing", "must hold settings as `key: value`, it holds none"),
         ("a" * 300_000, "more than 250,000"),
     ],
 )

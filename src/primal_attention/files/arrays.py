@@ -20,6 +20,8 @@ _MAX_MEMBERS = 10_000
 _KINDS = "biufcUSMm"
 """Kinds of numpy types that hold no Python objects."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGES = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, UnicodeError, OverflowError)
+"""What zipfile raises about an archive that is damaged; its words name fields of the format."""
 
 
 def read_array(path: Path, *, mmap: bool = False, max_bytes: int = MAX_BYTES) -> NDArray[Any]:
@@ -99,11 +101,14 @@ def _opened(path: Path, max_bytes: int) -> Iterator[zipfile.ZipFile]:
             with zipfile.ZipFile(file) as archive:
                 _check_members(archive, max_bytes)
                 yield archive
-        except zipfile.BadZipFile as error:
+        except _DAMAGES as error:
             if start[:2] == b"PK":
-                raise UserError(f"{path} is a damaged .npz archive: {error}.") from error
+                raise UserError(
+                    f"{path} is a damaged .npz archive; copy it again, or save it again with "
+                    "numpy.savez."
+                ) from error
             raise UserError(f"{path} is not an .npz archive: {_guess(start)}.") from error
-        except (ValueError, NotImplementedError, zlib.error, RuntimeError, EOFError) as error:
+        except ValueError as error:
             raise UserError(f"{path} is not a readable .npz archive: {error}") from error
 
 
@@ -189,7 +194,10 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         version = npy.read_magic(file)
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         shape, in_columns, dtype = readers[version](file, max_header_size=10_000)
-    except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (zipfile.BadZipFile, zlib.error):
+        raise  # of the archive, not of the header
+    except Exception as error:
+        # numpy evaluates the header like a line of Python, which fails in many ways
         raise ValueError("it has no header of a .npy array that can be read.") from error
     if any(n < 0 for n in shape) or len(shape) > 32:
         raise ValueError(f"its shape {shape[:8]} is impossible.")

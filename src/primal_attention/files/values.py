@@ -181,7 +181,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise UserError(f"{path} is not readable as YAML: {_TOO_DEEP}.") from None
     if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold settings as `key: value`, got {type(tree).__name__}.")
+        found = "it holds none" if tree is None else f"got {_describe(tree)}"
+        raise UserError(f"{path} must hold settings as `key: value`, {found}.")
     return tree
 
 
