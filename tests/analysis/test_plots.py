@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from primal_attention.analysis.plots import plot_confusion, plot_curves, plot_dots
+from primal_attention.analysis.plots import (
+    add_legend,
+    plain,
+    plot_confusion,
+    plot_curves,
+    plot_dots,
+    plot_values,
+)
+from primal_attention.analysis.report import to_png
 
 plt = pytest.importorskip("matplotlib.pyplot")
 
@@ -72,3 +80,36 @@ def test_dots_have_one_row_each_and_the_names_in_the_legend():
     ]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["x", "y"]
     plt.close(figure)
+
+
+STRANGE = [r"$\frac$", "two\nlines", "x" * 5000, "_hidden", "\u4e2d\x00", "$a$ and $b$", ""]
+
+
+def test_names_of_users_are_shown_as_they_are_in_every_figure():
+    matrix = torch.eye(len(STRANGE), dtype=torch.long)
+    numbers = dict.fromkeys(STRANGE, 1.0)
+    figures = [
+        plot_confusion(dict.fromkeys(STRANGE[:2], matrix), STRANGE),
+        plot_dots(dict.fromkeys(STRANGE, numbers), xlabel="x"),
+        plot_values({name: ([1.0, 2.0], [2.0, 1.0]) for name in STRANGE[:2]}),
+        plot_curves({name: {name: [1.0, 2.0]} for name in STRANGE[:3]}),
+    ]
+    ticks = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    assert ticks[0] == r"\$\frac\$"  # a dollar behind a backslash is a dollar
+    assert ticks[1] == "two lines"
+    assert len(ticks[2]) == 40
+    for figure in figures:
+        assert figure.get_figwidth() < 30
+        assert to_png(figure).startswith(b"\x89PNG")
+
+
+def test_a_legend_names_models_that_begin_with_an_underscore():
+    figure = plt.figure()
+    add_legend(figure, dict.fromkeys(["_hidden", "$x$"], "red"))
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["_hidden", r"\$x\$"]
+    plt.close(figure)
+
+
+def test_plain_words_stay_as_they_are():
+    for word in ("class 1", "ü", "a_b^c", "100 %"):
+        assert plain(word) == word

@@ -15,6 +15,7 @@ __all__ = [
     "add_legend",
     "model_colors",
     "panel_layout",
+    "plain",
     "plot_confusion",
     "plot_curves",
     "plot_dots",
@@ -26,6 +27,26 @@ Curves = Mapping[str, Mapping[str, Sequence[float]]]
 
 COLORS = ("#c2410c", "#1d4ed8", "#047857", "#7c3aed", "#b45309", "#0e7490")
 """Line colours, in the order of the models."""
+
+
+def plain(words: str, most: int = 40) -> str:
+    r"""Return words of a user as a label: one line, not too long, and never a formula.
+
+    Every word that is not written by this library, such as the name of a class, goes through here:
+    matplotlib reads text between dollars as mathematics, and fails if it is none.
+
+    Args:
+        words: The words.
+        most: Most characters; the rest is cut off.
+
+    Example:
+        >>> print(plain("costs $5 or\n$6"))
+        costs \$5 or \$6
+    """
+    line = "".join(c if c.isprintable() else " " for c in words[: 2 * most])
+    line = " ".join(line.split())
+    is_long = len(line) > most or len(words) > 2 * most
+    return (f"{line[: most - 1]}…" if is_long else line).replace("$", r"\$")
 
 
 def plot_curves(
@@ -74,7 +95,7 @@ def plot_curves(
         for name, epoch in (chosen or {}).items():
             if any(_model_of(line) == name for line in lines):
                 axis.axvline(epoch, color=color[name], lw=1, ls=":", alpha=0.8)
-        axis.set(title=panel, xlabel=xlabel)
+        axis.set(title=plain(panel), xlabel=xlabel)
         if panel in log:
             axis.set_yscale("log")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -118,11 +139,11 @@ def plot_confusion(
                     if count:
                         axis.text(j, i, count, ha="center", va="center", color=shade, fontsize=8)
         ticks = range(0, len(labels), max(1, len(labels) // 26))
-        names = [labels[i] for i in ticks]
-        rotation = 90 if max(map(len, labels)) > 3 else 0
+        names = [plain(labels[i]) for i in ticks]
+        rotation = 90 if max(map(len, names)) > 3 else 0
         axis.set_xticks(ticks, names, rotation=rotation, fontsize=8)
         axis.set_yticks(ticks, names, fontsize=8)
-        axis.set(title=name, xlabel="predicted", ylabel="true")
+        axis.set(title=plain(name), xlabel="predicted", ylabel="true")
     return figure
 
 
@@ -141,7 +162,7 @@ def plot_values(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
         ends = min(true), max(true)
         axis.plot(ends, ends, color="#5b6472", lw=1, ls=":")
         axis.scatter(true, predicted, s=12, alpha=0.6, color="#c2410c")
-        axis.set(title=name, xlabel="true", ylabel="predicted")
+        axis.set(title=plain(name), xlabel="true", ylabel="predicted")
         axis.grid(alpha=0.25)
     return figure
 
@@ -166,11 +187,11 @@ def plot_dots(
     for name, marker in zip(names, cycle("osD^vP")):
         dots = [(row[name], place) for place, row in enumerate(values.values()) if name in row]
         x, y = zip(*dots, strict=True)
-        axis.scatter(x, y, color=color[name], marker=marker, s=26, alpha=0.85, label=name)
+        axis.scatter(x, y, color=color[name], marker=marker, s=26, alpha=0.85, label=plain(name))
     axis.set(xlabel=xlabel, xscale="log" if log else "linear")
     if log:
         axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_yticks(range(len(values)), list(values), fontsize=8)
+    axis.set_yticks(range(len(values)), [plain(row) for row in values], fontsize=8)
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
@@ -194,10 +215,13 @@ def add_legend(figure: "Figure", colors: Mapping[str, str]) -> None:
     """Add a legend of the models above all panels."""
     from matplotlib.lines import Line2D
 
-    figure.legend(
+    legend = figure.legend(
         [Line2D([], [], color=color) for color in colors.values()],
-        list(colors),
+        [" "] * len(colors),
         loc="outside upper center",
         ncols=min(len(colors), 6),
         frameon=False,
     )
+    # set afterwards: a legend leaves out names that begin with an underscore
+    for text, name in zip(legend.get_texts(), colors, strict=True):
+        text.set_text(plain(name))

@@ -7,6 +7,7 @@ unless a fragment brings one.
 import base64
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -197,6 +198,9 @@ def to_png(figure: "Figure") -> bytes:
     from matplotlib import pyplot as plt
 
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    with warnings.catch_warnings():
+        # a box stands for a character of a user that the font lacks
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from")
+        figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
     plt.close(figure)
     return buffer.getvalue()

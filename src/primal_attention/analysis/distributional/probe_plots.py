@@ -11,7 +11,7 @@ from primal_attention.analysis.capture import capture
 from primal_attention.analysis.distributional.cooccurrence import Cooccurrence
 from primal_attention.analysis.distributional.projection import normalize_rows
 from primal_attention.analysis.distributional.vocabulary import split_words
-from primal_attention.analysis.plots import panel_layout
+from primal_attention.analysis.plots import panel_layout, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,11 +100,12 @@ def plot_head_beside_counts(
         "counts": count_weights(cooccurrence, words),
         f"layer {layer}, head {head}": weights,
     }
+    shown = [plain(word) for word in words]
     size = max(3.2, 0.42 * len(words) + 1.4)
     figure, axes = plt.subplots(1, 2, figsize=(2 * size, size), layout=panel_layout())
     for axis, (title, matrix) in zip(axes, panels.items(), strict=True):
         axis.imshow(matrix, cmap="Oranges", vmin=0, vmax=max(float(matrix.max()), 1e-9))
-        axis.set_xticks(range(len(words)), words, rotation=60, ha="right", fontsize=8)
-        axis.set_yticks(range(len(words)), words, fontsize=8)
+        axis.set_xticks(range(len(words)), shown, rotation=60, ha="right", fontsize=8)
+        axis.set_yticks(range(len(words)), shown, fontsize=8)
         axis.set(title=title, xlabel="key", ylabel="query")
     return figure

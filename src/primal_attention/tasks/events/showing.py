@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from primal_attention.analysis.plots import model_colors, panel_layout
+from primal_attention.analysis.plots import model_colors, panel_layout, plain
 from primal_attention.kernels import BochnerTime
 from primal_attention.tasks.events.model import NextEventModel
 from primal_attention.tasks.events.scheme import LogScheme
@@ -364,13 +364,9 @@ def _plot_sequences(answers: Mapping[str, Tensor], scheme: LogScheme) -> "Figure
         )
         axis.scatter(x[right], y[right], color="#c2410c", s=28, zorder=3)
         axis.scatter(x[~right], y[~right], facecolors="white", edgecolors="#c2410c", s=28, zorder=3)
-        axis.set_yticks(range(len(shown)), [_short(scheme.names[t]) for t in shown], fontsize=8)
+        axis.set_yticks(range(len(shown)), [plain(scheme.names[t], 24) for t in shown], fontsize=8)
         axis.set(
             xlabel=f"time ({scheme.unit})", xlim=(-0.02 * end, end), ylim=(-0.6, len(shown) - 0.4)
         )
         axis.grid(alpha=0.25)
     return figure
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"

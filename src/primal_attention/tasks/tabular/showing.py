@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from primal_attention.analysis import LayerSpectrum, layer_spectra
-from primal_attention.analysis.plots import add_legend, model_colors, panel_layout
+from primal_attention.analysis.plots import add_legend, model_colors, panel_layout, plain
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.data import TableRows
 from primal_attention.tasks.tabular.influence import RowInfluence, corrupt, row_influence
@@ -368,7 +368,7 @@ def _plot_map(task: "TableTask", models: Mapping[str, NPTModel], test: TableRows
         palette = plt.get_cmap("tab10")
         add_legend(figure, {name: to_hex(palette(i)) for i, name in enumerate(task.classes[:10])})
     else:
-        figure.colorbar(drawn, ax=axes, label=task._numeric_target.name, shrink=0.8)
+        figure.colorbar(drawn, ax=axes, label=plain(task._numeric_target.name), shrink=0.8)
     return figure
 
 
