@@ -64,10 +64,31 @@ def test_batches_labels_and_formats_change_no_prediction(series_run, tmp_path):
     assert found[1:] == found[:1] * 6
 
 
-def test_texts_are_read_line_by_line(text_run, tmp_path):
-    (tmp_path / "new.txt").write_text("good good\n\nbad bad é\n", encoding="utf-8")
+def test_every_line_is_one_text_whatever_characters_it_has(text_run, tmp_path):
+    (tmp_path / "new.txt").write_text("good\u2028good\r\nbad\fbad é\x85\n \n", encoding="utf-8")
     assert main(["predict", str(text_run / "primal"), "new.txt", "--out", "p.csv"]) == 0
-    assert len(Path("p.csv").read_text("utf-8").splitlines()) == 3
+    rows = list(csv.DictReader(Path("p.csv").read_text("utf-8").split("\n")))
+    assert [row["index"] for row in rows] == ["0", "1", "2"]
+
+
+def test_an_empty_text_is_refused_with_its_place(text_run, fails, tmp_path):
+    files = {
+        "a.txt": ("good\n\nbad\n", "a.txt, line 2: the text is empty"),
+        "b.txt": ("good\nbad\n\n", "b.txt, line 3: the text is empty"),
+        "a.jsonl": ('{"text": "good"}\n\n{"text": "bad"}\n', "a.jsonl, line 2 is blank"),
+        "b.jsonl": ('{"text": "good"}\n{"text": ""}\n', "b.jsonl, line 2: the text is empty"),
+        "a.csv": ("text\ngood\n\nbad\n", "a.csv, line 3 is blank"),
+        "b.csv": ('text\ngood\n""\nbad\n', "b.csv, row 2: the text is empty"),
+        "c.csv": ("text,x\ngood,1\n,2\n", "c.csv, row 2: the text is empty"),
+        "c.txt": ("", "c.txt: there are no sequences"),
+    }
+    for name, (content, words) in files.items():
+        (tmp_path / name).write_text(content)
+        assert words in fails("predict", text_run / "primal", tmp_path / name)
+    # words that pandas takes for missing values are texts
+    (tmp_path / "nan.csv").write_text("text\nnan\nNA\nnull\n")
+    assert main(["predict", str(text_run / "primal"), "nan.csv", "--out", "p.csv"]) == 0
+    assert len(Path("p.csv").read_text().splitlines()) == 4
 
 
 def test_texts_to_predict_need_no_labels(text_run, tmp_path):
@@ -102,7 +123,7 @@ def test_pairs_are_learned_scored_and_predicted_by_two_towers(pairs_run, fails, 
     assert Path("a.csv").read_text() == Path("b.csv").read_text()
     assert len(Path("a.csv").read_text().splitlines()) == 13
     (tmp_path / "one.txt").write_text("only one\n")
-    assert "pair 1: expected two texts" in fails("predict", model, tmp_path / "one.txt")
+    assert "one.txt, line 1: expected two texts" in fails("predict", model, tmp_path / "one.txt")
     assert "expected label" in fails("eval", model, "--data", tmp_path / "new.txt")
 
 
@@ -111,11 +132,11 @@ def test_infinite_values_are_told_with_file_and_case(series_run, series_recipe, 
     file = tmp_path / "inf.ts"
     file.write_text("@classLabel true down up\n@data\n1,2:3,4:up\n1,inf:3,4:down\n")
     np.savez(tmp_path / "inf.npz", X=np.array([[[1.0, 1e300]]]))
-    assert "inf.ts: Case 1, counted from 0," in fails("predict", model, file)
+    assert "inf.ts, line 4: 'inf' is not a finite number" in fails("predict", model, file)
     assert "inf.npz: Case 0, counted from 0," in fails("predict", model, tmp_path / "inf.npz")
-    assert "inf.ts: Case 1" in fails("eval", model, "--data", file)
+    assert "inf.ts, line 4" in fails("eval", model, "--data", file)
     files = ["--data.train", train, "--data.test", file, "--out", tmp_path / "run"]
-    assert "inf.ts: Case 1" in fails("train", series_recipe, *files)
+    assert "inf.ts, line 4" in fails("train", series_recipe, *files)
     # finite, but beyond what a model can square
     file.write_text(file.read_text().replace("inf", "1e25"))
     assert "inf.ts: Case 1, counted from 0, holds a value more" in fails("predict", model, file)

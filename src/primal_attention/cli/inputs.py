@@ -25,8 +25,9 @@ class ModelInputs:
     out: Path
     """Folder to write."""
     data: Path | None = None
-    """Text file with one input a line, or file .npz or .safetensors whose arrays are the arguments
-    of the model's forward. By default passages of the Python reference manual are used."""
+    """Text file with one input a line and no blank lines, or file .npz or .safetensors whose arrays
+    are the arguments of the model's forward. By default passages of the Python reference manual are
+    used."""
     samples: int = 32
     """Largest number of inputs."""
     tokens: int = 128
@@ -101,11 +102,11 @@ def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, 
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        # not splitlines, which also splits at rare characters inside a line
-        content = path.read_text("utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text file in UTF-8: {error.reason}.") from error
-    return [line.strip() for line in content if line.strip()]
+    from primal_attention.files import read_lines
+
+    lines = [line.strip() for line in read_lines(path)]
+    if "" in lines:
+        raise UserError(
+            f"{path}, line {lines.index('') + 1} is blank; remove the line, or write a text."
+        )
+    return lines

@@ -27,10 +27,20 @@ def test_a_byte_of_255_keeps_its_place_above_padding():
     assert encode_bytes(b"\x00\xff").tolist() == [1, 256]
 
 
-@pytest.mark.parametrize("line", ["nothing", "[1, 2]", '{"text": "a"}'])
-def test_a_line_that_is_no_review_is_named(tmp_path, line):
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nothing", "line 2 is not readable as JSON"),
+        ("[1, 2]", "line 2 must hold an object"),
+        ('{"text": "a"}', "line 2 has no 'label'; it has 'text'"),
+        ('{"text": "a", "label": 7}', "line 2: label must be 0 or 1, got '7'"),
+        ('{"text": "a", "label": 0.9}', "line 2: label must be 0 or 1, got '0.9'"),
+        ("", "line 2 is blank"),
+    ],
+)
+def test_a_line_that_is_no_review_is_named(tmp_path, line, words):
     (tmp_path / "a.jsonl").write_text('{"text": "a", "label": 0}\n' + line + "\n")
-    with pytest.raises(ValueError, match="line 2: expected a JSON object"):
+    with pytest.raises(ValueError, match=words):
         read_imdb(tmp_path / "a.jsonl")
 
 
@@ -90,7 +100,7 @@ def test_data_sets_survive_a_file(tmp_path):
     np.testing.assert_array_equal(again.tokens, data.tokens)
     np.testing.assert_array_equal(again.labels, data.labels)
     np.savez(tmp_path / "b.npz", tokens=data.tokens)
-    with pytest.raises(ValueError, match="not a saved data set"):
+    with pytest.raises(ValueError, match="no array 'offsets'; it needs tokens, offsets, labels"):
         TokenSequences.load(tmp_path / "b.npz")
 
 
@@ -117,7 +127,7 @@ def test_sides_of_pairs_must_match():
     with pytest.raises(ValueError, match="one length"):
         PairSequences(one, two)
     with pytest.raises(ValueError, match="offsets must run"):
-        TokenSequences(np.zeros(3), np.array([0, 2]), np.array([0]))
+        TokenSequences(np.zeros(3, int), np.array([0, 2]), np.array([0]))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ Every expression has a generator of its own, seeded by (seed, split, index): wha
 neither on the number of processes nor on how many expressions are asked for.
 """
 
-import gzip
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,8 @@ from random import Random
 
 import numpy as np
 
+from primal_attention.command import UserError, user_errors
+from primal_attention.files import read_lines
 from primal_attention.output import write_atomically
 from primal_attention.tasks.longrange.sequences import TokenSequences, in_processes
 
@@ -26,6 +27,7 @@ __all__ = [
     "LISTOPS_TOKENS",
     "ListOpsConfig",
     "encode",
+    "encode_line",
     "evaluate",
     "generate_listops",
     "read_listops",
@@ -36,7 +38,7 @@ LISTOPS_TOKENS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 """The vocabulary; a token's id is its place here."""
 
 _OPERATORS = LISTOPS_TOKENS[11:15]
-_IDS = {token: index for index, token in enumerate(LISTOPS_TOKENS)}
+_IDS = {token: index for index, token in enumerate(LISTOPS_TOKENS) if index}
 _OPERATOR_PROBABILITY = 0.25
 _TRIES = 1_000_000
 """Draws before an expression is given up; with the published settings one in twelve is taken."""
@@ -195,8 +197,8 @@ def encode(expression: str) -> list[int]:
         return [_IDS[token] for token in expression.split() if token not in "()"]
     except KeyError as error:
         raise ValueError(
-            f"Unknown token {error.args[0]!r} in {expression[:60]!r}; tokens are "
-            f"{LISTOPS_TOKENS[1:]}."
+            f"Unknown token {error.args[0][:60]!r} in {expression[:60]!r}; tokens are "
+            f"{' '.join(LISTOPS_TOKENS[1:])}."
         ) from None
 
 
@@ -207,24 +209,35 @@ def read_listops(path: Path) -> TokenSequences:
     header ``Source<TAB>Target``. Labels are taken from the file.
     """
     path = Path(path)
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        lines = [line.rstrip("\n") for line in file]
+    lines = read_lines(path)
     has_header = bool(lines) and lines[0].split("\t") == ["Source", "Target"]
     rows, labels = [], []
-    for number, line in enumerate(lines[1:] if has_header else lines, 1 + has_header):
+    for number, line in enumerate(lines[has_header:], 1 + has_header):
         parts = line.split("\t")
-        expression, label = (
-            parts if has_header else reversed(parts) if len(parts) == 2 else ("", "")
-        )
-        if not (label.isdecimal() and len(label) == 1 and expression):
-            raise ValueError(
+        expression, label = parts if len(parts) == 2 else ("", "")
+        if not has_header:
+            expression, label = label, expression
+        if label not in tuple("0123456789") or not expression:
+            raise UserError(
                 f"{path}, line {number}: expected an expression and a digit separated by a tab, "
                 f"got {line[:60]!r}."
             )
-        rows.append(encode(expression))
+        rows.append(encode_line(expression, f"{path}, line {number}"))
         labels.append(int(label))
     return TokenSequences.pack(rows, labels)
+
+
+def encode_line(expression: str, where: str) -> list[int]:
+    """Return the ids of an expression in a file.
+
+    Raises:
+        UserError: If it is none, or has unknown words.
+    """
+    with user_errors(where):
+        ids = encode(expression)
+    if not ids:
+        raise UserError(f"{where} has no expression; remove the line, or write one.")
+    return ids
 
 
 def write_listops(path: Path, data: TokenSequences) -> None:

@@ -6,18 +6,22 @@ Text is a sequence of bytes, each raised by one so that zero stays free for padd
 
 import ast
 import io
+import itertools
 import json
 import lzma
+import math
 import os
+import re
 import tarfile
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from primal_attention.command import needs
-from primal_attention.files import open_text
+from primal_attention.command import UserError, needs, user_errors
+from primal_attention.files import list_arrays, read_json_lines, read_lines, take_arrays
 from primal_attention.tasks.datasets import data_folder
 from primal_attention.tasks.files import (
     TABLE_SUFFIXES,
@@ -28,7 +32,7 @@ from primal_attention.tasks.files import (
 )
 from primal_attention.tasks.longrange.listops import (
     ListOpsConfig,
-    encode,
+    encode_line,
     generate_listops,
     read_listops,
 )
@@ -54,8 +58,12 @@ Tokens = TokenSequences | PairSequences
 
 _SIDE = 32
 """Rows and columns of a picture from a folder; others are scaled."""
-_MAX_ITEMS, _MAX_LINE = 50_000_000, 50_000_000
-"""Lines of a file, and characters of a line, beyond which it is refused."""
+_MAX_REVIEW = 50_000_000
+"""Most bytes of a review in an archive."""
+_MAX_PIXELS = 50_000_000
+"""Most points of a picture."""
+_BYTES = re.compile(r"b'([^'\\]|\\.)*'|b\"([^\"\\]|\\.)*\"")
+"""Bytes as Python writes them."""
 _GREY = np.array([0.2989, 0.5870, 0.1140])
 """How much red, green and blue count."""
 
@@ -79,11 +87,11 @@ def read_imdb(path: Path, *, length: int = 4000) -> TokenSequences:
         length: Bytes to keep of each review.
     """
     rows, labels = [], []
-    for number, item in _json_lines(Path(path), ("text", "label")):
-        if not isinstance(item["label"], int):
-            raise ValueError(f"{path}, line {number}: label must be 0 or 1, got {item['label']!r}.")
-        rows.append(encode_bytes(str(item["text"]), length))
-        labels.append(item["label"])
+    for where, item in _json_items(Path(path), ("text", "label")):
+        if item["label"] not in (0, 1):
+            raise UserError(f"{where}: label must be 0 or 1, got {str(item['label'])[:80]!r}.")
+        rows.append(_encode(item["text"], where, length))
+        labels.append(int(item["label"]))
     return TokenSequences.pack(rows, labels, np.uint16)
 
 
@@ -102,7 +110,7 @@ def reviews_from_archive(archive: Path, name: str) -> bytes:
             if place[:-1] not in ([part, "neg"], [part, "pos"]) or not member.isfile():
                 continue
             number, _, rating = path.stem.partition("_")
-            text = file.extractfile(member).read(_MAX_LINE).decode()  # type: ignore[union-attr]
+            text = file.extractfile(member).read(_MAX_REVIEW).decode()  # type: ignore[union-attr]
             rows.append((int(place[1] == "pos"), int(number), int(rating), text))
     lines = [
         json.dumps(
@@ -115,25 +123,44 @@ def reviews_from_archive(archive: Path, name: str) -> bytes:
     return lzma.compress("".join(f"{line}\n" for line in lines).encode())
 
 
-def _json_lines(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield number and object of every line; a line without one of the keys is an error."""
-    with open_text(path) as file:
-        for number in range(1, _MAX_ITEMS):
-            line = file.readline(_MAX_LINE)
-            if not line:
-                return
-            try:
-                item = json.loads(line)
-                lacks = [key for key in keys if key not in item]
-            except (ValueError, TypeError):
-                lacks = list(keys)
-            if lacks or not isinstance(item, dict):
-                raise ValueError(
-                    f"{path}, line {number}: expected a JSON object with "
-                    f"{' and '.join(map(repr, keys))}, got {line[:60]!r}."
-                )
-            yield number, item
-    raise ValueError(f"{path} has {_MAX_ITEMS:,} lines or more, too many to read at once.")
+def _json_items(path: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the object of every line, and where it is; one without one of the keys is an error."""
+    for number, item in read_json_lines(path, skip_blank=False):
+        where = f"{path}, line {number}"
+        lost = [key for key in keys if key not in item]
+        if lost:
+            there = ", ".join(repr(key[:80]) for key in list(item)[:12]) or "nothing"
+            raise UserError(f"{where} has no {lost[0]!r}; it has {there}.")
+        yield where, item
+
+
+def _encode(text: Any, where: str, length: int = 4000) -> np.ndarray:
+    """Return the ids of a text; an empty one is an error, because a model needs a token."""
+    if not isinstance(text, str):
+        raise UserError(f"{where}: the text must be words, got {_describe(text)}.")
+    if not text:
+        raise UserError(f"{where}: the text is empty; remove it, or write a text.")
+    try:
+        return encode_bytes(text, length)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: the text has half of a character (a lone surrogate); save it as UTF-8."
+        ) from None
+
+
+def _label(value: Any, where: str) -> str:
+    """Return a class as a word."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    if not is_number and not (isinstance(value, str) and value):
+        raise UserError(f"{where}: a class must be a word or a number, got {_describe(value)}.")
+    return str(value)
+
+
+def _describe(value: Any) -> str:
+    if value is None or value == "":
+        return "none"
+    kinds = {dict: "an object", list: "a list", bool: "true or false", str: "words"}
+    return kinds.get(type(value), str(value)[:80])
 
 
 def read_cifar10(path: Path, *, limit: int | None = None, seed: int = 0) -> TokenSequences:
@@ -144,24 +171,23 @@ def read_cifar10(path: Path, *, limit: int | None = None, seed: int = 0) -> Toke
         limit: Decode only so many, drawn without replacement; the files are sorted by class.
         seed: Seed of that draw.
     """
-    with needs("vision", "Reading pictures"):
-        from PIL import Image
-
-    with np.load(path, allow_pickle=False) as file:
-        missing = {"data", "offsets", "labels"} - set(file.files)
-        if missing:
-            raise ValueError(f"{path} lacks {sorted(missing)}; it holds {sorted(file.files)}.")
-        data, offsets, labels = file["data"], file["offsets"], file["labels"]
-    chosen = np.arange(len(labels))
+    sorts = {"data": ("bytes", 1), "offsets": ("whole numbers", 1), "labels": ("whole numbers", 1)}
+    found = take_arrays(Path(path), sorts)
+    with user_errors(str(path)):
+        files = TokenSequences(found["data"], found["offsets"], found["labels"])
+    chosen = np.arange(len(files))
     if limit is not None:
-        chosen = np.random.default_rng(seed).permutation(len(labels))[:limit]
+        chosen = np.random.default_rng(seed).permutation(len(files))[:limit]
 
     def pixels() -> Iterator[np.ndarray]:
         for i in chosen:
-            jpeg = data[offsets[i] : offsets[i + 1]].tobytes()
-            yield (np.asarray(Image.open(io.BytesIO(jpeg))) @ _GREY).astype(np.uint8).reshape(-1)
+            where = f"{path}, picture {i}, counted from 0,"
+            picture = _decode(io.BytesIO(files.row(int(i)).tobytes()), where)
+            if picture.size != (_SIDE, _SIDE):
+                raise UserError(f"{where} must have 32 × 32 points, got {picture.size}.")
+            yield (np.asarray(picture.convert("RGB")) @ _GREY).astype(np.uint8).reshape(-1)
 
-    return TokenSequences.pack(pixels(), labels[chosen])
+    return TokenSequences.pack(pixels(), files.labels[chosen])
 
 
 def read_aan(path: Path, *, length: int = 4000) -> PairSequences:
@@ -176,29 +202,34 @@ def read_aan(path: Path, *, length: int = 4000) -> PairSequences:
     """
     labels: list[int] = []
     sides: tuple[list[Any], list[Any]] = ([], [])
-    with open(path, encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            fields = line.rstrip("\n").split("\t")
-            if len(fields) != 5 or fields[0] not in ("0", "1", "0.0", "1.0"):
-                raise ValueError(
-                    f"{path}, line {number}: expected label, two identifiers and two texts "
-                    f"separated by tabs, got {len(fields)} fields: {line[:60]!r}."
-                )
-            labels.append(int(float(fields[0])))
-            for side, text in zip(sides, fields[3:], strict=True):
-                side.append(encode_bytes(_as_bytes(text), length))
+    for number, line in enumerate(read_lines(Path(path)), 1):
+        where = f"{path}, line {number}"
+        fields = line.split("\t")
+        if len(fields) != 5 or fields[0] not in ("0", "1", "0.0", "1.0"):
+            raise UserError(
+                f"{where}: expected label, two identifiers and two texts separated by tabs, got "
+                f"{len(fields)} fields: {line[:60]!r}."
+            )
+        labels.append(int(fields[0][0]))
+        for side, text in zip(sides, fields[3:], strict=True):
+            side.append(_encode_pair(text, where, length))
     first, second = (TokenSequences.pack(side, labels, np.uint16) for side in sides)
     return PairSequences(first, second)
 
 
-def _as_bytes(text: str) -> bytes:
-    if text[:2] in ("b'", 'b"') and text[-1:] == text[1]:
-        try:
+def _encode_pair(text: str, where: str, length: int) -> np.ndarray:
+    """Return the ids of a text that may be written as Python bytes."""
+    if not _BYTES.fullmatch(text):
+        return _encode(text, where, length)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash that escapes nothing
             value = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
-            return text.encode()
-        return value if isinstance(value, bytes) else text.encode()
-    return text.encode()
+    except (SyntaxError, ValueError):
+        return _encode(text, where, length)
+    if not value:
+        raise UserError(f"{where}: the text is empty; remove it, or write a text.")
+    return encode_bytes(value, length)
 
 
 def load_tokens(settings: TokenSettings, part: str) -> Tokens:
@@ -245,6 +276,9 @@ def read_tokens(
         classes: Names of the classes; if empty, the sorted labels of texts and of folders.
         text: Tables: column of the texts.
         target: Tables: column of the classes.
+
+    Every line, row or file is one sequence, in this order. An empty one is an error that names its
+    place: none is left out.
     """
     suffix = ending(path)
     rows: list[Any]
@@ -252,19 +286,22 @@ def read_tokens(
         rows, labels = _read_folder(kind, path, labelled)
     elif kind == "text" and suffix == ".jsonl":
         keys = (text, target) if labelled else (text,)
-        items = [item for _, item in _json_lines(path, keys)]
-        rows = [encode_bytes(str(item[text])) for item in items]
-        labels = [str(item[target]) for item in items] if labelled else None
+        items = list(_json_items(path, keys))
+        rows = [_encode(item[text], where) for where, item in items]
+        labels = [_label(item[target], where) for where, item in items] if labelled else None
     elif kind == "text" and suffix in TABLE_SUFFIXES:
-        frame = read_table(path)
-        rows = [encode_bytes(str(value)) for value in take_column(frame, text, path, "text")]
+        frame = read_table(path, words=(text, target))
+        column = take_column(frame, text, path, "text")
+        column = column.astype(object).where(column.notna(), "")
+        rows = [_encode(value, f"{path}, row {i}") for i, value in enumerate(column, 1)]
         labels = take_labels(frame, target, path) if labelled else None
     else:
         return _read_fixed(kind, path, suffix, labelled), tuple(classes)
     if labels is None:
         return TokenSequences.pack(rows, [0] * len(rows), np.uint16), tuple(classes)
     names = tuple(classes) or tuple(sorted(set(labels)))
-    if set(labels) - set(names) and all(v.isdecimal() and int(v) < len(names) for v in labels):
+    numbers = {str(i) for i in range(len(names))}
+    if set(labels) - set(names) and set(labels) <= numbers:
         labels = [names[int(v)] for v in labels]  # numbers of classes, as in IMDb
     return TokenSequences.pack(rows, class_indices(labels, names), np.uint16), names
 
@@ -276,41 +313,41 @@ def _read_fixed(kind: Kind, path: Path, suffix: str, labelled: bool) -> Tokens:
     if kind == "listops" and suffix == ".tsv":
         return read_listops(path)
     if suffix == ".npz":
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            is_jpeg = "data" in file.files
-        return read_cifar10(path) if kind == "image" and is_jpeg else TokenSequences.load(path)
+        is_jpeg = kind == "image" and "data" in list_arrays(path)
+        return read_cifar10(path) if is_jpeg else TokenSequences.load(path, labelled=labelled)
     if kind not in ("text", "listops") or labelled:
         known = {"text": "a .jsonl, a table or a folder of texts", "listops": "a .tsv"}
         known["image"] = "a folder of pictures or an .npz"
-        raise ValueError(
+        raise UserError(
             f"labelled data of the kind {kind} are read from {known.get(kind, 'an .npz')}, got "
             f"{path.name!r}."
         )
-    lines = _lines(path)
-    if kind == "listops":
-        return TokenSequences.pack([encode(line) for line in lines], [0] * len(lines))
-    return pack_texts(lines)
+    lines = read_lines(path)
+    if kind == "text":
+        return pack_texts(lines, path)
+    rows = [encode_line(line, f"{path}, line {n}") for n, line in enumerate(lines, 1)]
+    return TokenSequences.pack(rows, [0] * len(rows))
 
 
 def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], list[str] | None]:
     """Return the sequences of all files in a folder, and the names of their folders as labels."""
     endings = {"text": (".txt",), "image": IMAGES}.get(kind)
     if endings is None:
-        raise ValueError(f"data of the kind {kind} are read from a file, got the folder {path}.")
+        raise UserError(f"data of the kind {kind} are read from a file, got the folder {path}.")
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     files = [f for f in found if f.suffix.lower() in endings and not f.name.startswith(".")]
     if not files:
-        raise ValueError(f"{path} holds no files that end in {', '.join(endings)}.")
+        raise UserError(f"{path} holds no files that end in {', '.join(endings)}.")
     labels = [f.relative_to(path).parts[0] for f in files] if labelled else None
     if labelled and any(f.parent == path for f in files):
-        raise ValueError(f"{path} has files without a class; put them into one folder a class.")
+        raise UserError(f"{path} has files without a class; put them into one folder a class.")
     if kind == "text":
         rows = [_read_start(file) for file in files]
     else:
         rows = [read_picture(file) for file in files]
     empty = [file for file, row in zip(files, rows, strict=True) if not len(row)]
     if empty:
-        raise ValueError(f"{empty[0]} is empty; remove it, or put a text into it.")
+        raise UserError(f"{empty[0]} is empty; remove it, or put a text into it.")
     return rows, labels
 
 
@@ -320,31 +357,60 @@ def _read_start(path: Path) -> np.ndarray:
 
 
 def read_picture(path: Path) -> np.ndarray:
-    """Return the grey values of a picture scaled to 32 × 32, row by row."""
+    """Return the grey values of a picture scaled to 32 × 32, row by row.
+
+    Raises:
+        UserError: If the file is no picture, is damaged, or has too many points.
+    """
+    with path.open("rb") as file:
+        picture = _decode(file, str(path))
+        return np.asarray(picture.convert("L").resize((_SIDE, _SIDE))).reshape(-1)
+
+
+def _decode(file: BinaryIO, where: str) -> Any:
+    """Return a picture with its points."""
     with needs("vision", "Reading pictures"):
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
     try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("L").resize((_SIDE, _SIDE))).reshape(-1)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is not a readable picture.") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the size, and about blocks beside the points
+            picture = Image.open(file)
+            if math.prod(picture.size) <= _MAX_PIXELS:
+                picture.load()
+    except Exception as error:  # every format has exceptions of its own
+        raise UserError(f"{where} is not a readable picture.") from error
+    if math.prod(picture.size) > _MAX_PIXELS:
+        raise UserError(
+            f"{where} has {picture.size[0]:,} × {picture.size[1]:,} points, and at most "
+            f"{_MAX_PIXELS:,} are read."
+        )
+    return picture
 
 
 def _read_pairs(path: Path) -> PairSequences:
-    rows = [line.split("\t") for line in _lines(path)]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 2:
-            raise ValueError(f"pair {number}: expected two texts and a tab, got {len(row)} fields.")
-    return PairSequences(*(pack_texts([row[i] for row in rows]) for i in range(2)))
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for number, line in enumerate(read_lines(path), 1):
+        where = f"{path}, line {number}"
+        fields = line.split("\t")
+        if len(fields) != 2:
+            raise UserError(f"{where}: expected two texts and a tab, got {len(fields)} fields.")
+        for side, text in zip(sides, fields, strict=True):
+            side.append(_encode(text, where))
+    first, second = (TokenSequences.pack(side, [0] * len(side), np.uint16) for side in sides)
+    return PairSequences(first, second)
 
 
-def _lines(path: Path) -> list[str]:
-    # only line feeds end a line; str.splitlines knows ten other characters
-    lines = (line.rstrip("\r") for line in path.read_text("utf-8").split("\n"))
-    return [line for line in lines if line.strip()]
+def pack_texts(texts: Iterable[str], path: Path | None = None) -> TokenSequences:
+    """Return texts byte by byte, without labels.
 
-
-def pack_texts(texts: Sequence[str]) -> TokenSequences:
-    """Return texts byte by byte, without labels."""
-    return TokenSequences.pack([encode_bytes(t) for t in texts], [0] * len(texts), np.uint16)
+    Args:
+        texts: The texts.
+        path: The file that has them as lines, for messages.
+    """
+    places = (
+        f"text {i - 1}, counted from 0" if path is None else f"{path}, line {i}"
+        for i in itertools.count(1)
+    )
+    rows = [_encode(text, where) for text, where in zip(texts, places, strict=False)]
+    return TokenSequences.pack(rows, [0] * len(rows), np.uint16)

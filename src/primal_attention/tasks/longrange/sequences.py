@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from primal_attention.command import user_errors
+from primal_attention.files import take_arrays
 from primal_attention.output import write_atomically
 
 __all__ = ["PairSequences", "TokenSequences", "in_processes"]
@@ -28,6 +30,10 @@ class TokenSequences(Dataset[dict[str, Tensor]]):
         offsets: Where each sequence starts, and where the last one ends.
         labels: One class per sequence.
 
+    Raises:
+        ValueError: If one of them does not hold whole numbers, or the offsets decrease or do not
+            fit the others.
+
     Example:
         >>> data = TokenSequences.pack([[3, 1], [2, 2, 5]], [0, 1])
         >>> data[1]["x"]
@@ -35,33 +41,56 @@ class TokenSequences(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, tokens: np.ndarray, offsets: np.ndarray, labels: np.ndarray) -> None:
+        named = {"tokens": tokens, "offsets": offsets, "labels": labels}
+        for name, array in named.items():
+            if array.ndim != 1 or array.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{name} must be whole numbers with one axis, got {array.dtype} of the shape "
+                    f"{array.shape}."
+                )
         if len(offsets) != len(labels) + 1 or offsets[0] != 0 or offsets[-1] != len(tokens):
             raise ValueError(
                 f"offsets must run from 0 to {len(tokens)} with one more entry than the "
                 f"{len(labels)} labels, got {len(offsets)} entries; pass lists to "
                 "TokenSequences.pack if in doubt."
             )
+        falling = np.flatnonzero(offsets[1:] < offsets[:-1])
+        if len(falling):
+            at = int(falling[0])
+            raise ValueError(
+                f"offsets must not decrease, but {offsets[at]} is followed by {offsets[at + 1]} at "
+                f"sequence {at}, counted from 0."
+            )
         self.tokens, self.offsets, self.labels = tokens, offsets, labels
 
     @classmethod
     def pack(cls, sequences: Iterable[Any], labels: Iterable[int], dtype: Any = np.uint8) -> Self:
-        """Return a data set of sequences given one by one."""
-        rows = [np.asarray(row, dtype=dtype) for row in sequences]
+        """Return a data set of sequences given one by one.
+
+        Raises:
+            ValueError: If a token or a label is no whole number, or a token does not fit ``dtype``.
+        """
+        rows = [_as_tokens(row, dtype, i) for i, row in enumerate(sequences)]
         offsets = np.cumsum([0, *map(len, rows)])
         tokens = np.concatenate(rows) if rows else np.zeros(0, dtype)
-        return cls(tokens, offsets, np.asarray(list(labels), dtype=np.int64))
+        return cls(tokens, offsets, np.asarray(list(labels) if rows else np.zeros(0, np.int64)))
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Return a data set saved by :meth:`save`."""
-        with np.load(path, allow_pickle=False) as file:
-            missing = {"tokens", "offsets", "labels"} - set(file.files)
-            if missing:
-                raise ValueError(
-                    f"{path} holds {sorted(file.files)}, not a saved data set; it lacks "
-                    f"{sorted(missing)}."
-                )
-            return cls(file["tokens"], file["offsets"], file["labels"])
+    def load(cls, path: Path, *, labelled: bool = True) -> Self:
+        """Return a data set saved by :meth:`save`.
+
+        Args:
+            path: The file.
+            labelled: Whether to read labels; otherwise all are zero.
+
+        Raises:
+            UserError: If the file is damaged, or holds no such data set.
+        """
+        kinds = ("tokens", "offsets", "labels") if labelled else ("tokens", "offsets")
+        found = take_arrays(path, dict.fromkeys(kinds, ("whole numbers", 1)))
+        labels = found.get("labels", np.zeros(max(len(found["offsets"]) - 1, 0), np.int64))
+        with user_errors(str(path)):
+            return cls(found["tokens"], found["offsets"], labels)
 
     def save(self, path: Path) -> None:
         """Write the data set to an ``.npz`` file, under a temporary name first."""
@@ -98,6 +127,22 @@ class TokenSequences(Dataset[dict[str, Tensor]]):
         """Return the first ``length`` tokens of every sequence."""
         rows = [self.row(i)[:length] for i in range(len(self))]
         return TokenSequences.pack(rows, self.labels, self.tokens.dtype)
+
+
+def _as_tokens(row: Any, dtype: Any, index: int) -> np.ndarray:
+    """Return ids as stored; those that the type cannot hold are an error."""
+    array: np.ndarray = np.asarray(row)
+    if not array.size:
+        return np.zeros(0, dtype)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    is_whole = array.dtype.kind in "iu" and array.ndim == 1
+    if not is_whole or array.min() < low or array.max() > high:
+        told = f"{array.min()} to {array.max()}" if is_whole else f"{array.dtype} {array.shape}"
+        raise ValueError(
+            f"sequence {index}, counted from 0: tokens must be whole numbers from {low} to {high} "
+            f"in one row, got {told}."
+        )
+    return array.astype(dtype)
 
 
 @dataclass(frozen=True)

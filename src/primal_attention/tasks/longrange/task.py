@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.command import UserError, user_errors
 from primal_attention.models.config import EncoderConfig, EncoderOptions
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
+from primal_attention.tasks.files import TABLE_SUFFIXES, list_some
 from primal_attention.tasks.longrange.settings import IMAGES, Kind, TokenSettings
 from primal_attention.tasks.sources import Recognition, Source, check_target, existing
 from primal_attention.tasks.task import ClassificationTask, Parts
@@ -93,7 +93,7 @@ class TokenTask(ClassificationTask):
         """Return the task and the three parts: of files, generated, or of the known set."""
         import numpy as np
 
-        from primal_attention.tasks.splits import choose, hold_out
+        from primal_attention.tasks.splits import check_classes, choose, hold_out
 
         kind, names = settings.kind, _CLASSES[settings.kind]
         task = cls(kind, names, settings.length, settings.text, settings.target)
@@ -101,6 +101,7 @@ class TokenTask(ClassificationTask):
             task = replace(task, classes=())  # those of the file
         official, names = task._part(settings, "train")
         task = replace(task, classes=names or _CLASSES[kind])
+        check_classes(task.classes)
         if settings.train is not None and settings.test is None:
             pool, held = hold_out(official.labels, settings.test_share, settings.seed + 1)
             test = official.select(held)
@@ -122,9 +123,9 @@ class TokenTask(ClassificationTask):
 
         path = settings.train if part == "train" else settings.test
         if path is not None:
-            with user_errors(str(path), *FILE_ERRORS):
+            with user_errors(str(path)):
                 return self._read(path, labelled=True)
-        with user_errors("", *FILE_ERRORS):
+        with user_errors(""):
             return self.cut(load_tokens(settings, part)), self.classes
 
     @property
@@ -143,7 +144,7 @@ class TokenTask(ClassificationTask):
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "Tokens":
         """Return the sequences of a file or folder."""
-        with user_errors(str(path), *FILE_ERRORS):
+        with user_errors(str(path)):
             return self._read(path, labelled=labelled)[0]
 
     def _read(self, path: Path, *, labelled: bool) -> "tuple[Tokens, tuple[str, ...]]":
@@ -168,10 +169,18 @@ class TokenTask(ClassificationTask):
         from primal_attention.tasks.longrange.sequences import TokenSequences
 
         if self.kind == "text":
-            return self.cut(pack_texts([str(text) for text in data]))
+            return self.cut(pack_texts(data))
         if self.kind not in ("image", "pathfinder"):
             return super().from_arrays(data)  # type: ignore[return-value]
-        rows = [np.asarray(picture).reshape(-1) for picture in data]
+        pictures = [np.asarray(picture) for picture in data]
+        for i, picture in enumerate(pictures):
+            is_grey = picture.ndim == 2 and picture.dtype.kind in "biuf"
+            if not is_grey or not (np.isin(picture, np.arange(256))).all():
+                raise ValueError(
+                    f"picture {i}, counted from 0, must be grey values, whole numbers from 0 to "
+                    f"255 in rows, got {picture.dtype} of the shape {picture.shape}."
+                )
+        rows = [picture.reshape(-1).astype(np.uint8) for picture in pictures]
         return self.cut(TokenSequences.pack(rows, [0] * len(rows)))
 
     def cut(self, data: "Tokens") -> "Tokens":
@@ -180,12 +189,17 @@ class TokenTask(ClassificationTask):
 
         most = self.sizes["vocab_size"]
         for side in (data.first, data.second) if isinstance(data, PairSequences) else (data,):
-            if not len(side) or not side.lengths.min():
-                raise ValueError("it holds no sequences, or empty ones.")
+            if not len(side):
+                raise ValueError("there are no sequences.")
+            if not side.lengths.min():
+                raise ValueError(
+                    f"sequence {side.lengths.argmin()}, counted from 0, is empty; a model needs at "
+                    "least one token."
+                )
             if int(side.tokens.max()) >= most or side.tokens.min() < 0:
                 raise ValueError(
-                    f"ids must be below {most} for {self.kind}, got {side.tokens.min()} to "
-                    f"{side.tokens.max()}."
+                    f"tokens of the kind {self.kind} must be from 0 to {most - 1}, got "
+                    f"{side.tokens.min()} to {side.tokens.max()}."
                 )
         if not 0 <= data.labels.min() <= data.labels.max() < len(self.classes):
             raise ValueError(
