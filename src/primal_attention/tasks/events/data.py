@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.tasks.events.checks import are_places, check_array, join_marks
 from primal_attention.tasks.events.units import SECONDS, UNITS, moment, to_dates
 from primal_attention.tasks.files import list_some
 
@@ -36,6 +37,8 @@ class LogColumn(NamedTuple):
     def of(cls, values: Any, name: str) -> "LogColumn":
         """Return a column: numbers stay numbers, anything else becomes categorical."""
         array = np.asarray(values)
+        if array.dtype.kind == "c":
+            raise ValueError(f"{name!r} holds complex numbers; give real ones or words.")
         if array.dtype.kind in "iuf":
             numbers = array.astype(np.float64)
             if np.isinf(numbers).any():
@@ -114,12 +117,20 @@ class EventSequences:
     """Values of every sequence."""
 
     def __post_init__(self) -> None:
+        check_array("offsets", self.offsets, "whole numbers", "iu")
+        check_array("times", self.times, "real numbers", "iuf")
+        check_array("types", self.types, "whole numbers", "iu")
         count = len(self.times)
         if count > MAX_EVENTS:
             raise ValueError(f"A log has at most {MAX_EVENTS:,} events, got {count:,}; split it.")
         lengths = np.diff(self.offsets)
         if not len(lengths):
             raise ValueError("The log holds no sequence; give at least one event.")
+        if (lengths < 0).any():
+            raise ValueError(
+                f"offsets must increase, but {int(self.offsets[lengths.argmin()])} is followed by "
+                f"{int(self.offsets[lengths.argmin() + 1])}."
+            )
         if self.offsets[0] or self.offsets[-1] != count or len(self.types) != count:
             raise ValueError(
                 f"offsets must start at 0 and end at the number of events, got "
@@ -143,6 +154,11 @@ class EventSequences:
                 f"types must index the {len(self.names)} names, got {self.types.min()} to "
                 f"{self.types.max()}."
             )
+        if len(set(self.names)) < len(self.names):
+            twice = next(n for i, n in enumerate(self.names) if n in self.names[:i])
+            raise ValueError(f"names must differ, but {twice!r} is there twice.")
+        if np.isinf(self.gaps).any():
+            raise ValueError("Times differ by more than float64 can hold; use a larger unit.")
         negative = np.flatnonzero(self.gaps < 0)
         if len(negative):
             raise ValueError(
@@ -158,6 +174,11 @@ class EventSequences:
                     raise ValueError(
                         f"{name!r} must hold one value for every {owner} ({size}), got shape "
                         f"{column.values.shape}."
+                    )
+                if column.levels is not None and not are_places(column.values, column.levels):
+                    raise ValueError(
+                        f"{name!r} must index its {len(column.levels)} levels, with -1 where a "
+                        "value is missing."
                     )
 
     @classmethod
@@ -241,8 +262,15 @@ class EventSequences:
         """
         from primal_attention.tasks.events.tables import log_from_columns
 
+        if not hasattr(times, "__len__") or not hasattr(types, "__len__"):
+            raise ValueError("times and types must be lists with one list for every sequence.")
         rows = [np.atleast_1d(np.asarray(t)) for t in times]
         labels = [list(t) for t in types]
+        kinds = {row.dtype.kind for row in rows}
+        if any(row.ndim != 1 for row in rows):
+            raise ValueError("A sequence has one list of times, not lists inside a list.")
+        if "M" in kinds and len(kinds) > 1:
+            raise ValueError("Times are dates in some sequences and numbers in others, not both.")
         lengths = [len(r) for r in rows]
         if lengths != [len(t) for t in labels]:
             raise ValueError(
@@ -258,10 +286,7 @@ class EventSequences:
             raise ValueError(
                 f"Sequence {names[lengths.index(0)]!r} has no events; leave empty sequences out."
             )
-        beside = {
-            k: LogColumn.of(np.concatenate([*map(np.asarray, v)]), k)
-            for k, v in (marks or {}).items()
-        }
+        beside = {k: LogColumn.of(join_marks(k, v, lengths), k) for k, v in (marks or {}).items()}
         return log_from_columns(
             cls,
             np.repeat(np.arange(len(rows)), lengths),
@@ -292,7 +317,8 @@ class EventSequences:
     @property
     def gaps(self) -> NDArray[np.float64]:
         """Time since the event before; NaN for the first event of a sequence."""
-        gaps = np.diff(self.times, prepend=np.nan)
+        with np.errstate(over="ignore"):
+            gaps = np.diff(self.times, prepend=np.nan)
         gaps[self.offsets[:-1]] = np.nan
         return gaps
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import did_you_mean
+from primal_attention.files import open_text
 from primal_attention.tasks.events.data import (
     EventSequences,
     LogColumn,
@@ -16,7 +17,7 @@ from primal_attention.tasks.events.data import (
     warn_unsorted,
 )
 from primal_attention.tasks.events.units import SECONDS, UNITS, seconds_since_1970
-from primal_attention.tasks.files import TABLE_SUFFIXES, list_some, read_table
+from primal_attention.tasks.files import TABLE_SUFFIXES, ending, list_some, read_table
 
 __all__ = ["USUAL", "find_columns", "log_from_columns", "log_from_frame", "read_log_table"]
 
@@ -34,9 +35,6 @@ USUAL = {
 }
 """Names by which columns are recognised, the first match counts; case does not matter."""
 
-MAX_BYTES = 4 * 2**30
-"""Largest file."""
-
 LogT = TypeVar("LogT", bound=EventSequences)
 
 
@@ -47,14 +45,9 @@ def read_log_table(path: Path) -> Any:
         ValueError: If the file is of another kind, too large or damaged.
     """
     endings = *TABLE_SUFFIXES, ".dat"
-    if path.suffix not in endings:
+    if ending(path) not in endings:
         raise ValueError(f"a log of events ends in {', '.join(endings)}, got {path.name!r}.")
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(
-            f"{path} has more than {MAX_BYTES // 2**30} GiB; read it in parts with pandas and use "
-            "EventSequences.from_frame."
-        )
-    return _read_ratings(path) if path.suffix == ".dat" else read_table(path)
+    return _read_ratings(path) if ending(path) == ".dat" else read_table(path)
 
 
 def _read_ratings(path: Path) -> Any:
@@ -62,17 +55,23 @@ def _read_ratings(path: Path) -> Any:
     import pandas as pd
 
     names = ["user", "event", "rating", "time"]
-    kinds = {"user": str, "event": str, "rating": float, "time": int}
-    try:
-        # single colons, with empty columns between: the fast parser takes one character only
-        frame = pd.read_csv(path, sep=":", header=None, usecols=[0, 2, 4, 6])
-        frame = frame.set_axis(names, axis=1).astype(kinds)
-    except (ValueError, OverflowError) as error:
-        words = " ".join(str(error).split())
-        raise ValueError(
-            f"{path} must have lines user::item::rating::seconds, as 1::1193::5::978300760 "
-            f"({words[:120]})."
-        ) from None
+    kinds = {"user": str, "event": str, "rating": float, "time": float}
+    form = f"{path} must have lines user::item::rating::seconds, as 1::1193::5::978300760"
+    with open_text(path) as file:
+        try:
+            # single colons, with empty columns between: the fast parser takes one character only
+            frame = pd.read_csv(file, sep=":", header=None, usecols=[0, 2, 4, 6])
+            frame = frame.set_axis(names, axis=1).astype(kinds)
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, UnicodeDecodeError):
+                raise
+            words = " ".join(str(error).split())
+            raise ValueError(f"{form} ({words[:120]}).") from None
+    seconds = frame["time"].to_numpy()
+    wrong = np.flatnonzero(~((seconds % 1 == 0) & (np.abs(seconds) < 2**40)))
+    if len(wrong):
+        raise ValueError(f"{form}; line {wrong[0] + 1} has the seconds {seconds[wrong[0]]:g}.")
+    frame["time"] = seconds.astype(np.int64)
     return frame.assign(time=pd.to_datetime(frame["time"], unit="s"))
 
 
@@ -110,6 +109,9 @@ def log_from_frame(
         )
     if not len(frame):
         raise ValueError("The table has no rows; a log needs at least one event.")
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"The table has two columns {str(twice[0])!r}; give each its own name.")
     given = {role: name for role, name in columns.items() if name is not None}
     for name in (*given.values(), *marks, *covariates):
         if name not in frame.columns:
@@ -132,7 +134,13 @@ def log_from_frame(
         if owner.isna().any():
             row = int(np.flatnonzero(owner.isna())[0])
             raise ValueError(f"Row {row}, counted from 0, has no {roles['sequence']!r}.")
-        codes, keys = pd.factorize(owner)
+        try:
+            codes, keys = pd.factorize(owner)
+        except TypeError:
+            raise ValueError(
+                f"The column {roles['sequence']!r} cannot tell sequences apart: it holds "
+                f"{type(owner.iloc[0]).__name__} objects; give numbers or words."
+            ) from None
     else:
         codes, keys = np.zeros(len(frame), np.int64), ["all"]
     labels = frame[roles["event"]]
@@ -163,20 +171,22 @@ def _times_of(column: Any) -> NDArray[Any]:
         return np.asarray(column.dt.tz_convert("UTC").dt.tz_localize(None))
     if kind.kind in "iufMm":
         return np.asarray(column)
-    if kind.kind == "b":
-        raise ValueError(f"The column {column.name!r} holds truth values, not times.")
+    if kind.kind in "bc":
+        words = "truth values" if kind.kind == "b" else "complex numbers"
+        raise ValueError(f"The column {column.name!r} holds {words}, not times.")
     try:
         return np.asarray(pd.to_numeric(column), dtype=np.float64)
     except (ValueError, TypeError):
         pass
-    try:
-        dates = pd.to_datetime(column, utc=True, format="ISO8601")
-    except (ValueError, TypeError, OverflowError) as error:
-        words = " ".join(str(error).split())
+    dates = pd.to_datetime(column, utc=True, format="ISO8601", errors="coerce")
+    wrong = np.flatnonzero(dates.isna() & column.notna())
+    if len(wrong):
         raise ValueError(
             f"The column {column.name!r} holds times that are neither numbers nor ISO 8601 dates "
-            f"such as 2024-05-31T12:00 ({words[:120]}); convert it with pandas.to_datetime first."
-        ) from None
+            f"such as 2024-05-31T12:00: row {wrong[0]}, counted from 0, holds "
+            f"{str(column.iloc[wrong[0]])[:40]!r}. Correct it, or convert the column with "
+            "pandas.to_datetime."
+        )
     return np.asarray(dates.dt.tz_localize(None))
 
 
@@ -285,6 +295,10 @@ def _type_words(labels: Sequence[Any]) -> list[str]:
             label = int(label)
         if label is None or (isinstance(label, float) and np.isnan(label)):
             raise ValueError("A type of an event is missing; leave it out or name it.")
+        if isinstance(label, dict | list | set | np.ndarray):
+            raise ValueError(
+                f"A type of an event is a {type(label).__name__}; it must be a word or a number."
+            )
         words.append(str(label))
     return words
 

@@ -32,6 +32,15 @@ __all__ = ["NextEventTask", "load_stackoverflow"]
 STACKOVERFLOW = Path("events") / "stackoverflow" / "stackoverflow.npz"
 """The file of the StackOverflow badges, below the folder of ``PRIMAL_DATA``."""
 
+_BADGES = {
+    "time_ms": ("finite numbers", 1),
+    "event": ("whole numbers", 1),
+    "offsets": ("whole numbers", 1),
+    "badge_names": ("words", 1),
+    "in_test": ("truth values", 2),
+}
+"""Arrays of this file."""
+
 TRAINING: Mapping[str, Any] = {
     "training": {"epochs": 20, "min_steps": 600, "batch_size": 32, "lr": 4e-3, "patience": 5}
 }
@@ -315,6 +324,7 @@ def load_stackoverflow(
     """
     import numpy as np
 
+    from primal_attention.files import take_arrays
     from primal_attention.tasks.events.data import EventSequences
 
     folder = root if root is not None else os.environ.get("PRIMAL_DATA")
@@ -326,12 +336,19 @@ def load_stackoverflow(
             + " It holds time_ms, event, offsets, badge_names and in_test, made from the files"
             " data/real/so of github.com/dunan/NeuralPointProcess."
         )
-    with user_errors(str(path), *FILE_ERRORS):
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            found = {k: file[k] for k in ("time_ms", "event", "offsets", "badge_names", "in_test")}
+    found = take_arrays(path, _BADGES)
+    owners, folds = found["in_test"].shape
+    if not 0 <= fold < folds:
+        raise UserError(f"{path} has the folds 0 to {folds - 1}, got fold {fold}.")
+    if owners != len(found["offsets"]) - 1:
+        raise UserError(
+            f"{path}: in_test must have a row for each of {len(found['offsets']) - 1} sequences, "
+            f"got {owners}."
+        )
+    with user_errors(str(path), ValueError):
         names = tuple(str(n) for n in found["badge_names"])
         types = found["event"].astype(np.int64)
-        if types.min() >= 1:
+        if len(types) and types.min() >= 1:
             types, names = types - 1, names[1:] if len(names) > types.max() else names
         log = EventSequences(
             found["offsets"].astype(np.int64),
@@ -342,4 +359,4 @@ def load_stackoverflow(
             "days",
             True,
         )
-        return log, found["in_test"][:, fold].astype(bool)
+        return log, found["in_test"][:, fold]

@@ -1,0 +1,33 @@
+"""Checks of the arrays of a log: nothing is converted to a sort that it is not."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["are_places", "check_array", "join_marks"]
+
+
+def check_array(name: str, array: Any, words: str, kinds: str) -> None:
+    """Raise if a column of a log is no array of these kinds of numbers with one axis."""
+    if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in kinds:
+        kind = f"{array.dtype} of the shape {array.shape}" if hasattr(array, "dtype") else None
+        raise ValueError(
+            f"{name} must hold {words} in an array with one axis, got "
+            f"{kind or type(array).__name__}; EventSequences.from_arrays takes lists."
+        )
+
+
+def are_places(values: NDArray[Any], levels: tuple[str, ...]) -> bool:
+    """Return whether values are indices of levels, or -1."""
+    is_whole = values.dtype.kind in "iu"
+    return is_whole and (not len(values) or -1 <= values.min() <= values.max() < len(levels))
+
+
+def join_marks(name: str, parts: Any, lengths: Sequence[int]) -> NDArray[Any]:
+    """Return the values of a mark over all events."""
+    arrays = [np.asarray(part) for part in parts] if hasattr(parts, "__len__") else []
+    if [array.shape for array in arrays] != [(length,) for length in lengths]:
+        raise ValueError(f"{name!r} must hold a list for every sequence, a value for every event.")
+    return np.concatenate(arrays)
