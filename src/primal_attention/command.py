@@ -22,6 +22,9 @@ __all__ = [
 _EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "timeseries"}
 """The extra that installs a package which only some commands need."""
 
+_LONGEST = 1000
+"""Characters of a message that is printed whole."""
+
 
 class UserError(ValueError):
     """A wrong argument, setting or file: the command prints the message and exits with code 2."""
@@ -125,7 +128,7 @@ def exit_code(command: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except UserError as mistake:
-        print(f"primal: {mistake}", file=sys.stderr)
+        print(f"primal: {_shorten(str(mistake))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # the reader of our output has closed it, as in `primal list | head`
@@ -134,11 +137,16 @@ def exit_code(command: Callable[[], int]) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"primal: {error.filename}: {error.strerror}.", file=sys.stderr)
+        print(f"primal: {_shorten(f'{error.filename}: {error.strerror}.')}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:
         print(": ".join(["primal: interrupted", *map(str, stopped.args)]), file=sys.stderr)
         return 130
+
+
+def _shorten(words: str) -> str:
+    """Return a message without its middle if it repeats a long value of the user."""
+    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 300]} … {words[-290:]}"
 
 
 def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
