@@ -1,9 +1,13 @@
 """Finite tokens give finite outputs, gradients and terms, up to the promised magnitude."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-FACTORS = [1e-30, 1e-20, 1e-12, 1e-6, 30.0, 300.0, 1e4, 1e6]
+from primal_attention.attention import attention_entry, list_attentions
+
+FACTORS = [1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 30.0, 300.0, 1e4, 1e6]
 
 
 def _equal(x, factor):
@@ -72,6 +76,18 @@ def test_finite_tokens_decode_to_finite_outputs(stateful_case, dtype):
     for piece in (*x[:, :4].split(1, dim=1), x[:, 4:]):
         y, state = layer.step(piece, state)
         assert _not_finite(y, names) == []
+
+
+def test_the_guide_lists_the_promised_magnitudes():
+    promised = {}
+    for name in list_attentions():
+        able = attention_entry(name).capabilities
+        key = f"{able.max_magnitude:g}", f"{able.max_magnitude_float16:g}"
+        promised.setdefault(key, []).append(f"`{name}`")
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "attention.md"
+    lines = guide.read_text("utf-8").splitlines()
+    for (limit, half), names in promised.items():
+        assert f"| {limit} | {half} | {', '.join(names)} |" in lines
 
 
 def _not_finite(rows, names):

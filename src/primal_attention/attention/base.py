@@ -21,6 +21,10 @@ __all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
 JOINED_TIME = frozenset({"add", "concat", "concat-mlp"})
 """Values of ``time=`` that change the tokens alone, so that every attention allows them."""
 
+SQUARES_FIT = 1e16
+"""Largest numbers whose squares, summed over a wide head, fit into float32. Attentions with bounded
+features need no more: their gradients do not grow with the tokens."""
+
 
 @dataclass(frozen=True)
 class Capabilities:

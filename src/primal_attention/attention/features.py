@@ -123,7 +123,6 @@ class KernelCore(FeatureCore):
     def __init__(self, features: FeatureMap) -> None:
         super().__init__()
         self.features: Any = features
-        self.capabilities = Capabilities()
 
     def query_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]

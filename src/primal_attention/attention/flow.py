@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.base import SQUARES_FIT, Capabilities, State
 from primal_attention.attention.multihead import Core, FixedCoreAttention, count_seen
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.flow import (
@@ -24,7 +24,7 @@ __all__ = ["FlowAttention", "FlowCore"]
 class FlowCore(Core):
     """Flow attention in ``O((n + m) d v)`` time; the state is six sums, the largest ``d × v``."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(max_magnitude=SQUARES_FIT)
     takes_query_mask = True
 
     def forward(

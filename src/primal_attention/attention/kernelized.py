@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from primal_attention.attention.base import Capabilities, State
+from primal_attention.attention.base import SQUARES_FIT, Capabilities, State
 from primal_attention.attention.features import divide_by_total, slots
 from primal_attention.attention.multihead import (
     Core,
@@ -61,7 +61,7 @@ class KernelizedCore(Core):
         self.features, self.position = features, position
         # on a line padding is removed; on a grid a masked token must not move the others
         self.ordered = position.kind != "grid"
-        self.capabilities = Capabilities(relative_position=True)
+        self.capabilities = Capabilities(relative_position=True, max_magnitude=SQUARES_FIT)
         self.temperature: nn.Parameter | None = None
         if temperature:
             # softplus of this is one
@@ -230,14 +230,14 @@ class KernelizedAttention(MultiHeadAttention):
 register_attention(
     "kernelized",
     KernelizedAttention,
-    capabilities=Capabilities(relative_position=True),
+    capabilities=Capabilities(relative_position=True, max_magnitude=SQUARES_FIT),
     cost="n",
     summary="normalised positive features, learned weights of near lags",
 )
 register_attention(
     "kernelized-log",
     functools.partial(KernelizedAttention, position="log"),
-    capabilities=Capabilities(relative_position=True),
+    capabilities=Capabilities(relative_position=True, max_magnitude=SQUARES_FIT),
     cost="n log n",
     summary="normalised positive features, learned weights of all lags by FFT",
 )

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Attention, Capabilities, State
+from primal_attention.attention.base import SQUARES_FIT, Attention, Capabilities, State
 from primal_attention.attention.multihead import close_gaps, real_first, take_tokens
 from primal_attention.attention.positions import RelativePosition
 from primal_attention.attention.registry import register_attention
@@ -49,7 +49,7 @@ class PrimalRelativeAttention(Attention):
         torch.Size([2, 50, 16])
     """
 
-    capabilities = Capabilities(relative_position=True, rotary=False)
+    capabilities = Capabilities(relative_position=True, rotary=False, max_magnitude=SQUARES_FIT)
 
     def __init__(
         self,

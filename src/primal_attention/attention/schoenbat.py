@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import State
+from primal_attention.attention.base import SQUARES_FIT, Capabilities, State
 from primal_attention.attention.features import KernelCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
@@ -68,6 +68,7 @@ class SchoenbatCore(KernelCore):
 
     features: MaclaurinFeatures
     undecayed = ("gamma", "beta")
+    capabilities = Capabilities(max_magnitude=SQUARES_FIT)
 
     def __init__(
         self,

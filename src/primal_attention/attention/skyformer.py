@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import JOINED_TIME, Capabilities, State
+from primal_attention.attention.base import JOINED_TIME, SQUARES_FIT, Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
 from primal_attention.attention.multihead import MultiHeadAttention, close_gaps, count_seen
 from primal_attention.attention.registry import register_attention
@@ -107,7 +107,9 @@ class SkyformerCore(GaussianCore):
         self.ridge, self.inverse, self.window = ridge, inverse, window
         # landmarks made of the tokens turn with them, learned ones do not
         ways = JOINED_TIME if learned else JOINED_TIME | {"rotary"}
-        self.capabilities = Capabilities(causal=learned, stateful=learned, time=ways)
+        self.capabilities = Capabilities(
+            causal=learned, stateful=learned, time=ways, max_magnitude=SQUARES_FIT
+        )
         if learned:
             # initial distribution of projected tokens: variance 1/3, times the scale of the points
             start = torch.randn(num_heads, num_landmarks, head_dim, **factory)
@@ -321,14 +323,16 @@ class SkyformerAttention(MultiHeadAttention):
 register_attention(
     "skyformer",
     SkyformerAttention,
-    capabilities=Capabilities(causal=False, stateful=False, time=JOINED_TIME | {"rotary"}),
+    capabilities=Capabilities(
+        causal=False, stateful=False, time=JOINED_TIME | {"rotary"}, max_magnitude=SQUARES_FIT
+    ),
     cost="n",
     summary="Gaussian kernel by landmarks among the tokens",
 )
 register_attention(
     "skyformer-learned",
     functools.partial(SkyformerAttention, landmarks="learned"),
-    capabilities=Capabilities(),
+    capabilities=Capabilities(max_magnitude=SQUARES_FIT),
     cost="n",
     summary="Gaussian kernel by learned landmarks; exact for the last keys if causal",
 )

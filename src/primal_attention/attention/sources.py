@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import JOINED_TIME, State, is_plain
+from primal_attention.attention.base import JOINED_TIME, SQUARES_FIT, State, is_plain
 from primal_attention.attention.rotary import Turn
 from primal_attention.functional import (
     Heads,
@@ -93,7 +93,7 @@ class Source:
     mixes_without_order = True
     cross = True
     time: frozenset[str] = JOINED_TIME
-    max_magnitude = 1e9
+    max_magnitude = SQUARES_FIT
     max_magnitude_float16 = 1e3
 
     def create(self, layer: "PrimalParameters", factory: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Capabilities
+from primal_attention.attention.base import SQUARES_FIT, Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.anchors import anchored_attention
@@ -34,7 +34,7 @@ class TransportCore(Core):
         dtype: Dtype of the parameters.
     """
 
-    capabilities = Capabilities(causal=False, stateful=False)
+    capabilities = Capabilities(causal=False, stateful=False, max_magnitude=SQUARES_FIT)
     takes_query_mask = True
     undecayed = ("z",)
 
