@@ -5,8 +5,10 @@ import io
 import json
 import os
 import platform
+import re
+import secrets
+import shutil
 import statistics
-import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,31 +19,65 @@ __all__ = [
     "markdown_table",
     "page",
     "percent",
+    "remove_folder",
+    "remove_temporary",
     "replace_between",
+    "temporary_path",
     "to_csv",
     "to_json",
     "write_atomically",
 ]
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file under a temporary name, flush it, and move it into place."""
+    """Write a file under a temporary name, flush it, and move it into place.
+
+    The file has the permissions that the user's umask gives to any new file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode() if isinstance(content, str) else content
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = temporary_path(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None:
             # name the file that the caller gave, not the temporary one
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a name in the same folder for what is not complete yet, or no longer needed."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_temporary(*folders: Path) -> None:
+    """Remove what killed processes left under temporary names; other files stay.
+
+    Only for the one writer of the folders: another would lose what it is writing.
+    """
+    for folder in folders:
+        for path in folder.glob(".*.tmp"):
+            if not _TEMPORARY.fullmatch(path.name):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder; a kill in the middle leaves no part of it under its name."""
+    gone = temporary_path(path)
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def hardware() -> dict[str, Any]:

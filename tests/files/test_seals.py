@@ -1,10 +1,7 @@
-"""Sealed folders and locks."""
+"""Sealed folders."""
 
-import os
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,6 @@ from primal_attention.files import (
     SUMS,
     SealedFolder,
     UnsealedWarning,
-    locked,
     parse_tensors,
     read_tensors,
     to_bytes,
@@ -93,26 +89,14 @@ def test_damaged_tensors_are_a_sentence(tmp_path: Path) -> None:
     assert parse_tensors(data, "x")["a"].tolist() == [0, 1, 2]
 
 
-_HOLD = """
-import sys, time
-from pathlib import Path
-from primal_attention.files import locked
-with locked(Path(sys.argv[1])):
-    print("locked", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_folder_has_one_writer_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "locked\n"
-        words = f"in use by process {other.pid} on"
-        with pytest.raises(UserError, match=words), locked(tmp_path):
-            pass
-        os.kill(other.pid, signal.SIGKILL)
-    with locked(tmp_path), pytest.raises(UserError, match="in use"), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
+def test_a_folder_is_checked_as_a_whole(tmp_path: Path) -> None:
+    write_sealed(tmp_path, {"a": "1", "b": "2"})
+    SealedFolder(tmp_path).check()
+    (tmp_path / "b").unlink()
+    with pytest.raises(UserError, match="b: No such file"):
+        SealedFolder(tmp_path).check()
+    (tmp_path / SUMS).unlink()
+    with pytest.warns(UnsealedWarning):
+        folder = SealedFolder(tmp_path)
+    with pytest.raises(UserError, match="has no SHA256SUMS"):
+        folder.check()

@@ -76,6 +76,17 @@ class SealedFolder:
             )
         return data
 
+    def check(self) -> None:
+        """Read every file of the list.
+
+        Raises:
+            UserError: If one of them is not what was saved, or if there is no list.
+        """
+        if self.sums is None:
+            raise UserError(f"{self.path} has no {SUMS}; restore or save the whole folder.")
+        for name in self.sums:
+            self.read(name)
+
     def part(self, name: str) -> "SealedFolder":
         """Return a sealed folder inside this one.
 
