@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import re
 import textwrap
 import types
@@ -29,6 +30,7 @@ from primal_attention.files.values import YamlDumper
 __all__ = [
     "at_least_one",
     "build",
+    "check_limits",
     "check_value",
     "commented_yaml",
     "fingerprint",
@@ -74,7 +76,9 @@ def build(kind: type[T], tree: Any, where: str = "") -> T:
     values = {key: check_value(value, hints[key], prefix + key) for key, value in tree.items()}
     kinds = (ValueError, TypeError, OSError)
     with user_errors(where, *kinds, *((UserError,) if where else ())):
-        return kind(**values)
+        found = kind(**values)
+        check_limits(found)
+    return found
 
 
 def unchecked(kind: type[T], tree: Any, where: str = "") -> T:
@@ -275,11 +279,14 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, default: T | None = 
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with redirect_stderr(errors):
-            return tyro.cli(kind, args=list(argv), prog=prog, **options)
+            found: T = tyro.cli(kind, args=list(argv), prog=prog, **options)
     except SystemExit as leaving:
         if not leaving.code:
             raise
         raise UserError(f"{_message_in_box(errors.getvalue())} See {prog} --help.") from None
+    with user_errors(""):
+        check_limits(found)
+    return found
 
 
 def _message_in_box(box: str) -> str:
@@ -298,6 +305,34 @@ def _message_in_box(box: str) -> str:
             nearest = difflib.get_close_matches(asked[0], names, 1, cutoff=0)[0]
             return f"{message}. Did you mean {nearest}?"
     return f"{message}."
+
+
+def check_limits(settings: Any) -> None:
+    """Raise if a seed or a number of threads, at any depth of dataclasses, cannot be used.
+
+    Every generator takes seeds below 2³². Many more threads than processors are slow, and from some
+    number on the system refuses to start them and ends the program.
+
+    Example:
+        >>> from primal_attention.training.config import TrainingConfig
+        >>> check_limits(TrainingConfig(seed=7))
+    """
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value is None:
+            continue
+        if is_dataclass(value):
+            check_limits(value)
+        elif field.name == "seed" or (field.name == "seeds" and isinstance(value, tuple)):
+            for seed in _numbers(value):
+                if not 0 <= seed < 2**32:
+                    raise ValueError(
+                        f"{field.name} must be from 0 to {2**32 - 1} (2³² - 1), got {seed}."
+                    )
+        elif field.name == "threads":
+            most = max(64, 4 * (os.cpu_count() or 1))
+            if not 1 <= value <= most:
+                raise ValueError(f"threads must be from 1 to {most}, got {value}.")
 
 
 def at_least_one(options: object, *names: str) -> None:

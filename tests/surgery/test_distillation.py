@@ -7,6 +7,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from primal_attention.attention import Attention, create_attention
+from primal_attention.command import UserError
+from primal_attention.files import locked
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.surgery import SurgeryConfig, convert, distillation
 from primal_attention.surgery.distillation import DistillConfig, distill
@@ -258,12 +260,8 @@ def test_a_killed_run_ends_with_the_same_weights(tmp_path, monkeypatch, steps, k
         distill(loaded, teacher, batches(), config, folder=tmp_path)
         assert len(taken) == 2 * steps - kept
     assert torch.equal(weights(loaded), weights(straight))
-    assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} <= {
-        ".csv",
-        ".json",
-        ".jsonl",
-        ".safetensors",
-    }
+    left = {p.suffix or p.name for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == {".csv", ".json", ".jsonl", ".safetensors", "SHA256SUMS"}
 
 
 def test_checkpoints_hold_only_what_is_trained(tmp_path):
@@ -293,6 +291,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"distill\.json is not a complete checkpoint"):
         distill(model, teacher, batches(), FAST, folder=tmp_path)
+
+
+def test_a_folder_that_another_process_distils_into_is_refused(tmp_path):
+    model, teacher = pair()
+    with locked(tmp_path), pytest.raises(UserError, match="is in use by process"):
+        distill(model, teacher, batches(), FAST, folder=tmp_path)
+    assert not (tmp_path / "distill.json").exists()
 
 
 def test_models_that_publish_their_terms_themselves_are_trained_with_them():

@@ -1,7 +1,6 @@
 """``primal train``: the models of a recipe or for a file; a table, spectra and a report."""
 
 import functools
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ from primal_attention.cli.plans import Plan, TrainOptions, make_plan
 from primal_attention.cli.recipes import is_run, read_recipe, recipe_paths, recipe_summary
 from primal_attention.command import UserError, user_errors
 from primal_attention.settings import build, flatten, to_yaml
-from primal_attention.tasks.experiment import Recipe, recipe_type
+from primal_attention.tasks.experiment import Recipe, recipe_type, trained_models
 from primal_attention.tasks.task import Parts, Task, find_task
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def _train(plan: Plan) -> None:
     import torch
 
     from primal_attention.tasks.experiment import check_experiment, run_experiment
-    from primal_attention.training import CheckpointError, NonFiniteLossError, join_processes
+    from primal_attention.training import NonFiniteLossError, join_processes
 
     options = plan.options
     recipe, out = options.recipe, options.out
@@ -69,20 +68,19 @@ def _train(plan: Plan) -> None:
             print(to_yaml(recipe), flush=True)
     processes.wait_for_everyone()
     task, data = find_task(recipe.task).load(recipe.data)
-    check_experiment(task, data, recipe)  # before anything is removed
+    check_experiment(task, data, recipe)
     if processes.is_main_process:
         print(_summary(plan, task, data), flush=True)
-        for attention in _trained(options) if options.overwrite else ():
-            shutil.rmtree(out / attention)
     processes.wait_for_everyone()
     try:
-        with user_errors("training", CheckpointError, NonFiniteLossError):
+        with user_errors("training", NonFiniteLossError):
             results = run_experiment(
                 task,
                 data,
                 recipe,
                 out=out,
                 resume=options.resume,
+                overwrite=options.overwrite,
                 title=plan.name,
                 comment=plan.comment,
                 report=functools.partial(print, flush=True),
@@ -112,14 +110,9 @@ def _summary(plan: Plan, task: Task, data: Parts) -> str:
     return "\n".join(filter(None, [*plan.comment[:1], line, data.note]))
 
 
-def _trained(options: TrainOptions[Any, Any]) -> list[str]:
-    """Return the models of a recipe whose training has begun."""
-    return [name for name in options.names if (options.out / name / "checkpoints").is_dir()]
-
-
 def _check_folder(options: TrainOptions[Any, Any]) -> None:
     """Raise unless the folder is free for a new run, or holds the one to continue."""
-    out, there = options.out, _trained(options)
+    out, there = options.out, trained_models(options.out, options.names)
     if options.resume and options.overwrite:
         raise UserError("--resume and --overwrite exclude each other.")
     if out.exists() and not out.is_dir():
@@ -142,7 +135,7 @@ def _check_folder(options: TrainOptions[Any, Any]) -> None:
 
 def _check_same(options: TrainOptions[Any, Any], name: str) -> None:
     """Raise if a model was trained with other settings, except those that change no result."""
-    from primal_attention.training.loop import FREE
+    from primal_attention.training.resuming import FREE
 
     path = options.out / name / "config.yaml"
     if not path.is_file():

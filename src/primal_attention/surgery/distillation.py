@@ -15,7 +15,6 @@ Stages two and three are runs of :func:`primal_attention.training.fit`, which ne
 weights.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from primal_attention.attention import PublishesTerms, ksvd_loss
+from primal_attention.files import read_json
 from primal_attention.output import to_json, write_atomically
+from primal_attention.settings import check_limits
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (
@@ -50,6 +51,7 @@ from primal_attention.training import (
 from primal_attention.training.checkpoint import reading
 from primal_attention.training.data import map_tensors
 from primal_attention.training.evaluation import device_of, eval_mode
+from primal_attention.training.processes import in_main_process, one_writer
 
 __all__ = ["DistillConfig", "DistillResult", "distill"]
 
@@ -110,6 +112,7 @@ class DistillConfig:
         for name in ("layer_lr", "end_lr", "temperature", "clip"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}.")
+        check_limits(self)
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,13 @@ def distill(
         data: Batches: mappings of keyword arguments, tuples of positional ones, or tensors. Only
             ``objective="task"`` uses labels.
         config: Steps, learning rates and objective.
-        folder: Where to write checkpoints and logs, and where to resume from.
+        folder: Where to write checkpoints and logs, and where to resume from; locked meanwhile.
         loss: Replaces the end-to-end objective; a function of the student's output, the teacher's
             output and the batch.
 
     Raises:
-        CheckpointError: If ``folder`` holds another run.
+        CheckpointError: If ``folder`` holds another run, or damaged checkpoints.
+        UserError: If another process writes into ``folder``.
         NonFiniteLossError: If the loss or its gradient is no longer finite.
 
     Example:
@@ -171,8 +175,6 @@ def distill(
         raise ValueError("data holds no batch; pass at least one.")
     names = differing_layers(model, teacher)
     folder = None if folder is None else Path(folder)
-    if folder is not None:
-        _check_same_run(folder / "distill.json", {**asdict(config), "layers": names})
     layers = nn.ModuleList(model.get_submodule(name) for name in names)
     match_layers = partial(_layers_loss, model, teacher, names)
     match_end = partial(_end_loss, model, teacher, config, loss)
@@ -188,7 +190,10 @@ def distill(
     }
     device = join_processes().device
     history: dict[str, History] = {}
-    with _restored(model, teacher), eval_mode(teacher):
+    with one_writer(folder), _restored(model, teacher), eval_mode(teacher):
+        if folder is not None:
+            path, asked = folder / "distill.json", {**asdict(config), "layers": names}
+            in_main_process(lambda: _check_same_run(path, asked))
         start = time.process_time()
         fitted = _closed_form(model, teacher, data, config, names) if config.closed_form else []
         seconds = time.process_time() - start
@@ -312,10 +317,10 @@ def _check_same_run(path: Path, settings: dict[str, Any]) -> None:
         write_atomically(path, to_json(settings))
         return
     with reading(path):
-        saved = json.loads(path.read_text())
-        changed = [
-            f"{k} was {saved[k]!r} and is {v!r}" for k, v in settings.items() if saved[k] != v
-        ]
+        saved = read_json(path)
+    changed = [
+        f"{k} was {saved.get(k)!r} and is {v!r}" for k, v in settings.items() if saved.get(k) != v
+    ]
     if changed:
         raise CheckpointError(
             f"{path} belongs to another run: {'; '.join(changed)}. Resume with what it was started "

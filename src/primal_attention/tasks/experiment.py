@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from primal_attention.command import user_errors
-from primal_attention.output import to_json, write_atomically
-from primal_attention.settings import to_yaml
+from primal_attention.output import remove_folder, to_json, write_atomically
+from primal_attention.settings import check_limits, to_yaml
 from primal_attention.tasks.results import Result, write_report
 from primal_attention.tasks.task import Parts, Task, find_task, save_task
 from primal_attention.tasks.trained import check_lengths, save_trained
@@ -34,6 +34,7 @@ __all__ = [
     "check_experiment",
     "recipe_type",
     "run_experiment",
+    "trained_models",
 ]
 
 DataT = TypeVar("DataT")
@@ -60,8 +61,7 @@ class Recipe(Generic[DataT, ModelT]):
     def __post_init__(self) -> None:
         for name in self.compare:
             self.options(name)  # an unknown name raises
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}.")
+        check_limits(self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,6 +126,7 @@ def run_experiment(
     *,
     out: str | Path,
     resume: bool = False,
+    overwrite: bool = False,
     title: str = "",
     comment: Sequence[str] = (),
     report: Callable[[str], None] = lambda _: None,
@@ -137,42 +138,62 @@ def run_experiment(
         task: How to read, score and show the data.
         data: Training, validation and test part.
         recipe: What to train, and how.
-        out: Folder of everything that is written.
+        out: Folder of everything that is written; locked meanwhile.
         resume: Continue the run in ``out``; it ends with the weights of a run without a break.
+        overwrite: Remove the models of an earlier run in ``out``.
         title: Name of the experiment; by default that of the folder.
         comment: What the recipe says about itself, line by line.
         report: Called with a line before each model.
         verbose: Whether to show the progress of every training, as in ``fit``.
 
     Raises:
-        UserError: If a model cannot be built or cannot read the data.
+        UserError: If a model cannot be built or cannot read the data, or another process writes
+            into ``out``.
     """
     from primal_attention.training import join_processes
+    from primal_attention.training.processes import in_main_process, one_writer
 
     out = Path(out)
-    processes = join_processes()
-    is_main = processes.is_main_process
+    is_main = join_processes().is_main_process
     run = _Run(task, data, recipe, out, resume, title or out.name, comment, is_main, verbose)
     check_experiment(task, data, recipe)
-    results = []
-    for name in recipe.names:
-        cost = _cost(run, name)
+    with one_writer(out):
+        if overwrite:
+            in_main_process(lambda: _remove_models(out, recipe.names))
+        results = []
+        for name in recipe.names:
+            cost = _cost(run, name)
+            if run.writes:
+                report(f"Training {name}: {cost} …")
+            results.append(_train(run, name, cost))
         if run.writes:
-            report(f"Training {name}: {cost} …")
-        results.append(_train(run, name, cost))
-    if run.writes:
-        baselines = task.baselines(data)
-        results = [replace(result, baselines=baselines) for result in results]
-        write_report(
-            out,
-            results,
-            task=task,
-            data=data,
-            title=run.title,
-            settings=to_yaml(recipe),
-            comment=comment,
-        )
+            baselines = task.baselines(data)
+            results = [replace(result, baselines=baselines) for result in results]
+            write_report(
+                out,
+                results,
+                task=task,
+                data=data,
+                title=run.title,
+                settings=to_yaml(recipe),
+                comment=comment,
+            )
     return results
+
+
+def trained_models(out: Path, names: Sequence[str]) -> list[str]:
+    """Return those of some models whose training has begun in a run folder."""
+    return [name for name in names if (out / name / "checkpoints").is_dir()]
+
+
+def _remove_models(out: Path, names: Sequence[str]) -> None:
+    """Remove models; their settings stay, so that a kill leaves a run that can start anew."""
+    for name in trained_models(out, names):
+        for path in sorted((out / name).iterdir(), key=lambda p: p.name != "checkpoints"):
+            if path.is_dir():
+                remove_folder(path)
+            elif path.name not in ("config.yaml", "task.json", ".lock"):
+                path.unlink()
 
 
 def check_experiment(task: Task, data: Parts, recipe: Recipe[Any, Any]) -> None:
@@ -219,8 +240,8 @@ def _train(run: _Run, name: str, cost: "FitCost") -> Result:
     if run.writes and not is_new:
         run.save_settings(name)  # not before the run has been accepted as the same
     trained = task.finish(model, data)
-    if run.writes and trained.model is not model:
-        save_trained(folder, *trained)
+    if run.writes:
+        save_trained(folder, *trained)  # also seals what fit has saved
     test = trained.task.measure(trained.model, data.test)
     spectra = task.spectra(model, data.test)
     facts: dict[str, Any] = {

@@ -3,8 +3,9 @@ from .config import TrainingConfig
 from .data import Columns, pad_collate
 from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
-from .loop import NonFiniteLossError, fit, join_processes
+from .loop import NonFiniteLossError, fit
 from .optimization import parameter_groups
+from .processes import join_processes
 from .scores import Score, cross_entropy, squared_error
 
 __all__ = [

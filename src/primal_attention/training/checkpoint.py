@@ -5,15 +5,18 @@
         model.safetensors     weights of the model
         best.safetensors      weights of the best epoch so far, once there is one
         state.safetensors     optimiser, average of the weights, random generators
+        SHA256SUMS            checksums of these files
 
-A checkpoint is written under another name, flushed and renamed. So a kill at any moment leaves the
-last complete one. Nothing is pickled: a foreign checkpoint cannot run code.
+A checkpoint is written under another name, flushed, read again and renamed. The one before stays,
+older ones are removed. So a kill at any moment leaves the last complete one, and damage of a file
+is noticed and costs the steps between two checkpoints. Nothing is pickled: a foreign checkpoint
+cannot run code.
 """
 
-import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,20 +24,36 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from primal_attention.output import to_json
+from primal_attention.command import UserError
+from primal_attention.files import (
+    SUMS,
+    SealedFolder,
+    parse_json,
+    parse_tensors,
+    read_json,
+    to_bytes,
+    write_sealed,
+)
+from primal_attention.output import remove_folder, remove_temporary, temporary_path, to_json
+from primal_attention.settings import build
 
-__all__ = ["Checkpoint", "CheckpointError", "latest_checkpoint"]
+__all__ = ["Checkpoint", "CheckpointError", "DamagedCheckpointError", "latest_checkpoint"]
 
-FORMAT = 2
-_NAME = r"epoch-\d{4,}-step-\d{8,}"
+FORMAT = 3
+_NAME = re.compile(r"epoch-\d{4,}-step-\d{8,}")
+_STATE = "state.json"
+_KEPT = 2
+"""Checkpoints that stay: the last one, and the one before in case the last is damaged."""
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be used: damaged, foreign, or of another run."""
+class CheckpointError(UserError, RuntimeError):
+    """A checkpoint that cannot be used or written: damaged, foreign, or of another run."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint that is not what was saved."""
 
 
 @dataclass
@@ -59,37 +78,43 @@ class Checkpoint:
     """Weights of the best epoch."""
 
     def save(self, folder: Path) -> Path:
-        """Write the checkpoint into ``folder``, remove older ones, return its path."""
+        """Write the checkpoint into ``folder``, remove those before the last, return its path.
+
+        Raises:
+            CheckpointError: If it cannot be written, because the disk is full for example. The
+                checkpoints that are there stay.
+        """
         # names never repeat within a run, so the rename below never hits an existing folder
-        path = folder / f"epoch-{self.epoch:04d}-step-{self.step:08d}"
-        temporary = folder / f".{path.name}.{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        path = folder / _name(self.epoch, self.step)
+        temporary = temporary_path(path)
         try:
-            self._write(temporary)
-            for file in (*temporary.iterdir(), temporary):
-                _flush(file)
+            write_sealed(temporary, self._files())
+            SealedFolder(temporary).check()
+            _flush(temporary)
             temporary.rename(path)
             _flush(folder)
+        except (OSError, UserError) as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            last = latest_checkpoint(folder)
+            raise CheckpointError(
+                f"{path} could not be written: {getattr(error, 'strerror', None) or error}. "
+                f"{f'{last.name} is complete' if last else 'There is no earlier checkpoint'}; free "
+                "some space or choose another folder, then resume the run."
+            ) from error
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in folder.iterdir():
-            if old != path and re.fullmatch(rf"\.?{_NAME}(\.\d+)?", old.name):
-                shutil.rmtree(old, ignore_errors=True)
+        for old in checkpoints_in(folder)[_KEPT:]:
+            remove_folder(old)
         return path
 
-    def _write(self, path: Path) -> None:
+    def _files(self) -> dict[str, str | bytes]:
         tensors: dict[str, Tensor] = {}
         for index, state in self.optimizer["state"].items():
             tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
         for rank, states in enumerate(self.random):
             tensors |= {f"random.{rank}.{k}": v for k, v in states.items()}
         tensors |= {f"average.{k}": v for k, v in (self.average or {}).items()}
-        save_tensors(tensors, path / "state.safetensors")
-        save_tensors(self.model, path / "model.safetensors")
-        if self.best is not None:
-            save_tensors(self.best, path / "best.safetensors")
         content = {
             "format": FORMAT,
             "epoch": self.epoch,
@@ -99,61 +124,181 @@ class Checkpoint:
             "param_groups": self.optimizer["param_groups"],
             "values": self.values,
         }
-        (path / "state.json").write_text(to_json(content))
+        files: dict[str, str | bytes] = {
+            _STATE: to_json(content),
+            "state.safetensors": to_bytes(tensors),
+            "model.safetensors": to_bytes(self.model),
+        }
+        if self.best is not None:
+            files["best.safetensors"] = to_bytes(self.best)
+        return files
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":
-        """Return the checkpoint in ``path``, or raise :class:`CheckpointError`."""
+        """Return the checkpoint in ``path``.
+
+        Raises:
+            DamagedCheckpointError: If a file is missing or is not what was saved.
+            CheckpointError: If another version of the library wrote it.
+        """
         with reading(path):
-            content = json.loads((path / "state.json").read_text())
-            if content["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{path} has format {content['format']}, this version reads {FORMAT}; "
-                    "use the version that wrote it, or start anew."
-                )
-            tensors = load_file(path / "state.safetensors")
-            state: dict[int, dict[str, Any]] = {}
-            for name, tensor in _below("optimizer", tensors):
-                index, key = name.split(".", 1)
-                state.setdefault(int(index), {})[key] = tensor
-            for group in content["param_groups"]:
-                group.update({k: tuple(v) for k, v in group.items() if k == "betas"})
+            content = _read_state(path)
+            state = build(_State, content, _STATE)
+            if path.name != _name(state.epoch, state.step):
+                raise UserError(f"{_STATE} is of {_name(state.epoch, state.step)}.")
+            folder = SealedFolder(path)
+
+            def read(name: str) -> dict[str, Tensor]:
+                return parse_tensors(folder.read(name), path / name)
+
+            tensors = read("state.safetensors")
+            for group in state.param_groups:
+                if isinstance(group.get("betas"), list):  # JSON has no tuples
+                    group["betas"] = tuple(group["betas"])
             return cls(
-                int(content["epoch"]),
-                int(content["step"]),
-                content["values"],
-                load_file(path / "model.safetensors"),
-                {"state": state, "param_groups": content["param_groups"]},
-                [dict(_below(f"random.{i}", tensors)) for i in range(content["processes"])],
+                state.epoch,
+                state.step,
+                state.values,
+                read("model.safetensors"),
+                {"state": _optimizer_state(tensors), "param_groups": list(state.param_groups)},
+                _random_states(tensors, state.processes),
                 dict(_below("average", tensors)) or None,
-                load_file(path / "best.safetensors") if content["best"] else None,
+                read("best.safetensors") if state.best else None,
             )
+
+
+@dataclass(frozen=True)
+class _State:
+    """What ``state.json`` holds."""
+
+    format: int
+    epoch: int
+    step: int
+    processes: int
+    best: bool
+    param_groups: tuple[dict[str, Any], ...]
+    values: dict[str, Any]
+
+
+def _name(epoch: int, step: int) -> str:
+    return f"epoch-{epoch:04d}-step-{step:08d}"
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return the content of ``state.json``; raise if another version wrote it."""
+    is_sealed = (path / SUMS).is_file()
+    if is_sealed:
+        content = parse_json(SealedFolder(path).read(_STATE), path / _STATE)
+    else:
+        content = read_json(path / _STATE)
+    if content.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {content.get('format')}, this version reads {FORMAT}; use the "
+            "version that wrote it, or start anew."
+        )
+    if not is_sealed:
+        raise UserError(f"it has no {SUMS}.")
+    return content  # type: ignore[no-any-return]
+
+
+def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Any]]:
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in _below("optimizer", tensors):
+        match = re.fullmatch(r"(\d{1,9})\.(\w+)", name)
+        if match is None:
+            raise UserError(f"state.safetensors has a tensor of no parameter: {name[:80]!r}.")
+        state.setdefault(int(match[1]), {})[match[2]] = tensor
+    return state
+
+
+def _random_states(tensors: Mapping[str, Tensor], processes: int) -> list[dict[str, Tensor]]:
+    ranks = {name.partition(".")[0] for name, _ in _below("random", tensors)}
+    if len(ranks) != processes or ranks != {str(i) for i in range(processes)}:
+        raise UserError(
+            f"state.safetensors has random states of the processes {sorted(ranks)}, not of "
+            f"{processes} processes."
+        )
+    return [dict(_below(f"random.{i}", tensors)) for i in range(processes)]
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn errors about the content of a checkpoint into :class:`CheckpointError`."""
+    """Turn errors about the content of a checkpoint into :class:`DamagedCheckpointError`."""
     try:
         yield
     except CheckpointError:
         raise
-    except (OSError, LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        words = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{path} is not a complete checkpoint ({words}); remove it and resume from an older "
-            "one, or start anew."
-        ) from error
+    except (OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        words = " ".join(str(error).split()).replace(f"{path}/", "")
+        first = words.partition(". ")[0].rstrip(".")  # what follows is advice about other folders
+        raise DamagedCheckpointError(f"{path} is not a complete checkpoint: {first}.") from error
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first. They may be damaged."""
+    found = [path for path in folder.glob("epoch-*") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=_position, reverse=True)
+
+
+def _position(path: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", path.name)]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in a folder, or ``None``."""
-    found = [p for p in folder.glob("*") if re.fullmatch(_NAME, p.name)]
-    return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.name)], default=None)
+    """Return the newest checkpoint in a folder, or ``None``."""
+    return next(iter(checkpoints_in(folder)), None)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors; those that share memory are copied."""
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path)
+def good_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint that is complete, or ``None`` if there is none of any kind.
+
+    A warning tells if newer ones are damaged.
+
+    Raises:
+        CheckpointError: If all are damaged, or another version wrote the newest that is not.
+    """
+    found = checkpoints_in(folder)
+    damage = ""
+    for path in found:
+        try:
+            Checkpoint.load(path)
+        except DamagedCheckpointError as error:
+            damage = damage or str(error)
+            continue
+        if damage:
+            steps = _position(found[0])[1] - _position(path)[1]
+            warnings.warn(
+                f"{damage} The run continues from {path.name}, {steps} steps before.", stacklevel=2
+            )
+        return path
+    if damage:
+        raise CheckpointError(f"{damage} No checkpoint in {folder} is complete; start anew.")
+    return None
+
+
+def remove_damaged(folder: Path, good: Path | None) -> None:
+    """Remove checkpoints that are not complete, and what killed processes left.
+
+    Args:
+        folder: The folder.
+        good: The checkpoint from which the run continues; newer ones are damaged.
+    """
+    remove_temporary(folder)
+    for path in checkpoints_in(folder):
+        if good is None or path == good:
+            continue
+        if _position(path) > _position(good) or not _is_complete(path):
+            remove_folder(path)
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        Checkpoint.load(path)
+    except DamagedCheckpointError:
+        return False
+    except CheckpointError:
+        pass  # of another version
+    return True
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
@@ -162,7 +307,7 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Te
 
 
 def _flush(path: Path) -> None:
-    """Force a file or directory to the disk."""
+    """Force a directory to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

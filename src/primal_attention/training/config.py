@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from primal_attention.settings import check_limits
+
 __all__ = ["TrainingConfig"]
 
 Optimizer = Literal["adamw", "radam", "adam", "lamb-lookahead"]
@@ -90,6 +92,7 @@ class TrainingConfig:
             raise ValueError(f"warmup must be a fraction from 0 to 1, got {self.warmup}.")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema}; 0.999 is usual.")
+        check_limits(self)
 
     def steps_of_epoch(self, items: int) -> int:
         """Return the steps of an epoch for a number of training items.

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from primal_attention.settings import build
+
 __all__ = ["EpochRecord", "History"]
 
 Ending = Literal["running", "epochs", "patience", "seconds"]
@@ -74,5 +76,4 @@ class History:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "History":
         """Return the history that :meth:`to_dict` wrote."""
-        records = tuple(EpochRecord(**record) for record in values["records"])
-        return cls(records, values["best_epoch"], values["ended"])
+        return build(cls, values)

@@ -7,31 +7,31 @@ of the training. So a run gives the same weights on one process or several, in o
 after a restart.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors.torch import save as serialize
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.attention import ksvd_loss
-from primal_attention.command import needs
+from primal_attention.command import UserError
+from primal_attention.files import to_bytes, write_sealed
 from primal_attention.models import PretrainedModel
-from primal_attention.output import write_atomically
+from primal_attention.output import remove_temporary
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
 from primal_attention.training.checkpoint import (
     Checkpoint,
-    CheckpointError,
+    good_checkpoint,
     latest_checkpoint,
     reading,
+    remove_damaged,
 )
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import (
@@ -45,6 +45,7 @@ from primal_attention.training.evaluation import Collate, Objective
 from primal_attention.training.history import Ending, EpochRecord, History
 from primal_attention.training.logs import Logs
 from primal_attention.training.optimization import create_optimizer, set_progress
+from primal_attention.training.processes import in_main_process, join_processes, one_writer
 from primal_attention.training.randomness import (
     deterministic_algorithms,
     isolated,
@@ -52,12 +53,16 @@ from primal_attention.training.randomness import (
     restore_random_state,
     seed_everything,
 )
+from primal_attention.training.resuming import (
+    RunState,
+    Sums,
+    check_same_run,
+    load_optimizer,
+    settings_of,
+)
 from primal_attention.training.scores import Score, Scores, cross_entropy
 
-__all__ = ["FREE", "NonFiniteLossError", "fit"]
-
-FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
-"""Settings that change no result; they may change when a run is resumed."""
+__all__ = ["NonFiniteLossError", "fit"]
 
 
 Measure = Callable[[nn.Module, Dataset[Any]], Scores]
@@ -114,9 +119,10 @@ def fit(
         measure: From a model and a data set to the scores that ``config.monitor`` may name; by
             default those of :func:`evaluate`: the objective, and the accuracy of classes.
         collate: From a list of items to a batch.
-        out: Folder for checkpoints, logs and the final model.
+        out: Folder for checkpoints, logs and the final model; locked while the run writes there.
         resume: Continue the run in ``out``, if there is one. It ends with the same weights as a
-            run without a break.
+            run without a break. If the last checkpoint is damaged, a warning says so and the run
+            continues from the one before.
         evaluate: Called after every epoch in every process; its numbers go into the record and
             never choose the epoch.
         on_epoch: Called after every epoch in the main process.
@@ -125,6 +131,9 @@ def fit(
 
     Raises:
         NonFiniteLossError: If the loss or the gradient is no longer finite.
+        UserError: If another process writes into ``out``.
+        CheckpointError: If the checkpoints in ``out`` are damaged or of another run, or one cannot
+            be written.
 
     Example:
         >>> from primal_attention.models import EncoderClassifier, EncoderConfig
@@ -137,21 +146,12 @@ def fit(
     config = config or TrainingConfig()
     with isolated(), deterministic_algorithms(config.deterministic):
         run = _Run(model, train, config, valid, objective, measure, collate, out, verbose)
-        run.start(resume)
-        try:
-            return run.train(evaluate, on_epoch)
-        finally:
-            run.logs.close()
-
-
-@dataclass
-class _Sums:
-    """Sums over the steps of the running epoch."""
-
-    count: int = 0
-    loss: float = 0.0
-    ksvd: float = 0.0
-    lr: float = 0.0
+        with one_writer(run.out):
+            run.start(resume)
+            try:
+                return run.train(evaluate, on_epoch)
+            finally:
+                run.logs.close()
 
 
 class _Run:
@@ -201,7 +201,7 @@ class _Run:
         self.forward: Any = self.accelerator.prepare_model(model)
         if config.compile:
             self.forward = torch.compile(self.forward)
-        self.step, self.seconds, self.sums = 0, 0.0, _Sums()
+        self.step, self.seconds, self.sums = 0, 0.0, Sums()
         self.history = History()
         self.fingerprints: dict[str, Fingerprint] = {}
         self.best: dict[str, Tensor] | None = None
@@ -219,14 +219,9 @@ class _Run:
 
     def start(self, resume: bool) -> None:
         """Restore the run in the output folder; without ``resume`` there must be none."""
-        found = None if self.checkpoints is None else latest_checkpoint(self.checkpoints)
         if resume and self.checkpoints is None:
             raise ValueError("resume=True needs out, the folder of the run to continue.")
-        if found is not None and not resume:
-            raise ValueError(
-                f"{self.out} already holds a run ({found.name}); continue it with resume=True, or "
-                "choose another folder."
-            )
+        found = in_main_process(lambda: self._find_checkpoint(resume))
         if self.checkpoints is not None:
             parts = {"training": self.data, "validation": self.valid}
             self.fingerprints = {
@@ -236,6 +231,10 @@ class _Run:
         if saved is not None and found is not None:
             with reading(found):
                 self._restore(saved, found)
+        if self.out is not None:
+            in_main_process(
+                lambda: self._clean(found)
+            )  # not before the run is known to be the same
         self.logs.start(self.step)
         # last of all: modules that are imported on first use may draw from these generators
         if saved is None:
@@ -243,6 +242,25 @@ class _Run:
         elif found is not None:
             with reading(found):
                 restore_random_state(saved.random[self.order.rank])
+
+    def _find_checkpoint(self, resume: bool) -> Path | None:
+        if self.checkpoints is None:
+            return None
+        if resume:
+            return good_checkpoint(self.checkpoints)
+        found = latest_checkpoint(self.checkpoints)
+        if found is not None:
+            raise UserError(
+                f"{self.out} already holds a run ({found.name}); continue it with resume=True, or "
+                "choose another folder."
+            )
+        return None
+
+    def _clean(self, found: Path | None) -> None:
+        """Remove damaged checkpoints, and what killed processes left."""
+        if self.out is not None and self.checkpoints is not None:
+            remove_temporary(self.out / "model")
+            remove_damaged(self.checkpoints, found)
 
     def train(
         self,
@@ -310,7 +328,7 @@ class _Run:
         if self.average is not None:
             self.average.update(self.model)
         sums = self.sums
-        self.sums = _Sums(sums.count + size, sums.loss + size * loss, sums.ksvd + size * ksvd, lr)
+        self.sums = Sums(sums.count + size, sums.loss + size * loss, sums.ksvd + size * ksvd, lr)
         self.step += 1
         self.seconds += _clock(self.accelerator.device) - started
         self.logs.step(self.step, {"loss": loss, "ksvd": ksvd, "lr": lr, "gradient": float(norm)})
@@ -355,7 +373,7 @@ class _Run:
         self, evaluate: Callable[[nn.Module], Mapping[str, float]] | None
     ) -> EpochRecord:
         """Measure the epoch, keep its weights if it is the best, decide whether to stop."""
-        sums, self.sums = self.sums, _Sums()
+        sums, self.sums = self.sums, Sums()
         count = max(sums.count, 1)
         record = EpochRecord(
             epoch=len(self.history.records) + 1,
@@ -420,102 +438,57 @@ class _Run:
 
     def _save(self) -> None:
         """Write a checkpoint; every process adds its random state."""
-        if self.checkpoints is None:
+        folder = self.checkpoints
+        if folder is None:
             return
         states = [random_state()]
         if self.order.world_size > 1:
             states = states * self.order.world_size
             torch.distributed.all_gather_object(states, random_state())
-        if self.accelerator.is_main_process:
-            average = self.average
-            values = {
-                "config": asdict(self.config),
-                "model": _settings(self.model),
-                "data": self.fingerprints,
-                "history": self.history.to_dict(),
-                "seconds": self.seconds,
-                "sums": asdict(self.sums),
-                "updates": 0 if average is None else average.updates,
-            }
-            Checkpoint(
-                len(self.history.records),
-                self.step,
-                values,
-                self.model.state_dict(),
-                self.optimizer.state_dict(),
-                states,
-                None if average is None else average.weights,
-                self.best,
-            ).save(self.checkpoints)
-        self.accelerator.wait_for_everyone()
+        in_main_process(lambda: self._checkpoint(states).save(folder))
+
+    def _checkpoint(self, random: list[dict[str, Tensor]]) -> Checkpoint:
+        average = self.average
+        values = {
+            "config": asdict(self.config),
+            "model": settings_of(self.model),
+            "data": self.fingerprints,
+            "history": self.history.to_dict(),
+            "seconds": self.seconds,
+            "sums": asdict(self.sums),
+            "updates": 0 if average is None else average.updates,
+        }
+        return Checkpoint(
+            len(self.history.records),
+            self.step,
+            values,
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
+            random,
+            None if average is None else average.weights,
+            self.best,
+        )
 
     def _restore(self, saved: Checkpoint, path: Path) -> None:
         """Return to the moment of a checkpoint."""
-        self._check_same_run(saved, path)
-        values = saved.values
+        state = RunState.of(saved)
+        check_same_run(
+            saved,
+            state,
+            path,
+            config=self.config,
+            model=self.model,
+            data=self.fingerprints,
+            processes=self.order.world_size,
+        )
         self.model.load_state_dict(saved.model)
-        self.optimizer.load_state_dict(saved.optimizer)
+        load_optimizer(self.optimizer, saved.optimizer)
         if self.average is not None and saved.average is not None:
             device = self.accelerator.device
             self.average.weights = {k: v.to(device) for k, v in saved.average.items()}
-            self.average.updates = values["updates"]
-        self.step, self.seconds, self.best = saved.step, values["seconds"], saved.best
-        self.sums, self.history = _Sums(**values["sums"]), History.from_dict(values["history"])
-
-    def _check_same_run(self, saved: Checkpoint, path: Path) -> None:
-        """Raise if the checkpoint belongs to another model, configuration or data set."""
-        values = saved.values
-        pairs = [(values["config"], asdict(self.config)), (values["model"], _settings(self.model))]
-        changed = [
-            f"{k} was {was.get(k)!r} and is {v!r}"
-            for was, now in pairs
-            for k, v in now.items()
-            if k not in FREE and was.get(k) != v
-        ]
-        for name, now in self.fingerprints.items():
-            count, numbers = values["data"][name]
-            words = now.changes(Fingerprint(count, tuple(numbers)))
-            changed += [f"the {name} data {words}"] * bool(words)
-        if len(saved.random) != self.order.world_size:
-            changed.append(
-                f"it ran on {len(saved.random)} processes and now on {self.order.world_size}"
-            )
-        shapes = {k: tuple(v.shape) for k, v in self.model.state_dict().items()}
-        for weights in (saved.model, saved.best):
-            if weights is not None and shapes != {k: tuple(v.shape) for k, v in weights.items()}:
-                changed.append("the model has other weights")
-                break
-        if changed:
-            raise CheckpointError(
-                f"{path} belongs to another run: {'; '.join(changed)}. Resume with what it was "
-                "started with, or choose another folder."
-            )
-
-
-def join_processes() -> Any:
-    """Return the accelerator of this process, joined with the other processes of ``torchrun``.
-
-    ``fit`` calls this itself. Its ``is_main_process`` tells which process writes files.
-    """
-    with needs("train", "Training"):
-        from accelerate import Accelerator
-        from accelerate.utils import DistributedType
-    # without cpu=True accelerate ignores torchrun on a CPU, and every process trains alone
-    accelerator = Accelerator(mixed_precision="no", cpu=not torch.accelerator.is_available())
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise ValueError(
-            f"fit trains data parallel, got an accelerate configuration for "
-            f"{accelerator.distributed_type.value}; launch with torchrun or a plain configuration."
-        )
-    return accelerator
-
-
-def _settings(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of a model of this library as JSON values; empty for others."""
-    if not isinstance(model, PretrainedModel):
-        return {}
-    found: dict[str, Any] = json.loads(json.dumps(asdict(model.config), default=str))
-    return found
+            self.average.updates = state.updates
+        self.step, self.seconds, self.best = saved.step, state.seconds, saved.best
+        self.sums, self.history = state.sums, state.history
 
 
 def _export(model: nn.Module, folder: Path) -> None:
@@ -523,8 +496,7 @@ def _export(model: nn.Module, folder: Path) -> None:
     if isinstance(model, PretrainedModel):
         model.save_pretrained(folder)
     else:
-        weights = {k: v.cpu().contiguous() for k, v in weights_of(model).items()}
-        write_atomically(folder / "model.safetensors", serialize(weights))
+        write_sealed(folder, {"model.safetensors": to_bytes(model.state_dict())})
 
 
 def _clock(device: torch.device) -> float:
