@@ -1,9 +1,11 @@
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from primal_attention.command import UserError
 from primal_attention.tasks.study import Study, command_line, read_rows, run_study
 
 
@@ -113,6 +115,46 @@ def test_a_foreign_line_is_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"set": "x"}\n')
     with pytest.raises(ValueError, match=r"line 1: not a row of a study"):
         run_study(Squares(), out=tmp_path, report=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"cell": 1, "rows": []}', '{"cell": {}, "rows": [1]}', '{"cell": {}, "rows": {}}']
+)
+def test_rows_of_a_wrong_type_are_refused(line, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(f"\n{line}\n")
+    with pytest.raises(UserError, match=r"line 2: not a row of a study"):
+        read_rows(tmp_path)
+
+
+def test_two_studies_do_not_share_a_folder(tmp_path):
+    class Nosy(Squares):
+        def run(self, cell, options, scratch):
+            with pytest.raises(UserError, match="in use by process"):
+                run_study(Squares(), Options((7,)), out=tmp_path)
+            return super().run(cell, options, scratch)
+
+    run_study(Nosy(), out=tmp_path, report=lambda _: None)
+    assert [row["number"] for row in read_rows(tmp_path)] == [1, 2, 3]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_full_disk_leaves_whole_rows_only(tmp_path, monkeypatch):
+    write, seen = os.write, []
+
+    def full(handle, data):
+        seen.append(data)
+        if len(seen) == 3:  # a full disk takes a part first
+            return write(handle, data[:5])
+        if len(seen) > 3:
+            raise OSError(28, "No space left on device")
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*rows\.jsonl"):
+        run_study(Squares(), out=tmp_path, report=lambda _: None)
+    monkeypatch.undo()
+    assert [row["value"] for row in read_rows(tmp_path)] == [1, 4]
+    assert (tmp_path / "rows.jsonl").read_bytes().endswith(b"}\n")
 
 
 def test_the_command_names_what_differs_from_the_defaults():

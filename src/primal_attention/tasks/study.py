@@ -9,13 +9,12 @@ the tables. A result folder has no other writer::
     <out>/<name>          whatever ``Study.tables`` returns: Markdown, CSV, PNG
     <out>/runs/<cell>/    scratch folder of a cell, for checkpoints; removed when the cell is done
 
-Several processes may share a folder. Each appends whole lines, and tables hold every row.
+A folder has one writer: while a study runs, a second one in its folder is refused.
 """
 
 import json
 import math
 import os
-import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from primal_attention.command import UserError, did_you_mean
-from primal_attention.output import hardware, to_json, write_atomically
+from primal_attention.files import locked, parse_json, read_lines
+from primal_attention.output import hardware, remove_folder, to_json, write_atomically
 from primal_attention.settings import fingerprint
 
 __all__ = [
@@ -113,42 +113,51 @@ def run_study(
         report: Called with one line per finished cell.
 
     Raises:
-        ValueError: If ``rows.jsonl`` holds something that is no row.
+        UserError: If ``rows.jsonl`` holds something that is no row, or another process writes into
+            the folder.
     """
     options = study.Options() if options is None else options
-    out, started = Path(out), time.monotonic()
-    ends = math.inf if max_seconds is None else started + max_seconds
+    ends = math.inf if max_seconds is None else time.monotonic() + max_seconds
     wanted = list(study.cells(options))
-    threads = getattr(options, "threads", study.threads)
-    left, is_new = 0, False
-    for number, cell in enumerate(wanted, 1):
-        key = _key(cell)
-        # read again each time: another process may have finished this cell
-        if key in _read(out):
-            continue
-        if time.monotonic() >= ends:
-            left += 1
-            continue
-        scratch = out / "runs" / fingerprint(dict(cell))
-        out.mkdir(parents=True, exist_ok=True)  # raises before anything is measured
-        with _threads(threads):
-            found = study.run(cell, options, scratch)
-        rows = [dict(row) for row in ([found] if isinstance(found, Mapping) else found)]
-        _append(out / _ROWS, {"cell": dict(cell), "rows": rows})
-        is_new = True
-        shutil.rmtree(scratch, ignore_errors=True)
-        for row in rows:
-            report(f"{number}/{len(wanted)} {study.describe({**cell, **row})}")
-    have = _read(out)
-    if have:
-        _write(study, options, wanted, have, out)
-    if have and (is_new or not (out / _ABOUT).exists()):
-        machine = hardware() | {"threads": threads}
-        about = {"command": command_line(study, options), "machine": machine}
-        write_atomically(out / _ABOUT, to_json(about))
+    out = Path(out)
+    with locked(out):
+        done, left, is_new = set(_read(out)), 0, False
+        for number, cell in enumerate(wanted, 1):
+            if _key(cell) in done:
+                continue
+            if time.monotonic() >= ends:
+                left += 1
+                continue
+            for row in _measure(study, cell, options, out):
+                report(f"{number}/{len(wanted)} {study.describe({**cell, **row})}")
+            done.add(_key(cell))
+            is_new = True
+        have = _read(out)
+        if have:
+            _write(study, options, wanted, have, out)
+        if have and (is_new or not (out / _ABOUT).exists()):
+            machine = hardware() | {"threads": _num_threads(study, options)}
+            about = {"command": command_line(study, options), "machine": machine}
+            write_atomically(out / _ABOUT, to_json(about))
     if left:
         report(f"out of time with {left} of {len(wanted)} cells left; the same command continues")
     return [row for cell in wanted for row in have.get(_key(cell), ())]
+
+
+def _measure(study: Study[Any], cell: Cell, options: Any, out: Path) -> list[Row]:
+    """Run a cell, add its rows to the file, and return them."""
+    scratch = out / "runs" / fingerprint(dict(cell))
+    with _threads(_num_threads(study, options)):
+        found = study.run(cell, options, scratch)
+    rows: list[Row] = [dict(row) for row in ([found] if isinstance(found, Mapping) else found)]
+    _append(out / _ROWS, {"cell": dict(cell), "rows": rows})
+    if scratch.exists():
+        remove_folder(scratch)
+    return rows
+
+
+def _num_threads(study: Study[Any], options: Any) -> int:
+    return int(getattr(options, "threads", study.threads))
 
 
 def _write(
@@ -192,16 +201,25 @@ def _read(out: Path) -> dict[str, list[Row]]:
     """Return the finished rows of a folder by cell; a line cut off by a crash is left out."""
     path = out / _ROWS
     found: dict[str, list[Row]] = {}
-    lines = path.read_text("utf-8").split("\n") if path.exists() else []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path) if path.exists() else (), 1):
+        where = f"{path}, line {number}"
         try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if not isinstance(content, dict) or set(content) != {"cell", "rows"}:
-            raise ValueError(f"{path}, line {number}: not a row of a study: {line[:60]!r}.")
+            content = parse_json(line, where, object)
+        except UserError as error:
+            if isinstance(error.__cause__, json.JSONDecodeError):
+                continue
+            raise
+        if not _is_row(content):
+            raise UserError(f"{where}: not a row of a study: {line[:60]!r}.")
         found[_key(content["cell"])] = [content["cell"] | row for row in content["rows"]]
     return found
+
+
+def _is_row(content: Any) -> bool:
+    if not isinstance(content, dict) or set(content) != {"cell", "rows"}:
+        return False
+    cell, rows = content["cell"], content["rows"]
+    return isinstance(rows, list) and all(isinstance(part, dict) for part in (cell, *rows))
 
 
 def read_rows(out: str | Path) -> list[Row]:
@@ -210,13 +228,20 @@ def read_rows(out: str | Path) -> list[Row]:
 
 
 def _append(path: Path, content: Mapping[str, Any]) -> None:
-    """Add one line in one write, and flush it to the disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-    line = ("\n" if is_torn else "") + json.dumps(content) + "\n"
-    with path.open("ab", buffering=0) as file:
-        file.write(line.encode())
-        os.fsync(file.fileno())
+    """Add one line completely or not at all, and flush it to the disk."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    size = os.fstat(handle).st_size
+    is_torn = size and os.pread(handle, 1, size - 1) != b"\n"
+    rest = (("\n" if is_torn else "") + json.dumps(content) + "\n").encode()
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]  # a full disk takes a part before it refuses
+        os.fsync(handle)
+    except OSError as error:
+        os.ftruncate(handle, size)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(handle)
 
 
 @contextmanager
