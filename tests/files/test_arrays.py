@@ -105,6 +105,15 @@ def test_archives_that_are_encrypted_or_packed_otherwise_are_refused(tmp_path: P
         read_arrays(tmp_path / "c.npz")
 
 
+@pytest.mark.parametrize("cut", [1, 30, 200])
+def test_an_archive_without_its_beginning_is_damaged(tmp_path: Path, cut: int) -> None:
+    path = _npz(tmp_path / "a.npz", {"x.npy": _npy(np.arange(50)), "y.npy": _npy(np.arange(50))})
+    data = path.read_bytes()
+    path.write_bytes(data[:4] + data[4 + cut :])
+    with pytest.raises(UserError, match=r"a\.npz is a damaged \.npz archive; copy it again"):
+        read_arrays(path)
+
+
 def test_a_flipped_byte_of_the_content_is_noticed(tmp_path: Path) -> None:
     path = _npz(tmp_path / "a.npz", {"x.npy": _npy(np.arange(50))}, zipfile.ZIP_STORED)
     data = bytearray(path.read_bytes())

@@ -15,7 +15,8 @@ from primal_attention.files.values import YamlDumper
     ("text", "words"),
     [
         (b"", "not readable as JSON: Expecting value"),
-        (b"{", "line 1, column 2"),
+        (b"{", "(column 2)"),
+        (b"{\n\n]", "(line 3, column 1)"),
         (b"\xff{}", "byte 0 is not UTF-8"),
         (b"[" * 100_000, "nested deeper"),
         (b'{"a":' * 60 + b"1" + b"}" * 60, "nested deeper"),

@@ -7,6 +7,7 @@ import pytest
 
 from primal_attention.command import UserError
 from primal_attention.tasks.files import read_table, take_labels
+from primal_attention.tasks.sources import look_at
 
 pandas = pytest.importorskip("pandas")
 
@@ -24,6 +25,7 @@ pandas = pytest.importorskip("pandas")
         (b"a,b\n1,2\n3,4,5\n", "line 3 has 3 fields, others have 2"),
         (b"a,b,a\n1,2,3\n", "two columns have the name 'a'"),
         (b'a,b\n1,"2\n3,4\n', "a quotation mark in row 1 has no second one"),
+        (b"a,b\r1,2\r3,4\r", "a line has a carriage return inside"),
         (b"a,b\n1,caf\xe9\n", "not text in UTF-8: it has the byte 0xe9"),
     ],
 )
@@ -62,5 +64,9 @@ def test_parquet_files_are_checked_like_others(tmp_path):
     data = path.read_bytes()
     for damaged in (data[:-200], data[:8], b"PAR1" * 3, data[:4] + bytes(200) + data[204:]):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"t\.parquet"):
+        with pytest.raises(UserError, match=r"t\.parquet is no Parquet file, or a damaged one"):
             read_table(path)
+    pandas.DataFrame({"label": [[1], [2]]}).to_parquet(path)
+    with pytest.raises(UserError, match="'label' holds lists"):
+        take_labels(read_table(path), "label", path)
+    assert look_at(path).columns["label"].kind == "text"

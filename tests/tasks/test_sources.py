@@ -59,7 +59,7 @@ def test_folders_show_their_files_and_folders(tmp_path):
         ("t.jsonl", b"{", "Expecting property name"),
         ("t.csv", b"", "not a readable table: it is empty"),
         ("t.csv", b"a,b\n", "has no rows"),
-        ("t.parquet", b"nothing", "not a readable Parquet file"),
+        ("t.parquet", b"nothing", "no Parquet file, or a damaged one"),
     ],
 )
 def test_broken_files_are_told(tmp_path, name, content, message):

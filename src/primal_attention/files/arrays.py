@@ -20,7 +20,10 @@ _MAX_MEMBERS = 10_000
 _KINDS = "biufcUSMm"
 """Kinds of numpy types that hold no Python objects."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_DAMAGES = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, UnicodeError, OverflowError)
+_DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, UnicodeError, OverflowError),
+    OSError,  # of a place before the beginning of the file
+)
 """What zipfile raises about an archive that is damaged; its words name fields of the format."""
 
 

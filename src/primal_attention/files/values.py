@@ -74,7 +74,9 @@ def parse_json(text: str | bytes, where: Path | str, kind: type = dict) -> Any:
     except UnicodeDecodeError as error:
         raise UserError(f"{where} is damaged: byte {error.start} is not UTF-8.") from error
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
+        # a line of JSON lines has its number in its name
+        is_line = "\n" not in error.doc.rstrip("\n")
+        place = f"column {error.colno}" if is_line else f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{where} is not readable as JSON: {error.msg} ({place}).") from error
     except RecursionError:
         raise UserError(f"{where} is damaged: {_TOO_DEEP}.") from None

@@ -105,7 +105,7 @@ def _read(path: Path, rows: int | None, words: Sequence[str]) -> Any:
 def _check_header(path: Path, separator: str) -> None:
     """Raise if pandas would change names, or shift columns by one."""
     with open_text(path) as file:
-        records: Iterator[list[str]] = (row for row in _records(file, separator) if row)
+        records = (row for row in _records(file, separator, path) if row)
         header, first = next(records, []), next(records, [])
     # pandas gives the second of two equal names a number
     _check_names(path, [word.strip() for word in header])
@@ -125,9 +125,16 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _records(file: TextIO, separator: str) -> Any:
+def _records(file: TextIO, separator: str, path: Path) -> Iterator[list[str]]:
+    """Yield the fields of every row; blank lines have none."""
     csv.field_size_limit(_LONGEST)
-    return csv.reader(file, delimiter=separator)
+    try:
+        yield from csv.reader(file, delimiter=separator)
+    except csv.Error as error:
+        raise UserError(
+            f"{path} is not a readable table: a line has a carriage return inside; save it with "
+            "line feeds (\\n) at the ends of lines."
+        ) from error
 
 
 def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
@@ -136,14 +143,15 @@ def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
         if not any(line.isspace() for line in file):
             return
     with open_text(path) as file:
-        blank = 0
-        for number, row in enumerate(records := _records(file, separator)):
+        line, blank = 1, 0
+        for number, row in enumerate(_records(file, separator, path)):
             if not row or (len(row) == 1 and row[0].isspace()):
-                blank = blank or records.line_num
+                blank = blank or line
             elif blank:
                 raise UserError(
                     f"{path}, line {blank} is blank; remove the line, or fill in its fields."
                 )
+            line += 1 + sum(field.count("\n") for field in row)
             if rows is not None and number > rows:
                 return
 
@@ -187,12 +195,12 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
             )
     except (UserError, MemoryError):
         raise
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        raise UserError(f"{path} is a damaged Parquet file: {_explain(error)}.") from error
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise UserError(f"{path} is not a readable Parquet file: {_explain(error)}.") from error
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # such as a file that may not be read
+        raise UserError(
+            f"{path} is no Parquet file, or a damaged one; copy it again, or save it again."
+        ) from error
 
 
 def take_column(frame: Any, name: str, path: Path, option: str) -> Any:
@@ -217,6 +225,8 @@ def take_labels(frame: Any, name: str, path: Path) -> list[str]:
         UserError: If the column, or one of its values, is missing.
     """
     column = take_column(frame, name, path, "target")
+    if any(hasattr(value, "__len__") and not isinstance(value, str) for value in column):
+        raise UserError(f"{path}: the column {name!r} holds lists; a class is a word or a number.")
     empty = (column.isna() | (column == "")).to_numpy().nonzero()[0]
     if len(empty):
         raise UserError(

@@ -225,7 +225,8 @@ def _look_at_lines(path: Path) -> Source:
 
 def _column(values: list[Any]) -> Column:
     numbers = [v for v in values if isinstance(v, int | float)]
-    seen = {str(v) for v in values if v == v and v is not None}
+    # cells of a Parquet file may be arrays, which are not compared
+    seen = {str(v) for v in values if hasattr(v, "__len__") or (v == v and v is not None)}
     if len(numbers) == len(values):
         whole = all(v == v and float(v).is_integer() for v in numbers)
         return Column("number", len(seen), 0.0, whole)

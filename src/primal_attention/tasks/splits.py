@@ -100,4 +100,5 @@ def class_indices(labels: Sequence[str], classes: tuple[str, ...]) -> NDArray[np
 def _some(names: Sequence[str]) -> str:
     """Return names separated by commas: the first twelve, and the beginnings of long ones."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(n if len(n) <= 80 else f"{n[:80]}…" for n in names[:12]) + more
+    shown = (n if n and n.isprintable() else repr(n) for n in names[:12])
+    return ", ".join(n if len(n) <= 80 else f"{n[:80]}…" for n in shown) + more

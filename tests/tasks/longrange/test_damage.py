@@ -144,6 +144,8 @@ def test_damaged_pictures_are_named(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(data)
         with pytest.raises(UserError, match=rf"{name}\.png (is not a readable picture|has 60,000)"):
             task.read(tmp_path / f"{name}.png", labelled=False)
+    with pytest.raises(UserError, match=r"cut\.png has files without a class"):
+        task.read(tmp_path / "cut.png", labelled=True)
     for data, words in ((picture()[:60], "not a readable"), (picture((8, 8)), "32 × 32 points")):
         offsets = np.array([0, len(data)])
         np.savez(

@@ -157,9 +157,15 @@ def _label(value: Any, where: str) -> str:
 
 
 def _describe(value: Any) -> str:
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return "none"
-    kinds = {dict: "an object", list: "a list", bool: "true or false", str: "words"}
+    kinds = {
+        dict: "an object",
+        list: "a list",
+        np.ndarray: "a list",
+        bool: "true or false",
+        str: "words",
+    }
     return kinds.get(type(value), str(value)[:80])
 
 
@@ -338,9 +344,9 @@ def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], lis
     files = [f for f in found if f.suffix.lower() in endings and not f.name.startswith(".")]
     if not files:
         raise UserError(f"{path} holds no files that end in {', '.join(endings)}.")
-    labels = [f.relative_to(path).parts[0] for f in files] if labelled else None
-    if labelled and any(f.parent == path for f in files):
+    if labelled and any(path in (f, f.parent) for f in files):
         raise UserError(f"{path} has files without a class; put them into one folder a class.")
+    labels = [f.relative_to(path).parts[0] for f in files] if labelled else None
     if kind == "text":
         rows = [_read_start(file) for file in files]
     else:

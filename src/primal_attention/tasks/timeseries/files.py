@@ -175,7 +175,8 @@ def read_npz(
     with user_errors(str(path)):
         x = as_float32(found[f"X{end}"])
         if x.ndim and not len(x):
-            raise UserError(f"{path} has no {part} part; this copy of the set is not complete.")
+            lost = f"{part} part; this copy of the set is not complete" if end else "series"
+            raise UserError(f"{path} has no {lost}.")
         x = _time_first(x, str(found.get("axes", default)).replace(" ", ""), path)
         if length is None:
             series = series_from_arrays(x.transpose(0, 2, 1))
