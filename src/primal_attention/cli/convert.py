@@ -1,6 +1,5 @@
 """``primal convert``: replace the softmax attention of a saved model."""
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.cli.folders import check_folder, new_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
 from primal_attention.command import UserError, progress
+from primal_attention.files import parse_json
 from primal_attention.settings import parse
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def _mechanism_options(pairs: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not name:
             raise UserError(f"--option takes name=value, got {pair!r}.")
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            found[name] = parse_json(value, pair[:80], object)
+        except UserError:
             found[name] = value
     return found
 

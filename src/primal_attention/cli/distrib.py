@@ -1,8 +1,6 @@
 """``primal distrib``: counts of a corpus, their attention, word vectors, and heads."""
 
-import gzip
 import json
-import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import tyro
 
 from primal_attention.cli.distrib_probe import DistribProbeCommand, probe
 from primal_attention.command import UserError, did_you_mean, user_errors
+from primal_attention.files import open_text, read_json_lines
 from primal_attention.output import markdown_table, write_atomically
 from primal_attention.settings import parse
 
@@ -136,20 +135,17 @@ def _count(options: DistribCountCommand) -> None:
 
 def _documents(path: Path, field: str) -> Iterator[str]:
     """Yield the documents of a file, one a line."""
-    opened: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    kind = path.with_suffix("").suffix if path.suffix in opened else path.suffix
-    with (
-        user_errors(str(path), ValueError, EOFError, OSError, lzma.LZMAError),
-        opened.get(path.suffix, open)(path, "rt", encoding="utf-8") as file,
-    ):
-        for number, line in enumerate(file, 1):
-            if kind != ".jsonl":
-                yield line
-                continue
-            row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                raise ValueError(f"line {number} has no text in the field {field!r}; see --field.")
+    kind = path.with_suffix("").suffix if path.suffix in (".gz", ".xz") else path.suffix
+    if kind == ".jsonl":
+        for number, row in read_json_lines(path):
+            if not isinstance(row.get(field), str):
+                raise UserError(
+                    f"{path}, line {number} has no text in the field {field!r}; see --field."
+                )
             yield row[field]
+        return
+    with open_text(path) as file:
+        yield from file
 
 
 def _load(path: Path) -> Any:

@@ -171,13 +171,13 @@ def _rewrite(path, **arrays):
     ("arrays", "message"),
     [
         ({"indices": np.array([0, 7, 1])}, "not a readable file of counts"),
-        ({"data": np.array([1.0, np.nan, 1.0])}, "negative or not finite"),
-        ({"data": np.array([1.0, -1.0, 1.0])}, "negative or not finite"),
-        ({"data": np.array(["a", "b", "c"])}, "wrong type"),
+        ({"data": np.array([1.0, np.nan, 1.0])}, "not finite"),
+        ({"data": np.array([1.0, -1.0, 1.0])}, "negative"),
+        ({"data": np.array(["a", "b", "c"])}, "must hold finite numbers"),
         ({"unigram": np.array([1, 2])}, "unigram"),
-        ({"words": None}, "missing"),
+        ({"words": None}, "no array .words."),
         ({"about": np.frombuffer(b"{}", np.uint8)}, "format"),
-        ({"about": np.frombuffer(b"\xff", np.uint8)}, "not a readable file"),
+        ({"about": np.frombuffer(b"\xff", np.uint8)}, "not UTF-8"),
     ],
 )
 def test_a_damaged_file_is_an_error(tmp_path, arrays, message):
@@ -191,7 +191,7 @@ def test_a_damaged_file_is_an_error(tmp_path, arrays, message):
 def test_a_file_larger_than_the_limit_is_not_unpacked(tmp_path):
     path = tmp_path / "counts.npz"
     Cooccurrence(3).fit([[0, 1, 2]]).save(path)
-    with pytest.raises(ValueError, match="max_bytes=100"):
+    with pytest.raises(ValueError, match=r"at most .* 100 bytes"):
         Cooccurrence.load(path, max_bytes=100)
     # a header may promise more than the file has
     header = io.BytesIO()
@@ -203,10 +203,10 @@ def test_a_file_larger_than_the_limit_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(path, "w") as new:
         for name, content in members.items():
             new.writestr(name, content)
-    with pytest.raises(ValueError, match="larger than its file"):
+    with pytest.raises(ValueError, match="promises"):
         Cooccurrence.load(path)
     path.write_bytes(b"no archive")
-    with pytest.raises(ValueError, match="not a readable file"):
+    with pytest.raises(ValueError, match=r"not an \.npz archive"):
         Cooccurrence.load(path)
 
 

@@ -14,14 +14,14 @@
     a - b     selection; also a -o b
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Int8
 
+from primal_attention.command import UserError, user_errors
+from primal_attention.files import parse_json
 from primal_attention.output import to_json
 
 from .marks import ARROW, CIRCLE, NONE, TAIL, possible_ancestors
@@ -201,16 +201,40 @@ class PAG:
     def from_json(cls, text: str) -> "PAG":
         """Return the graph that ``to_json`` wrote.
 
+        Raises:
+            UserError: If the text is no such graph.
+
         Example:
             >>> pag = PAG([[0, 2], [2, 0]])
             >>> PAG.from_json(pag.to_json()) == pag
             True
         """
-        data: dict[str, Any] = json.loads(text)
-        names: Sequence[str] | None = data["names"]
-        n = len(data["marks"])
-        marks = np.array(data["marks"], dtype=np.int8).reshape(n, n)
-        return cls(marks, None if names is None else tuple(names), tuple(data.get("warnings", ())))
+        data = parse_json(text, "the graph")
+        marks, names, warnings = (data.get(key) for key in ("marks", "names", "warnings"))
+        if not _is_matrix(marks):
+            raise UserError(
+                "the graph: marks must be a square matrix of whole numbers, a list of lists."
+            )
+        for key, words in (("names", names), ("warnings", warnings)):
+            if words is not None and not _are_words(words):
+                raise UserError(f"the graph: {key} must be a list of words or null.")
+        matrix = np.array(marks, dtype=np.int64).reshape(len(marks), len(marks))
+        with user_errors("the graph", ValueError):
+            return cls(matrix, None if names is None else tuple(names), tuple(warnings or ()))
+
+
+def _is_matrix(rows: Any) -> bool:
+    """Return whether rows are a square matrix of whole numbers that numpy can hold."""
+    return isinstance(rows, list) and all(
+        isinstance(row, list)
+        and len(row) == len(rows)
+        and all(type(mark) is int and 0 <= mark < 128 for mark in row)
+        for row in rows
+    )
+
+
+def _are_words(words: Any) -> bool:
+    return isinstance(words, list) and all(isinstance(word, str) for word in words)
 
 
 def _quoted(text: str) -> str:

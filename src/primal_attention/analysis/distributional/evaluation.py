@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from primal_attention.analysis.distributional.word_vectors import WordVectors
-from primal_attention.command import needs
+from primal_attention.command import UserError, needs
+from primal_attention.files import read_lines
 
 __all__ = [
     "ANALOGIES",
@@ -116,25 +117,31 @@ def read_pairs(path: str | Path) -> tuple[WordPair, ...]:
     lines and lines that start with ``#`` are skipped, and so is one line of headings.
 
     Raises:
-        ValueError: If a line has no two words and a number, or there is no pair.
+        UserError: If the file cannot be read, a line has no two words and a finite number, or there
+            is no pair.
     """
     found: list[WordPair] = []
-    text = Path(path).read_text(encoding="utf-8-sig")
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(read_lines(Path(path)), 1):
         cells = [cell.strip() for cell in re.split(r"[\t,;]| +", line.strip()) if cell.strip()]
         if not cells or cells[0].startswith("#"):
             continue
         try:
-            found.append(WordPair(cells[0].lower(), cells[1].lower(), float(cells[2])))
+            found.append(WordPair(cells[0].lower(), cells[1].lower(), _score(cells[2])))
         except (IndexError, ValueError):
             if not found and number <= 2:
                 continue  # headings
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {number}: {line.strip()!r} is not two words and a number."
             ) from None
     if not found:
-        raise ValueError(f"{path} has no word pairs; it must have two words and a number a line.")
+        raise UserError(f"{path} has no word pairs; it must have two words and a number a line.")
     return tuple(found)
+
+
+def _score(word: str) -> float:
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", word, re.ASCII | re.IGNORECASE):
+        raise ValueError(f"{word!r} is no number.")
+    return float(word)
 
 
 def evaluate_similarity(
