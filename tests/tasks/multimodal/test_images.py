@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from primal_attention.files import images as module
 from primal_attention.tasks.multimodal import ImageError, list_images, read_image, read_images
-from primal_attention.tasks.multimodal import images as module
 
 RED = (220, 40, 40)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.command import UserError
+from primal_attention.files import take_arrays
 from primal_attention.tasks.datasets import data_folder, find_set
-from primal_attention.tasks.files import FILE_ERRORS
 
 __all__ = [
     "STYLES",
@@ -127,13 +127,14 @@ def load_emoji(data: Path | None = None) -> Emoji:
     path = data_folder(data) / found.folder / next(iter(found.files))
     if not path.is_file():
         raise UserError(f"{path} is missing. {found.by_hand(data_folder(data))}")
-    with (
-        user_errors(f"{path} cannot be read", *FILE_ERRORS),
-        np.load(path, allow_pickle=False) as file,
-    ):
-        images = np.stack([file[style] for style in STYLES])
-        names = [emoji_words(str(name)) for name in file["text"]]
-        tags = [[emoji_words(tag) for tag in str(one).split(",")] for one in file["tags"]]
+    sorts = {**dict.fromkeys(STYLES, ("bytes", 4)), "text": ("words", 1), "tags": ("words", 1)}
+    arrays = take_arrays(path, sorts)
+    shapes = {arrays[style].shape for style in STYLES}
+    if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["text"])}:
+        raise UserError(f"{path} is damaged: its styles, names and tags differ in number or size.")
+    images = np.stack([arrays[style] for style in STYLES])
+    names = [emoji_words(str(name)) for name in arrays["text"]]
+    tags = [[emoji_words(tag) for tag in str(one).split(",")] for one in arrays["tags"]]
     first = {name: i for i, name in reversed(list(enumerate(names))) if name}
     kept = sorted(first.values())
     return Emoji(

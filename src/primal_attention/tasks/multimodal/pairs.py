@@ -4,6 +4,7 @@ Equal images and equal texts are stored once. So a search counts every image onc
 that several images share is right for all of them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -17,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.command import UserError
+from primal_attention.files.images import ImageError, is_file, read_images
 from primal_attention.tasks.files import read_table, take_column
-from primal_attention.tasks.multimodal.images import ImageError, read_images
 from primal_attention.tasks.multimodal.tokenizer import TextTokenizer, as_text
 
 __all__ = ["PairData", "PairTable", "collate_pairs", "read_pair_table", "to_pixel_values"]
@@ -170,13 +171,15 @@ def read_pair_table(
 
     Args:
         path: The file: CSV, TSV or Parquet.
-        images: Folders in which image files are looked for, before that of the table.
+        images: Folders in which image files are looked for, before that of the table. All images
+            lie in these folders; a link may lead elsewhere.
         image: Column of the image files.
         caption: Column of the captions.
         skip_broken: Leave out pairs whose image cannot be read.
 
     Raises:
-        UserError: If a column is missing, a caption is empty, or an image cannot be read.
+        UserError: If a column is missing, a caption is empty, or an image cannot be read or lies
+            outside the folders.
     """
     # a caption such as "none" is no missing value
     frame = read_table(path, words=(image, caption))
@@ -201,6 +204,12 @@ def read_pair_table(
                 f"{path}: {len(empty)} of {len(values)} rows have no {column!r}, the first is row "
                 f"{empty[0] + 1}; fill it in, or remove the row."
             )
+    outside = [i for i, name in enumerate(files) if not _is_inside(name, [*folders, path.parent])]
+    if outside:
+        raise UserError(
+            f"{path}, row {outside[0] + 1}: the image {files[outside[0]][:80]!r} lies outside the "
+            "folder of images; give --images a folder that holds all of them."
+        )
     found = [_find(name, [*folders, path.parent]) for name in files]
     if not skip_broken:
         return PairTable(found, texts, list(range(1, len(found) + 1)))
@@ -215,6 +224,12 @@ def read_pair_table(
 def _find(name: str, folders: Sequence[Path]) -> Path:
     """Return where an image file is; if it is nowhere, where it should be."""
     for folder in folders:
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return folder / name
     return folders[0] / name
+
+
+def _is_inside(name: str, folders: Sequence[Path]) -> bool:
+    """Return whether a name leads to a place below one of the folders."""
+    whole = [(Path(os.path.abspath(f / name)), Path(os.path.abspath(f))) for f in folders]
+    return any(place.is_relative_to(root) for place, _ in whole for _, root in whole)

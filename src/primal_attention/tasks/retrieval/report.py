@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, needs
+from primal_attention.command import UserError
+from primal_attention.files.images import ImageError, read_image
 from primal_attention.tasks.retrieval.gallery import Gallery
 from primal_attention.tasks.retrieval.metrics import average_precision
 from primal_attention.tasks.retrieval.showing import plot_gains, plot_list_spectrum
@@ -228,14 +229,9 @@ def _sheet(change: Change, i: int, images: str, query_images: str | None) -> Any
 
 
 def _picture(template: str, item: int) -> Any:
-    with needs("vision", "Pictures in a report"):
-        from PIL import Image
-    path = Path(template.replace("{id}", str(item)))
     try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB").resize((96, 96)))
-    except (OSError, ValueError) as error:
+        return read_image(Path(template.replace("{id}", str(item))), (96, 96))
+    except ImageError as error:
         raise UserError(
-            f"{path} cannot be read as a picture ({error}); --images is a path with {{id}} in the "
-            "place of the number of an item."
+            f"{error} --images is a path with {{id}} in the place of the number of an item."
         ) from error

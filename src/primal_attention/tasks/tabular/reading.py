@@ -127,7 +127,9 @@ def _read_parts(
     """Return the table to learn from and the one to score; ``None`` if a part is to be held out."""
     if settings.train is None:
         return _read_known(settings, notes)
-    table = split_target(_read_frame(settings.train), settings.target, settings.train)
+    frame = _read_frame(settings.train)
+    notes.extend(_mixed_columns(frame))
+    table = split_target(frame, settings.target, settings.train)
     table = _drop_unlabelled(table, settings.target, notes)
     if len(table.places) < _FEWEST:
         raise UserError(
@@ -161,6 +163,25 @@ def _read_frame(path: "Path") -> Any:
     frame = read_table(path)
     frame.columns = [str(name) for name in frame.columns]
     return parse_dates(frame)
+
+
+def _mixed_columns(frame: Any) -> list[str]:
+    """Return a note for every column of numbers that some words make a column of categories."""
+    import pandas as pd
+
+    notes = []
+    for name in frame.columns:
+        known = frame[name].dropna()
+        if pd.api.types.is_numeric_dtype(known) or not all(isinstance(v, str) for v in known):
+            continue
+        words = pd.to_numeric(known, errors="coerce").isna().to_numpy()
+        if words.any() and 2 * words.sum() < len(known):
+            row = int(np.flatnonzero(words)[0])
+            notes.append(
+                f"Column {name!r} holds words beside numbers, such as {known.iloc[row][:40]!r} in "
+                f"row {known.index[row] + 1}, so its values are categories."
+            )
+    return notes
 
 
 def parse_dates(frame: Any, names: Sequence[str] | None = None) -> Any:
@@ -198,8 +219,12 @@ def parse_dates(frame: Any, names: Sequence[str] | None = None) -> Any:
 def split_target(frame: Any, target: str, path: "Path") -> LabelledTable:
     """Return features and target of the frame in a file."""
     y = take_column(frame, target, path, "target")
-    # an index that was written with the table has no name
+    # an index that was written with the table has no name, nor has what a last comma makes
     unnamed = [n for n in frame.columns if n.startswith("Unnamed: ")]
+    for name in unnamed:
+        if name != frame.columns[0] and frame[name].notna().any():
+            place = list(frame.columns).index(name) + 1
+            raise ValueError(f"{path}: column {place} has no name; give every column its own.")
     X = frame.drop(columns=[target, *unnamed])
     if not X.shape[1]:
         raise ValueError(f"{path} has no column besides the target {target!r} to predict it from.")

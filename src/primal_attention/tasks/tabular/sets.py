@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import UserError, did_you_mean, needs, user_errors
+from primal_attention.files import open_text, take_arrays
 from primal_attention.tasks.datasets import data_folder, find_set
 from primal_attention.tasks.files import FILE_ERRORS
 
@@ -136,22 +137,34 @@ def _read_bundled(name: str) -> Table:
     return Table(name, X, y, kind, _folds(X, y, kind))
 
 
-def _arrays(folder: Path, *keys: str) -> list[NDArray[Any]]:
+def _arrays(folder: Path, **sorts: tuple[str, int]) -> list[NDArray[Any]]:
     """Return arrays of the one ``.npz`` file of a folder, which has the name of the folder."""
-    with np.load(folder / f"{folder.name}.npz", allow_pickle=False) as file:
-        return [file[key] for key in keys]
+    found = take_arrays(folder / f"{folder.name}.npz", sorts)
+    return [found[name] for name in sorts]
 
 
 def _read_masks(name: str, folder: Path) -> Table:
     """Return a regression table with the splits of Hernandez-Lobato and Adams (2015)."""
-    X, y, masks = _arrays(folder, "X", "y", "test_mask")
+    X, y, masks = _arrays(
+        folder, X=("numbers", 2), y=("finite numbers", 1), test_mask=("truth values", 2)
+    )
+    if len(X) != len(y) or masks.shape[1] != len(y):
+        raise ValueError(f"X, y and test_mask differ in length: {len(X)}, {len(y)}, {masks.shape}.")
     splits = tuple(Fold(np.flatnonzero(~mask), np.flatnonzero(mask)) for mask in masks)
     return Table(name, X, y, "number", splits)
 
 
 def _read_higgs(name: str, folder: Path) -> Table:
     """Return rows of HIGGS with the split of LightGBM's example."""
-    X, y, X_test, y_test = _arrays(folder, "X_train", "y_train", "X_test", "y_test")
+    X, y, X_test, y_test = _arrays(
+        folder,
+        X_train=("numbers", 2),
+        y_train=("whole numbers", 1),
+        X_test=("numbers", 2),
+        y_test=("whole numbers", 1),
+    )
+    if len(X) != len(y) or len(X_test) != len(y_test):
+        raise ValueError("X and y differ in length.")
     both = np.concatenate([X, X_test]), np.concatenate([y, y_test])
     return Table(name, *both, "classes", _one_split(len(y), len(y_test)))
 
@@ -159,7 +172,8 @@ def _read_higgs(name: str, folder: Path) -> Table:
 def _read_poker(name: str, folder: Path) -> Table:
     """Return the training part of poker hands: suit and rank of five cards."""
     path = folder / "poker-hand-training-true.data.gz"
-    rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    with open_text(path) as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int64, ndmin=2)
     X, y = rows[:, :-1], rows[:, -1]
     return Table(name, X, y, "classes", _folds(X, y, "classes"))
 
@@ -187,10 +201,10 @@ def _read_adult(name: str, folder: Path) -> Table:
     """Return census incomes as a frame; words are categories, unknown values are missing."""
     with needs("tables", f"The table {name}"):
         import pandas as pd
-    frames = [
-        pd.read_csv(folder / file, names=_ADULT, skipinitialspace=True, na_values="?")
-        for file in ("adult.data.gz", "adult.test.gz")
-    ]
+    frames = []
+    for part in ("adult.data.gz", "adult.test.gz"):
+        with open_text(folder / part) as file:
+            frames.append(pd.read_csv(file, names=_ADULT, skipinitialspace=True, na_values="?"))
     frame = pd.concat(frames, ignore_index=True)
     # labels of the test part end in a full stop
     y = frame.pop("income").str.rstrip(".").to_numpy(dtype=str)
@@ -201,7 +215,8 @@ def _read_adult(name: str, folder: Path) -> Table:
 
 def _read_eeg(name: str, folder: Path) -> Table:
     """Return EEG rows with blocked splits."""
-    rows = np.loadtxt(folder / "BEED_Data.csv.gz", delimiter=",", skiprows=1, dtype=np.float64)
+    with open_text(folder / "BEED_Data.csv.gz") as file:
+        rows = np.loadtxt(file, delimiter=",", skiprows=1, dtype=np.float64, ndmin=2)
     X, y = rows[:, :-1], rows[:, -1].astype(np.int64)
     return Table(name, X, y, "classes", block_folds(y))
 
