@@ -65,3 +65,13 @@ def test_features_may_differ_between_queries_and_keys():
     q, k, v = _heads(9, 7)
     weights = q.exp() @ k.square().mT
     torch.testing.assert_close(Lopsided()(q, k, v), weights @ v / weights.sum(-1, keepdim=True))
+
+
+def test_queries_whose_features_underflow_keep_their_weights():
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    q = q - 200  # e^-200 is zero in float32
+    got = LinearAttention(8, 2).core(q, k, v)
+    wide = k.double()
+    weights = q.double().exp() @ (wide.clamp_max(0).exp() + wide.relu()).mT
+    expected = weights @ v.double() / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-5)

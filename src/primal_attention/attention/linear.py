@@ -29,14 +29,14 @@ class LinearCore(FeatureCore):
         """
         low = x.clamp_max(0)
         # a sum instead of elu: the compiled backward of elu assumes wrong strides
-        return (low - low.detach().amax(-1, keepdim=True)).exp() + x.relu()
+        return (low - low.detach().amax(-1, keepdim=True)).exp_() + x.relu()
 
     def key_features(
         self, x: Float[Tensor, "b h n d"], position: Int[Tensor, "b n"]
     ) -> Float[Tensor, "b h n d"]:
         """Return the positive features ``elu(x) + 1``, at least ``e^-40``."""
         # a smaller total of a query overflows in backward
-        return x.clamp(_LOWEST, 0).exp() + x.relu()
+        return x.clamp(_LOWEST, 0).exp_() + x.relu()
 
 
 class LinearAttention(FixedCoreAttention):
