@@ -1,10 +1,12 @@
 """Studies run from the command line, and name what they lack before they start."""
 
 import json
+import os
 
 import pytest
 
 from primal_attention.cli.main import main
+from primal_attention.files import locked
 
 from .conftest import write_ts
 
@@ -33,6 +35,8 @@ def test_mistakes_are_told_before_anything_is_trained(fails, root, tmp_path):
     assert "PRIMAL_DATA" in fails("repro", "uea")
     assert "lacks NATOPS" in fails("repro", "uea", "--sets", "NATOPS", "--root", root)
     assert "seeds must not be empty" in fails("repro", "uea", "--seeds")
+    assert "seeds must be from 0 to" in fails("repro", "uea", "--seeds", "0", str(2**32))
+    assert "threads must be from 1 to" in fails("bench", "layers", "--threads", "1000000")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -49,6 +53,14 @@ def test_a_study_writes_its_tables_and_can_be_continued(root, tmp_path, capsys):
         "primal repro uea --sets BasicMotions --seeds 0 1 --quick --models primal"
     )
     assert (tmp_path / "o" / "rows.jsonl").read_text().count("\n") == 4
+
+
+def test_a_second_study_in_one_folder_is_refused(root, fails, tmp_path):
+    study = ["repro", "uea", "--sets", "BasicMotions", "--root", root, "--quick"]
+    with locked(tmp_path / "o"):
+        told = fails(*study, "--out", tmp_path / "o")
+        assert f"o is in use by process {os.getpid()} on" in told
+        assert not (tmp_path / "o" / "rows.jsonl").exists()
 
 
 def test_models_are_compared_at_equal_time(tmp_path):

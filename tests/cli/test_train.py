@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -15,10 +16,11 @@ import yaml
 from safetensors.torch import load_file
 
 from primal_attention.cli.main import main
-from primal_attention.files import read_yaml
+from primal_attention.files import locked, read_yaml
 from primal_attention.settings import build
 from primal_attention.tasks.experiment import recipe_type
 from primal_attention.tasks.timeseries import SeriesTask, read_ts
+from primal_attention.training.checkpoint import checkpoints_in
 from primal_attention.training.data import Order
 
 
@@ -135,13 +137,52 @@ def test_a_checkpoint_that_is_refused_leaves_the_run_alone(series_run, fails, tm
     (run / "primal" / "config.yaml").unlink()
     before = contents(run)
     told = fails("train", run, "--resume", "--compare", "--data.valid", "0.3")
-    assert told.startswith("primal: training: ")
     assert "the training data had 20 items and have 16" in told
     assert contents(run) == before
-    next(run.glob("primal/checkpoints/*/best.safetensors")).unlink()
+    for file in run.glob("primal/checkpoints/*/best.safetensors"):
+        file.unlink()
     before = contents(run)
-    assert "is not a complete checkpoint" in fails("train", run, "--resume", "--compare")
+    told = fails("train", run, "--resume", "--compare")
+    assert "is not a complete checkpoint: best.safetensors: No such file" in told
     assert contents(run) == before
+
+
+@pytest.mark.filterwarnings("default:.*is not a complete checkpoint")
+def test_a_damaged_checkpoint_is_told_and_the_one_before_continues(series_run, tmp_path, capsys):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    new, old = checkpoints_in(run / "primal" / "checkpoints")
+    weights = bytearray((new / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (new / "model.safetensors").write_bytes(weights)
+    assert main(["train", str(run), "--resume", "--compare"]) == 0
+    told = capsys.readouterr().err
+    assert f"primal: warning: {new} is not a complete checkpoint: model.safetensors was" in told
+    assert f"The run continues from {old.name}" in told
+    a, b = (load_file(f / "primal" / "model" / "model.safetensors") for f in (series_run, run))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("how", [["--resume"], ["--overwrite"]])
+def test_a_folder_in_use_is_refused_and_left_alone(series_run, fails, tmp_path, how):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    before = contents(run)
+    with locked(run):
+        told = fails("train", run, *how)
+    assert f"{run} is in use by process {os.getpid()} on" in told
+    assert contents(run) == before
+
+
+def test_killed_while_it_overwrites_a_run_can_start_anew(series_run, tmp_path, monkeypatch):
+    run = shutil.copytree(series_run, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("primal_attention.tasks.experiment._cost", stop)
+        assert main(["train", str(run), "--overwrite", "--compare"]) == 130
+    assert not (run / "primal" / "checkpoints").exists()
+    assert main(["train", str(run), "--compare"]) == 0
+
+
+def stop(*_):
+    raise KeyboardInterrupt
 
 
 def test_what_changes_no_result_may_change_on_resume(series_run, tmp_path):
@@ -222,6 +263,13 @@ def test_overwrite_starts_anew(series_run, tmp_path):
         (["japanese-vowels", "--training.epoch", "3"], "Did you mean --training.epochs?"),
         (["japanese-vowels", "--training.epochs", "0"], "epochs must be at least 1"),
         (["japanese-vowels", "--training.epochs", "x"], "training.epochs"),
+        (["japanese-vowels", "--threads", "1000000"], "threads must be from 1 to"),
+        (["japanese-vowels", "--threads", "0"], "threads must be from 1 to"),
+        (
+            ["japanese-vowels", "--training.seed", "1763467200000000000"],
+            "seed must be from 0 to 4294967295 (2³² - 1), got 1763467200000000000.",
+        ),
+        (["japanese-vowels", "--data.seed", "-1"], "seed must be from 0 to"),
         (["japanese-vowels", "--model.attention", "primel"], "Did you mean 'primal'?"),
         (["japanese-vowels", "--model.num-heads", "5"], "num_heads"),
         (
@@ -245,7 +293,7 @@ def test_mistakes_are_told_in_one_sentence(fails, arguments, message):
 def test_wrong_data_files_are_told(series_recipe, fails, tmp_path):
     (tmp_path / "broken.ts").write_text("@data\n1,2,x:3,4,5:up\n")
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.ts")
-    assert "'x' is not a number" in told
+    assert "line 2: 'x' is not a finite number" in told
     assert "none.ts" in fails("train", series_recipe, "--data.test", tmp_path / "none.ts")
     (tmp_path / "broken.mp3").write_text("")
     told = fails("train", series_recipe, "--data.train", tmp_path / "broken.mp3")

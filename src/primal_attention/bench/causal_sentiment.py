@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.bench.pretrained import minilm
 from primal_attention.command import UserError
+from primal_attention.files import SealedFolder, parse_tensors
 from primal_attention.tasks.datasets import data_folder
 from primal_attention.training import TrainingConfig, fit
 
@@ -193,7 +193,8 @@ def fine_tune(
     """
     model, weights = classifier(), folder / "model" / "model.safetensors"
     if weights.exists():
-        model.load_state_dict(load_file(weights))
+        content = SealedFolder(weights.parent).read(weights.name)
+        model.load_state_dict(parse_tensors(content, weights))
         return model
     rows = [
         *texts("train", num_passages, "passage", data),

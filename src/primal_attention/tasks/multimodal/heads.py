@@ -234,7 +234,8 @@ class PairClassifier(VisualParser):
         config = PairClassifierConfig(**{**asdict(model.config), **fields})
         parser = copy.deepcopy(model.parser) if config.parser == "module" else None
         found = cls(config, parser=parser)
-        found.load_state_dict(model.state_dict(), strict=False)
+        own = {f"head.{name}": weight for name, weight in found.head.state_dict().items()}
+        found.load_state_dict({**model.state_dict(), **own})
         return found
 
     def forward(  # type: ignore[override]
