@@ -110,6 +110,8 @@ def test_info_prints_versions_and_renews_tables(capsys, fails, tmp_path, monkeyp
         assert "no place for a table" in fails("info", "--update", str(page))
         assert page.read_text() == text
     assert "No such file" in fails("info", "--update", str(tmp_path / "none.md"))
+    page.write_bytes(b"caf\xe9")
+    assert "not text in UTF-8" in fails("info", "--update", str(page))
 
 
 def command(monkeypatch, error: BaseException) -> None:

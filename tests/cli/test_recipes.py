@@ -127,7 +127,7 @@ def test_paths_are_written_whole(tmp_path, monkeypatch):
         ("\x00", "is not readable as YAML"),
         ("a: &x [1]\nb: *x\n", "line 2 uses an alias"),
         ("a: " + "[" * 5000, "nested deeper"),
-        ("a: " + "x" * 250_001, "has more than 250,000 characters"),
+        ("a: " + "x" * 250_001, "has more than 250,000 bytes"),
     ],
 )
 def test_broken_files_are_told(tmp_path, text, message):

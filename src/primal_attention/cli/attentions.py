@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from primal_attention.files import read_text
 from primal_attention.output import replace_between, write_atomically
 
 __all__ = ["attention_table", "renewed", "stored_table", "update_page"]
@@ -42,7 +43,7 @@ def renewed(page: Path) -> str:
     from primal_attention.bench.family_table import choice_table
     from primal_attention.tasks.study import read_rows
 
-    text = page.read_text("utf-8")
+    text = read_text(page)
     if f"<!-- {_MEASURED}: start -->" in text:
         folder = page.parent.parent / "results" / "family"
         rows = read_rows(folder)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from primal_attention.command import UserError, did_you_mean
-from primal_attention.files import read_yaml
+from primal_attention.files import read_lines, read_yaml
 from primal_attention.tasks.sources import existing
 from primal_attention.tasks.task import find_task
 
@@ -36,7 +36,7 @@ def recipe_paths() -> dict[str, Path]:
 def recipe_comment(path: Path) -> list[str]:
     """Return the lines of the comment that a recipe begins with, without their marks."""
     lines = []
-    for line in path.read_text("utf-8").split("\n"):
+    for line in read_lines(path):
         if not line.startswith("#"):
             break
         lines.append(line[1:].strip())

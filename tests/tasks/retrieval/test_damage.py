@@ -47,7 +47,7 @@ def test_an_archive_that_is_damaged_is_one_sentence(search, fails):
     flipped[300] ^= 255
     for content, words in (
         (good[:300], "damaged"),
-        (bytes(flipped), "CRC"),
+        (bytes(flipped), "damaged"),
         (b"", "it is empty"),
         (b"junk", "save arrays with numpy.savez"),
         (b"\x80\x04N.", "pickles are never read"),
