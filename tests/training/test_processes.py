@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 from training_cases import config, data, model
 
+from primal_attention.command import UserError
+from primal_attention.files import locked
 from primal_attention.training import cross_entropy, evaluate, fit
 from primal_attention.training.checkpoint import Checkpoint, latest_checkpoint
 
@@ -167,6 +171,33 @@ def test_a_run_of_two_processes_is_not_resumed_by_one(two):
 
     with pytest.raises(CheckpointError, match="ran on 2 processes and now on 1"):
         fit(model(), data(), config=config(epochs=3), out=two / "whole", resume=True)
+
+
+def refused(out: str) -> None:
+    with pytest.raises(UserError, match="in use by process"):
+        checkpointed(Path(out))
+
+
+def test_all_processes_learn_that_another_run_uses_the_folder(tmp_path):
+    with locked(tmp_path):
+        assert forked(2, refused, tmp_path) == [0, 0]
+
+
+def damaged(out: str) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        checkpointed(Path(out))
+    # the main process tells it once
+    words = [str(w.message) for w in told if "is not a complete checkpoint" in str(w.message)]
+    assert len(words) == (torch.distributed.get_rank() == 0)
+
+
+def test_all_processes_go_back_to_the_same_checkpoint(two, tmp_path):
+    out = shutil.copytree(two / "whole", tmp_path / "run")
+    (latest_checkpoint(out / "checkpoints") / "state.json").write_text("{}")
+    assert forked(2, damaged, out) == [0, 0]
+    one, again = (load_file(f / "model" / "model.safetensors") for f in (two / "whole", out))
+    assert all(weight.equal(again[name]) for name, weight in one.items())
 
 
 LAUNCHERS = {
