@@ -213,6 +213,15 @@ def test_texts_are_recognised_in_folders_and_tables(tmp_path, capsys):
         assert len(trained.predict("mail/test")) == 12
 
 
+def test_classes_may_have_strange_names(tmp_path):
+    names = [r"$\frac$", "two\nlines", "long " * 1000]
+    rows = [{"text": f"words of {n[:2]} {i}", "label": n} for i in range(6) for n in names]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main(["train", "a.jsonl", *QUICK]) == 0
+    assert "Confusion" in Path("outputs/a/report.html").read_text("utf-8")
+    assert set(pa.load("outputs/a").predict("a.jsonl")) <= set(names)
+
+
 def test_pictures_are_recognised_in_folders(tmp_path, capsys, fails):
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)

@@ -237,5 +237,12 @@ def take_labels(frame: Any, name: str, path: Path) -> list[str]:
 
 
 def list_some(names: Sequence[str], most: int = 12) -> str:
-    """Return names separated by commas, the first ones if there are many."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    """Return names separated by commas: the first ones if there are many, cut if they are long.
+
+    Example:
+        >>> list_some(["a", "b\\n", "c" * 5000], most=2)
+        "a, 'b\\\\n' and 1 more"
+    """
+    shown = (n if n and n.isprintable() else repr(n[:80]) for n in names[:most])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(n if len(n) <= 82 else f"{n[:80]}…" for n in shown) + more

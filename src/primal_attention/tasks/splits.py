@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import UserError
+from primal_attention.tasks.files import list_some
 
 __all__ = [
     "Split",
@@ -91,14 +92,7 @@ def class_indices(labels: Sequence[str], classes: tuple[str, ...]) -> NDArray[np
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise ValueError(
-            f"Labels {_some(unknown)} are not among the classes {_some(classes)}; name every "
-            "class, or correct the labels."
+            f"Labels {list_some(unknown)} are not among the classes {list_some(classes)}; name "
+            "every class, or correct the labels."
         )
     return np.array([index[label] for label in labels], dtype=np.int64)
-
-
-def _some(names: Sequence[str]) -> str:
-    """Return names separated by commas: the first twelve, and the beginnings of long ones."""
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    shown = (n if n and n.isprintable() else repr(n) for n in names[:12])
-    return ", ".join(n if len(n) <= 80 else f"{n[:80]}…" for n in shown) + more

@@ -40,7 +40,9 @@ def test_a_damaged_ts_file_is_a_sentence(tmp_path, text, words):
 
 
 def test_numbers_and_missing_values_are_read_in_every_usual_form(tmp_path):
-    (tmp_path / "a.ts").write_text("1.,.5,-2e-1,+3E2,?,,NaN,nan,7:a\n")
+    (tmp_path / "a.ts").write_text(
+        "@problemName A\n@problemName B\n1.,.5,-2e-1,+3E2,?,,NaN,nan,7:a\n"
+    )
     expected = np.float32([1, 0.5, -0.2, 300, *[np.nan] * 4, 7])
     np.testing.assert_array_equal(read_ts(tmp_path / "a.ts").x[0, :, 0], expected)
 

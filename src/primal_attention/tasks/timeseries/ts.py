@@ -16,6 +16,8 @@ __all__ = ["is_number", "read_ts"]
 
 _VALUES = re.compile(r"[-+.,?0-9eENnAa\s]*", re.ASCII)
 """Characters of numbers, ``NaN`` and ``?``; ``float`` alone also reads ``1_0`` and ``infinity``."""
+_CHECKED = ("classlabel", "dimensions", "equallength", "serieslength", "timestamps")
+"""Tags whose values are used; others may be repeated."""
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
@@ -90,7 +92,8 @@ def _split_header(path: Path) -> tuple[dict[str, list[str]], list[tuple[int, str
             continue
         words = line[1:].replace(",", " ").split()
         tag = words[0].lower() if words else ""
-        if rows or not tag or tag in header:
+        is_other = tag in _CHECKED and header.get(tag, words[1:]) != words[1:]
+        if rows or not tag or is_other:
             told = f"@{tag[:80]} after the first series" if rows else f"@{tag[:80]} is given twice"
             raise UserError(f"{path}, line {number}: {told if tag else '@ has no name behind it'}.")
         header[tag] = words[1:]
