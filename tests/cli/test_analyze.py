@@ -9,6 +9,7 @@ from tests.cli.test_convert import fails, save_bert
 
 from primal_attention.analysis import list_analyses
 from primal_attention.cli.main import main
+from primal_attention.files import write_sealed
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.loading import load_any
@@ -56,7 +57,7 @@ def test_a_converted_model_has_spectra_and_no_advice(bert, tmp_path, capsys, fai
     # a moved original is named by the user
     content = json.loads((tmp_path / "new" / "conversion.json").read_text("utf-8"))
     content["source"] = "elsewhere"
-    (tmp_path / "new" / "conversion.json").write_text(json.dumps(content))
+    write_sealed(tmp_path / "new", {"conversion.json": json.dumps(content)})
     assert "not in elsewhere; give its folder with --original" in fails(
         "analyze", "new", "--out", "other"
     )
@@ -97,7 +98,9 @@ def test_mistakes_are_told_in_one_sentence(bert, tmp_path, fails):
     )
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text("{")
-    assert "is damaged" in fails("analyze", "bad", "--out", "x")
+    assert "is not readable as JSON" in fails("analyze", "bad", "--out", "x")
     (tmp_path / "bad" / "config.json").write_text("[]")
-    assert "was not written by save_pretrained" in fails("analyze", "bad", "--out", "x")
+    assert "must hold an object" in fails("analyze", "bad", "--out", "x")
+    (tmp_path / "bad" / "config.json").write_text("{}")
+    assert "model.safetensors: No such file" in fails("analyze", "bad", "--out", "x")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]

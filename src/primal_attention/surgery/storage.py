@@ -1,12 +1,11 @@
 """Save and load converted models.
 
-    save_converted(model, "folder")          # conversion.json, conversion.safetensors
+    save_converted(model, "folder")          # conversion.json, conversion.safetensors, SHA256SUMS
     load_converted(original, "folder")       # converts the original and loads the weights
 
 No file is pickled and no code is run from a folder.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from primal_attention.output import to_json, write_atomically
+from primal_attention.command import UserError
+from primal_attention.files import (
+    SealedFolder,
+    parse_json,
+    parse_tensors,
+    read_tensors,
+    to_bytes,
+    write_sealed,
+)
+from primal_attention.output import to_json
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.conversion import (
     Conversion,
@@ -27,13 +32,31 @@ from primal_attention.surgery.conversion import (
     prepare_conversion,
 )
 from primal_attention.surgery.fold import is_folded
-from primal_attention.surgery.layers import ConvertedLayer, conversion_record, converted_layers
-from primal_attention.surgery.optional import require_transformers
+from primal_attention.surgery.folders import (
+    build_model,
+    check_size,
+    damaged,
+    read_config,
+    weight_files,
+)
+from primal_attention.surgery.layers import (
+    ConvertedLayer,
+    build_attention,
+    conversion_record,
+    converted_layers,
+)
+from primal_attention.surgery.targets import find_attentions, inspect_targets
 
 __all__ = ["load_converted", "load_pretrained", "read_conversion", "save_converted"]
 
-FORMAT = 2
+FORMAT = 3
+_READ = (2, 3)
+"""Formats that are read; the second had a checksum of its own."""
 _DESCRIPTION, _WEIGHTS = "conversion.json", "conversion.safetensors"
+_SPARE = 10_000_000
+"""Numbers that a layer may need beyond twice its saved weights."""
+_PARTS = {"config": dict, "layers": list, "model": str, "source": str, "host": str}
+"""Parts of a description, and their types."""
 
 
 def save_converted(model: nn.Module, folder: str | Path) -> Path:
@@ -57,24 +80,21 @@ def save_converted(model: nn.Module, folder: str | Path) -> Path:
             "fold_output."
         )
     tensors = {
-        f"{name}.{key}": value.detach().cpu().contiguous().clone()
+        f"{name}.{key}": value
         for name, layer in layers.items()
         for key, value in layer.state_dict().items()
     }
-    data = save_tensors(tensors)
     content = {
         "format": FORMAT,
         **record,
         "model": type(model).__name__,
         "source": _source(model),
         "host": _checksum(model, layers),
-        "weights": f"{zlib.crc32(data):08x}",
     }
-    folder = Path(folder)
     # the description goes last: a folder without it holds no conversion
-    write_atomically(folder / _WEIGHTS, data)
-    write_atomically(folder / _DESCRIPTION, to_json(content))
-    return folder
+    files: dict[str, str | bytes] = {_WEIGHTS: to_bytes(tensors)}
+    write_sealed(Path(folder), {**files, _DESCRIPTION: to_json(content)})
+    return Path(folder)
 
 
 def _source(model: nn.Module) -> str:
@@ -106,10 +126,11 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
             f"The checkpoint is of another model ({content['model']}): this "
             f"{type(model).__name__} has no module {missing[0]!r}."
         )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _as_damaged(folder):
+        _check_sizes(model, config, tensors)
         prepared = prepare_conversion(model, config)
     for name, layer in prepared.layers.items():
-        _load_layer(layer, name, tensors, str(content["model"]))
+        _load_layer(layer, name, tensors, content["model"])
     if check_host and _checksum(model, prepared.layers) != content["host"]:
         raise ConversionError(
             "The layers that were not converted have other weights than when the checkpoint was "
@@ -122,28 +143,24 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
 def read_conversion(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the description and the tensors that ``save_converted`` wrote."""
     folder = Path(folder)
+    if not (folder / _DESCRIPTION).is_file():
+        raise ConversionError(f"There is no conversion in {folder}: it has no {_DESCRIPTION}.")
     try:
-        with _as_damaged(folder):
-            content = json.loads((folder / _DESCRIPTION).read_text("utf-8"))
-            data = (folder / _WEIGHTS).read_bytes()
-            tensors = load_tensors(data)
-    except FileNotFoundError as error:
-        raise ConversionError(f"There is no conversion in {folder}: {error}.") from error
-    version = content.get("format") if isinstance(content, dict) else None
-    if version != FORMAT:
+        sealed = SealedFolder(folder)
+        content = parse_json(sealed.read(_DESCRIPTION), folder / _DESCRIPTION)
+        tensors = parse_tensors(sealed.read(_WEIGHTS), folder / _WEIGHTS)
+    except UserError as error:
+        raise ConversionError(str(error)) from error
+    if content.get("format") not in _READ:
         raise ConversionError(
-            f"The conversion in {folder} has format {version!r}, expected {FORMAT}; load it with "
-            "the version of the library that wrote it."
+            f"The conversion in {folder} has format {content.get('format')!r}, expected {FORMAT}; "
+            "load it with the version of the library that wrote it."
         )
-    missing = {"config", "layers", "model", "source", "host", "weights"} - set(content)
-    if missing:
-        raise ConversionError(
-            f"The conversion in {folder} is damaged: {_DESCRIPTION} lacks {min(missing)!r}."
-        )
-    if content["weights"] != f"{zlib.crc32(data):08x}":
-        raise ConversionError(
-            f"The two files in {folder} do not belong together; copy both from one save."
-        )
+    for name, kind in _PARTS.items():
+        if not isinstance(content.get(name), kind):
+            raise ConversionError(
+                f"The conversion in {folder} is damaged: {_DESCRIPTION} has no valid {name!r}."
+            )
     return content, tensors
 
 
@@ -154,22 +171,43 @@ def _as_damaged(folder: str | Path) -> Iterator[None]:
         yield
     except ConversionError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         words = " ".join(str(error).split()) or type(error).__name__
         raise ConversionError(f"The model in {folder} is damaged: {words}.") from error
+
+
+def _check_sizes(model: nn.Module, config: SurgeryConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a layer needs more memory than its weights: an option may ask for any amount."""
+    names = {t.name for t in inspect_targets(model, config) if t.selected and not t.reason}
+    for name, module, library in find_attentions(model):
+        if name in names and library is not None:
+            parts = library.read(module).canonical()
+            made = build_attention(config.attention, config.options, parts, device="meta")
+            needed = sum(t.numel() for t in made.state_dict().values())
+            stored = sum(t.numel() for t in _tensors_of(name, tensors).values())
+            if needed > 2 * stored + _SPARE:
+                raise ConversionError(
+                    f"The options of {config.attention!r} ask for {needed:,} numbers in {name!r}, "
+                    f"but its saved weights have {stored:,}; they do not belong together."
+                )
 
 
 def _load_layer(
     layer: ConvertedLayer, name: str, tensors: Mapping[str, Tensor], model: str
 ) -> None:
-    prefix = f"{name}."
-    own = {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+    own = _tensors_of(name, tensors)
     if _shapes(own) != _shapes(layer.state_dict()):
         raise ConversionError(
             f"The checkpoint is of another model ({model}): the weights of {name!r} have other "
             "names or shapes than this model's."
         )
     layer.load_state_dict(own)
+
+
+def _tensors_of(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a layer by their names inside it."""
+    prefix = f"{name}."
+    return {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -200,19 +238,8 @@ def load_pretrained(model_class: Any, folder: str | Path) -> nn.Module:
     Raises:
         ConversionError: If the folder holds no converted model, or a damaged one.
     """
-    transformers, folder = require_transformers(), Path(folder)
-    try:
-        with _as_damaged(folder):
-            config = transformers.AutoConfig.from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-            tensors: dict[str, Tensor] = {}
-            for file in sorted(folder.glob("*.safetensors")):
-                tensors.update(load_tensors(file.read_bytes()))
-    except OSError as error:
-        raise ConversionError(
-            f"{folder} holds no model of transformers: {' '.join(str(error).split())}"
-        ) from error
+    folder = Path(folder)
+    config = read_config(folder)
     record = getattr(config, "primal_attention", None)
     if record is None:
         raise ConversionError(
@@ -222,11 +249,16 @@ def load_pretrained(model_class: Any, folder: str | Path) -> nn.Module:
     del config.primal_attention
     with _as_damaged(folder):
         settings = SurgeryConfig.from_dict(record["config"])
-        if hasattr(model_class, "from_config"):
-            model = model_class.from_config(config, trust_remote_code=False)
-        else:
-            model = model_class._from_config(config)
-    apply_conversion(model, prepare_conversion(model, settings))
+    with damaged(f"The model in {folder}"):
+        with torch.device("meta"):  # a wrong number may ask for any amount of memory
+            plain = build_model(model_class, config)
+        check_size(plain, folder)
+        tensors: dict[str, Tensor] = {}
+        for file in weight_files(folder):
+            tensors.update(read_tensors(file))
+        model = build_model(model_class, config)
+        _check_sizes(model, settings, tensors)
+        apply_conversion(model, prepare_conversion(model, settings))
     # tied weights are saved under one of their names
     for tied, kept in (getattr(model, "all_tied_weights_keys", None) or {}).items():
         if kept in tensors:

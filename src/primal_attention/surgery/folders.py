@@ -1,0 +1,178 @@
+"""Folders of transformers: read within limits, without a download, and without running their code.
+
+Folders hold files of other people. A number in ``config.json`` may ask for any amount of memory, so
+the configuration is compared with the weights before a model is built. Whatever transformers,
+tokenizers and safetensors raise becomes a :class:`ConversionError` that names the folder.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from primal_attention.command import MissingPackageError, UserError
+from primal_attention.files import file_errors, parse_json, read_json
+from primal_attention.surgery.config import ConversionError
+from primal_attention.surgery.optional import require_transformers
+
+__all__ = [
+    "SAFE",
+    "build_model",
+    "check_size",
+    "damaged",
+    "find_class",
+    "load_tokenizer",
+    "read_config",
+    "weight_files",
+]
+
+SAFE = {"trust_remote_code": False, "local_files_only": True}
+"""Arguments of every ``from_pretrained``: no code of the folder, no download."""
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_COUNT = re.compile(r"layer|block|depth|stage|group|expert|label")
+"""Settings that count modules or names: each takes time, whatever its size."""
+_SIZE = re.compile(r"size|dim|width|label2id|id2label")
+_MODULES, _LABELS = 1000, 1_000_000
+"""Most modules of a kind, unless there are as many tensors; most labels."""
+_SPARE = 50_000_000
+"""Numbers that a model may need beyond twice those of its files: buffers, tied weights."""
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Turn every error inside the context into a :class:`ConversionError` that names ``what``.
+
+    Only for calls into transformers and tokenizers with files of a user: they raise anything.
+    """
+    try:
+        yield
+    except (ConversionError, MissingPackageError):
+        raise
+    except UserError as error:
+        raise ConversionError(str(error)) from error
+    except Exception as error:
+        raise ConversionError(_sentence(what, error)) from error
+    except BaseException as error:
+        # a panic of Rust code is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConversionError(_sentence(what, error)) from None
+
+
+def _sentence(what: str, error: BaseException) -> str:
+    words = " ".join(str(error).split())[:300]
+    return (
+        f"{what} cannot be loaded ({type(error).__name__}: {words}); it is damaged or incomplete."
+    )
+
+
+def read_config(folder: Path) -> Any:
+    """Return the configuration of the model in a folder, after a look at its numbers."""
+    transformers = require_transformers()
+    with damaged(f"The model in {folder}"):
+        raw = read_json(folder / "config.json")
+        _check_counts(raw, sum(len(_shapes(file)) for file in weight_files(folder)), folder)
+        return transformers.AutoConfig.from_pretrained(folder, **SAFE)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights in a folder, as transformers names them."""
+    if (folder / _WEIGHTS).is_file():
+        return [folder / _WEIGHTS]
+    if not (folder / _INDEX).is_file():
+        raise ConversionError(
+            f"{folder} holds no weights: there is no {_WEIGHTS}; save the model with "
+            "save_pretrained."
+        )
+    found = read_json(folder / _INDEX).get("weight_map")
+    names = sorted(set(map(str, found.values()))) if isinstance(found, dict) else []
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name) or not (folder / name).is_file():
+            raise ConversionError(f"{folder / _INDEX} names {name[:80]!r}, which is not there.")
+    return [folder / name for name in names]
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a file, from its header."""
+    with file_errors(path), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(min(length, path.stat().st_size))
+    if len(header) < max(length, 2):
+        raise ConversionError(f"{path} is truncated, or no safetensors file.")
+    found = {}
+    for name, entry in parse_json(header, f"the header of {path}").items():
+        if name != "__metadata__":
+            shape = entry.get("shape") if isinstance(entry, dict) else None
+            if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+                raise ConversionError(f"{path} is damaged: {name[:80]!r} has no shape.")
+            found[name] = tuple(shape)
+    return found
+
+
+def _check_counts(value: Any, tensors: int, folder: Path, key: str = "") -> None:
+    """Raise for settings that ask for more modules than there are tensors, or for code."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_counts(inner, tensors, folder, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_counts(inner, tensors, folder, key)
+    elif isinstance(value, str) and "implementation" in key and "/" in value:
+        raise ConversionError(
+            f"{folder / 'config.json'} has {key} = {value[:80]!r}, code that would be downloaded; "
+            "it is never run. Remove the setting."
+        )
+    elif isinstance(value, int) and _COUNT.search(key) and not _SIZE.search(key):
+        limit = _LABELS if "label" in key else max(_MODULES, tensors)
+        if value > limit:
+            raise ConversionError(
+                f"{folder / 'config.json'} has {key} = {value:,}, but there are only {tensors:,} "
+                "tensors in the folder; they do not belong together. Save the model again."
+            )
+
+
+def check_size(model: nn.Module, folder: Path) -> None:
+    """Raise if a model, built on the meta device, needs much more memory than its files hold."""
+    parts = [*model.parameters(), *model.buffers()]
+    needed = sum(part.numel() for part in parts)
+    shapes = [shape for file in weight_files(folder) for shape in _shapes(file).values()]
+    stored = sum(map(math.prod, shapes))
+    if needed > 2 * stored + _SPARE:
+        raise ConversionError(
+            f"{folder / 'config.json'} describes a model of {needed:,} numbers, but the files of "
+            f"weights hold {stored:,}; they do not belong together. Save the model again."
+        )
+
+
+def build_model(model_class: Any, config: Any) -> Any:
+    """Return a model of a class, or of an ``Auto`` class, with random weights."""
+    if hasattr(model_class, "from_config"):
+        return model_class.from_config(config, trust_remote_code=False)
+    return model_class._from_config(config)
+
+
+def find_class(config: Any) -> Any:
+    """Return the class that a config names if it is one of transformers, else ``AutoModel``."""
+    transformers = require_transformers()
+    names = getattr(config, "architectures", None) or [""]
+    found = getattr(transformers, str(names[0]), None)
+    known = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    return found if known else transformers.AutoModel
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in a folder; ``None`` if there is none."""
+    if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
+        return None
+    transformers = require_transformers()
+    with damaged(f"The tokenizer in {folder}"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **SAFE)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer("a")  # damage of some parts shows only now
+        return tokenizer
