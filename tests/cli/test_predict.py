@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from primal_attention.cli.main import main
+from primal_attention.files import SUMS, write_sealed
 from primal_attention.tasks.timeseries import read_ts
 
 from .conftest import write_ts
@@ -143,12 +144,22 @@ def test_infinite_values_are_told_with_file_and_case(series_run, series_recipe, 
     assert "inf.ts: Case 1" in fails("train", series_recipe, *files)
 
 
+def reseal(folder):
+    """Write the checksums of a model's folder anew, as somebody who edits it may."""
+    parts = [folder / "model"] if (folder / "model").is_dir() else []
+    for part in (*parts, folder):
+        files = {p.name: p.read_bytes() for p in part.iterdir() if p.is_file() and p.name != SUMS}
+        write_sealed(part, files, parts=["model"] if parts and part == folder else [])
+
+
 def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails, tmp_path):
     model = shutil.copytree(series_run / "primal", tmp_path / "model")
     path = model / "model" / "model.safetensors"
     weights = load_file(path)
     weights["head.bias"].fill_(float("nan"))
     save_file(weights, path)
+    assert "model.safetensors was changed or damaged" in fails("predict", model, path)
+    reseal(model)
     test = series_recipe.parent / "test.ts"
     for command in (["predict", model, test], ["eval", model, "--data", test]):
         assert "no finite answer to item 0" in fails(*command)
@@ -224,13 +235,13 @@ def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_pat
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("model/model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-50]), "truncated"),
+        ("model/model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-50]), "is damaged"),
         ("model/model.safetensors", lambda p: p.write_bytes(b"not weights"), "safetensors"),
-        ("model/model.safetensors", lambda p: p.unlink(), "missing"),
-        ("model/config.json", lambda p: p.write_text("{"), "damaged"),
+        ("model/model.safetensors", lambda p: p.unlink(), "No such file"),
+        ("model/config.json", lambda p: p.write_text("{"), "as JSON"),
         ("model/config.json", lambda p: p.write_text('{"model_type": "bert"}'), "save_pretrained"),
         ("model/config.json", lambda p: p.write_text(p.read_text().replace("16", "8")), "belong"),
-        ("task.json", lambda p: p.write_text("[1"), "task.json is damaged"),
+        ("task.json", lambda p: p.write_text("[1"), "task.json is not readable"),
         ("task.json", lambda p: p.write_text('{"format": 1, "task": "music"}'), "music"),
         ("task.json", lambda p: p.write_text('{"colour": 1}'), "damaged"),
         ("task.json", lambda p: p.write_text(p.read_text().replace('"up"', '"a","b"')), "belong"),
@@ -243,6 +254,7 @@ def test_broken_and_foreign_models_are_told(
 ):
     model = shutil.copytree(series_run / "primal", tmp_path / "model")
     change(model / name)
+    reseal(model)
     assert message in fails("predict", model, series_recipe.parent / "test.ts")
 
 

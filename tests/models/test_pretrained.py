@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from primal_attention.files import write_sealed
 from primal_attention.models import (
     CausalDecoder,
     DecoderConfig,
@@ -63,31 +64,39 @@ def test_saving_again_replaces_the_model(folder):
     model = EncoderClassifier(ENCODER)
     model.save_pretrained(folder)
     assert EncoderClassifier.from_pretrained(folder).head.weight.equal(model.head.weight)
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+    names = ["SHA256SUMS", "config.json", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+
+
+def reseal(path, content):
+    """Write a file with its checksum, as somebody who edits a folder may."""
+    write_sealed(path.parent, {path.name: content})
 
 
 def edit(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    reseal(path, json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda f: (f / "config.json").unlink(), "holds no model"),
-        (lambda f: (f / "config.json").write_text("{"), "was not written by save_pretrained"),
-        (lambda f: (f / "config.json").write_text("[1, 2]"), "was not written by save_pretrained"),
-        (lambda f: (f / "config.json").write_text('{"model_type": "bert"}'), "was not written"),
+        (lambda f: reseal(f / "config.json", "{"), "not readable as JSON"),
+        (lambda f: reseal(f / "config.json", "[1, 2]"), "must hold an object"),
+        (lambda f: reseal(f / "config.json", '{"model_type": "bert"}'), "not written by save_pre"),
+        (lambda f: edit(f / "config.json", config=[1]), "no valid 'config'"),
+        (lambda f: edit(f / "config.json", **{"class": ["a"]}), "no valid 'class'"),
         (lambda f: edit(f / "config.json", format=99), "format 99, this version reads 1"),
         (lambda f: edit(f / "config.json", **{"class": "Bert"}), "holds a 'Bert', not a Encoder"),
         (
             lambda f: edit(f / "config.json", **{"class": "CausalDecoder"}),
             "holds a 'CausalDecoder'",
         ),
-        (lambda f: edit(f / "config.json", config={"size": 3}), "unknown fields.*size"),
+        (lambda f: edit(f / "config.json", config={"size": 3}), "no setting size"),
         (lambda f: edit(f / "config.json", config={"num_classes": 0}), "describes no valid"),
-        (lambda f: (f / "model.safetensors").unlink(), "missing, truncated"),
-        (lambda f: (f / "model.safetensors").write_bytes(b""), "missing, truncated"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04pickle..."), "truncated"),
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: No such file"),
+        (lambda f: reseal(f / "model.safetensors", b""), "is damaged, or no safetensors"),
+        (lambda f: reseal(f / "model.safetensors", b"\x80\x04pickle..."), "no safetensors"),
     ],
 )
 def test_damaged_and_foreign_folders_get_one_clear_error(folder, damage, message):
@@ -98,10 +107,9 @@ def test_damaged_and_foreign_folders_get_one_clear_error(folder, damage, message
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_truncated_weights_are_refused(folder, share):
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(ModelFileError, match="truncated"):
+    data = (folder / "model.safetensors").read_bytes()
+    reseal(folder / "model.safetensors", data[: int(share * len(data))])
+    with pytest.raises(ModelFileError, match="is damaged, or no safetensors file"):
         EncoderClassifier.from_pretrained(folder)
 
 
@@ -109,7 +117,8 @@ def test_weights_of_another_model_are_refused(folder, tmp_path):
     EncoderClassifier(
         EncoderConfig(num_classes=5, num_features=4, dim=16, num_heads=2)
     ).save_pretrained(tmp_path / "other")
-    (tmp_path / "other" / "model.safetensors").rename(folder / "model.safetensors")
+    other = (tmp_path / "other" / "model.safetensors").read_bytes()
+    reseal(folder / "model.safetensors", other)
     with pytest.raises(ModelFileError, match=r"does not belong.*is missing.*more"):
         EncoderClassifier.from_pretrained(folder)
 
@@ -138,7 +147,7 @@ def test_a_file_cannot_name_a_foreign_module(folder):
     path = folder / "config.json"
     content = json.loads(path.read_text())
     for module in ("antigravity", "primal_attention.cli.main", "primal_attention.tasks.none"):
-        path.write_text(json.dumps(content | {"class": "Unknown", "module": module}))
+        reseal(path, json.dumps(content | {"class": "Unknown", "module": module}))
         with pytest.raises(ModelFileError, match="Unknown"):
             EncoderClassifier.from_pretrained(folder)
     assert "antigravity" not in sys.modules

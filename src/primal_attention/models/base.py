@@ -1,28 +1,35 @@
 """Outputs of models, and folders that hold saved models.
 
-A folder has two files: ``config.json`` with the class, its configuration and the version of the
-format, and ``model.safetensors`` with the weights. Neither can run code.
+A folder has three files: ``config.json`` with the class, its configuration and the version of the
+format, ``model.safetensors`` with the weights, and ``SHA256SUMS`` with the checksums of both. None
+can run code. A changed byte is an error, and so is a configuration that the weights do not have.
 """
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from primal_attention.attention import PublishesTerms
+from primal_attention.command import UserError
+from primal_attention.files import (
+    SealedFolder,
+    parse_json,
+    parse_tensors,
+    to_bytes,
+    write_sealed,
+)
 from primal_attention.models.depth_rule import DepthNotice
-from primal_attention.output import to_json, write_atomically
+from primal_attention.output import to_json
+from primal_attention.settings import build
 
 __all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
 
@@ -32,7 +39,7 @@ _OWN = re.compile(r"primal_attention\.(models|tasks)(\.[a-z0-9_]+)+")
 """Modules that a file may name: where this library defines models, nothing else."""
 
 
-class ModelFileError(ValueError):
+class ModelFileError(UserError):
     """A folder without a model, with a damaged model, or with a model of another class."""
 
 
@@ -82,7 +89,8 @@ class PretrainedModel(PublishesTerms):
         """Write the model to a folder; each file is written completely or not at all.
 
         Args:
-            folder: Where to put ``config.json`` and ``model.safetensors``; created if missing.
+            folder: Where to put ``config.json``, ``model.safetensors`` and their checksums; created
+                if missing.
 
         Example:
             >>> import tempfile
@@ -94,15 +102,17 @@ class PretrainedModel(PublishesTerms):
             >>> again.config == model.config
             True
         """
+        write_sealed(Path(folder), self.to_files())
+
+    def to_files(self) -> dict[str, str | bytes]:
+        """Return the files of a saved model by name, to save them beside others."""
         content = {
             "format": FORMAT,
             "class": type(self).__name__,
             "module": type(self).__module__,
             "config": asdict(self.config),
         }
-        weights = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items()}
-        write_atomically(Path(folder) / _WEIGHTS, save(weights))
-        write_atomically(Path(folder) / _CONFIG, to_json(content))
+        return {_WEIGHTS: to_bytes(self.state_dict()), _CONFIG: to_json(content)}
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, device: Any = None, dtype: Any = None) -> Self:
@@ -117,42 +127,47 @@ class PretrainedModel(PublishesTerms):
             dtype: Type of the parameters; by default that of the file.
 
         Raises:
-            ModelFileError: If the folder holds no model, a damaged one or one of another class.
+            ModelFileError: If the folder holds no model, a damaged one or one of another class, or
+                if a file was changed after it was saved.
+
+        A folder of an earlier version has no checksums; it is read with an ``UnsealedWarning``.
         """
         folder = Path(folder)
-        found, config = cls._read_config(folder)
-        try:
-            weights = load((folder / _WEIGHTS).read_bytes())
-        except (OSError, SafetensorError) as error:
+        if not (folder / _CONFIG).is_file():
             raise ModelFileError(
-                f"{folder / _WEIGHTS} cannot be read ({error}); it is missing, truncated or no "
-                "safetensors file. Save the model again."
-            ) from error
+                f"{folder} holds no model: it has no {_CONFIG}; give the folder that "
+                "save_pretrained wrote."
+            )
+        try:
+            sealed = SealedFolder(folder)
+            content = parse_json(sealed.read(_CONFIG), folder / _CONFIG)
+            weights = parse_tensors(sealed.read(_WEIGHTS), folder / _WEIGHTS)
+        except UserError as error:
+            raise ModelFileError(str(error)) from error
+        found, values = cls._find_class(content, folder / _CONFIG)
+        _check_layers(values, len(weights), folder)
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             # advice about the shape comes too late for a model that is trained
             warnings.simplefilter("ignore", DepthNotice)
+            config = _check_shapes(found, values, weights, folder)
             model = found(config)
-        _check_weights(folder, model.state_dict(), weights)
         if weights and dtype is None:
             dtype = next((t.dtype for t in weights.values() if t.is_floating_point()), None)
         model.to(device=device, dtype=dtype).load_state_dict(weights)
         return model.eval()  # type: ignore[return-value]
 
     @classmethod
-    def _read_config(cls, folder: Path) -> tuple[type["PretrainedModel"], Any]:
-        path = folder / _CONFIG
-        try:
-            content = json.loads(path.read_text("utf-8"))
-            version, name, values = content["format"], content["class"], dict(content["config"])
-        except OSError as error:
-            raise ModelFileError(
-                f"{folder} holds no model ({error}); give the folder that save_pretrained wrote."
-            ) from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ModelFileError(
-                f"{path} was not written by save_pretrained, or is damaged "
-                f"({type(error).__name__}: {error})."
-            ) from error
+    def _find_class(
+        cls, content: Mapping[str, Any], path: Path
+    ) -> tuple[type["PretrainedModel"], dict[str, Any]]:
+        """Return the class that a file names, and the values of its configuration."""
+        for key, kind in (("format", int), ("class", str), ("config", dict)):
+            if not isinstance(content.get(key), kind):
+                raise ModelFileError(
+                    f"{path} was not written by save_pretrained, or is damaged: it has no valid "
+                    f"{key!r}."
+                )
+        version, name = content["format"], content["class"]
         if version != FORMAT:
             raise ModelFileError(
                 f"{path} has format {version!r}, this version reads {FORMAT}; use the version of "
@@ -167,29 +182,53 @@ class PretrainedModel(PublishesTerms):
             raise ModelFileError(
                 f"{path} holds a {name!r}, not a {cls.__name__}; use the class it was saved from."
             )
-        known = {field.name for field in fields(found.config_class)}
-        if unknown := sorted(set(values) - known):
-            raise ModelFileError(f"{path} has unknown fields for {name}: {', '.join(unknown)}.")
-        try:
-            return found, found.config_class(**values)
-        except (ValueError, TypeError) as error:
-            raise ModelFileError(f"{path} describes no valid {name}: {error}") from error
+        return found, content["config"]
 
 
-def _check_weights(
-    folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]
-) -> None:
-    """Raise if the weights are not those of the configured model."""
-    wrong = [f"{k} is missing" for k in expected if k not in found]
-    wrong += [f"{k} is unknown" for k in found if k not in expected]
-    wrong += [
-        f"{k} has shape {tuple(found[k].shape)} instead of {tuple(v.shape)}"
-        for k, v in expected.items()
-        if k in found and found[k].shape != v.shape
-    ]
+def _check_layers(values: Mapping[str, Any], tensors: int, folder: Path) -> None:
+    """Raise if there are more layers than tensors: to build them would take for ever."""
+    for name, value in values.items():
+        if "layers" in name and isinstance(value, int) and value > tensors:
+            raise ModelFileError(
+                f"{folder / _CONFIG} has {name} = {value:,}, but {_WEIGHTS} beside it holds only "
+                f"{tensors:,} tensors; they do not belong together. Save the model again."
+            )
+
+
+def _check_shapes(
+    kind: type[PretrainedModel],
+    values: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    folder: Path,
+) -> Any:
+    """Return the configuration; raise if it is not valid, or not that of the weights.
+
+    The model is built without memory first, because a wrong number may ask for any amount of it.
+    Models of other packages are not: they may read values of tensors when they are built.
+    """
+    is_own = _OWN.fullmatch(kind.__module__) is not None
+    try:
+        config = build(kind.config_class, values)
+        with torch.device("meta") if is_own else nullcontext():
+            expected = kind(config).state_dict()
+    except (ValueError, TypeError, RuntimeError, ArithmeticError, LookupError) as error:
+        words = " ".join(str(error).split())
+        raise ModelFileError(
+            f"{folder / _CONFIG} describes no valid {kind.__name__}: {words}"
+        ) from error
+    wrong = [f"{k} is missing" for k in expected if k not in weights]
+    wrong += [f"{k} is unknown" for k in weights if k not in expected]
+    for name, wanted in expected.items():
+        found = weights.get(name, wanted)
+        if found.shape != wanted.shape:
+            shapes = f"{tuple(found.shape)} instead of {tuple(wanted.shape)}"
+            wrong.append(f"{name} has shape {shapes}")
+        elif found.is_floating_point() != wanted.is_floating_point():
+            wrong.append(f"{name} has the type {found.dtype} instead of {wanted.dtype}")
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ModelFileError(
             f"{folder / _WEIGHTS} does not belong to {_CONFIG} beside it: "
             f"{'; '.join(wrong[:3])}{more}. Save the model again."
         )
+    return config

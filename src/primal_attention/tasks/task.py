@@ -7,7 +7,6 @@ the class and add a line to :data:`TASKS`; ``docs/guides/adding_a_task.md`` does
 Modules of tasks import torch inside their methods, so that ``--help`` answers at once.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.output import to_json, write_atomically
+from primal_attention.files import SUMS, SealedFolder, parse_json, write_sealed
+from primal_attention.output import to_json
 from primal_attention.settings import build
 from primal_attention.tasks.sources import Recognition, Source
 
@@ -47,6 +47,8 @@ __all__ = [
 
 FORMAT = 1
 FILE = "task.json"
+ESTIMATOR = "estimator.json"
+"""Parameters of an estimator; beside ``model/`` and ``task.json``."""
 _ITEMS, _TOKENS, _MATRIX = 128, 256, 4096
 """Spectra: most items, tokens of an item, and tokens of all items together. The time of a singular
 value decomposition grows with the cube of the length."""
@@ -492,11 +494,15 @@ def find_task(name: str) -> type[Task]:
 
 def save_task(task: Task, folder: Path) -> None:
     """Write ``task.json`` into a folder: the task's name and what it knows of its data."""
+    write_sealed(folder, {FILE: task_content(task)})
+
+
+def task_content(task: Task) -> str:
+    """Return the content of ``task.json``."""
     names = [name for name, entry in TASKS.items() if entry.where == _where(type(task))]
     if not names:
         raise ValueError(f"{type(task).__name__} is not registered; call register_task first.")
-    content = {"format": FORMAT, "task": names[0], "values": asdict(task)}  # type: ignore[call-overload]
-    write_atomically(folder / FILE, to_json(content))
+    return to_json({"format": FORMAT, "task": names[0], "values": asdict(task)})  # type: ignore[call-overload]
 
 
 def load_task(folder: Path) -> Task:
@@ -505,21 +511,40 @@ def load_task(folder: Path) -> Task:
     Raises:
         UserError: If the folder holds no task, a damaged one, or one of another format.
     """
-    path = folder / FILE
+    return read_task(open_folder(folder))
+
+
+def open_folder(folder: Path) -> SealedFolder:
+    """Return the folder of a trained model to read from, or raise with what it may be instead."""
     if not folder.is_dir():
         beside = [p.name for p in folder.parent.glob("*")]
         hint = did_you_mean(folder.name, beside)
         raise UserError(f"there is no folder {folder}; give the folder of a trained model.{hint}")
-    if not path.is_file():
-        inside = [p.parent.name for p in sorted(folder.glob(f"*/{FILE}"))]
-        hint = f" Did you mean {folder / inside[0]}?" if inside else ""
-        raise UserError(f"{folder} is not the folder of a model that primal trained.{hint}")
+    there = [name for name in (FILE, ESTIMATOR, SUMS) if (folder / name).is_file()]
+    sealed = SealedFolder(folder) if there else None
+    if sealed and (FILE in there or FILE in (sealed.sums or {})):
+        return sealed
+    inside = [p.parent.name for p in sorted(folder.glob(f"*/{FILE}"))]
+    hint = f" Did you mean {folder / inside[0]}?" if inside else ""
+    if sealed and ESTIMATOR in there:
+        kind = parse_json(sealed.read(ESTIMATOR), folder / ESTIMATOR).get("class")
+        hint = f" It holds an estimator; in Python, {kind}.load({str(folder)!r}) reads it."
+    raise UserError(f"{folder} is not the folder of a model that primal trained.{hint}")
+
+
+def read_task(folder: SealedFolder) -> Task:
+    """Return the task in a folder that :func:`open_folder` found."""
+    path = folder.path / FILE
+    content = parse_json(folder.read(FILE), path)
     with user_errors(f"{path} is damaged", UserError, ValueError, TypeError, LookupError):
-        content = json.loads(path.read_text("utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"it has format {content['format']}, this version reads {FORMAT}.")
-        kind = find_task(content["task"])
-        values = content["values"]
+        if content.get("format") != FORMAT:
+            raise ValueError(
+                f"it has format {content.get('format')!r}, this version reads {FORMAT}."
+            )
+        kind = find_task(str(content.get("task")))
+        values = content.get("values")
+        if not isinstance(values, dict):
+            raise ValueError("it has no values.")
         missing = [f.name for f in fields(kind) if f.name not in values]  # type: ignore[arg-type]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}.")

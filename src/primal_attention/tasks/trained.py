@@ -4,6 +4,8 @@ trained = primal_attention.load("outputs/my/primal")
 trained.predict("new.ts")                # or arrays
 """
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import UserError, user_errors
-from primal_attention.tasks.task import FILE, Task, load_task, save_task
+from primal_attention.files import SealedFolder, UnsealedWarning, write_sealed
+from primal_attention.tasks.task import FILE, Task, open_folder, read_task, task_content
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -25,6 +28,7 @@ __all__ = [
     "check_lengths",
     "load",
     "load_trained",
+    "read_trained",
     "save_trained",
 ]
 
@@ -68,10 +72,20 @@ class TrainedModel(NamedTuple):
         return self.task.records(answers)
 
 
-def save_trained(folder: Path, task: Task, model: "PretrainedModel") -> None:
-    """Write a model and its task to a folder that :func:`load_trained` reads."""
+def save_trained(
+    folder: Path, task: Task, model: "PretrainedModel", also: Mapping[str, str] | None = None
+) -> None:
+    """Write a model and its task to a folder that :func:`load_trained` reads.
+
+    Args:
+        folder: Made if it is not there.
+        task: What reads the data of the model.
+        model: The model.
+        also: Contents of other files that belong to them, by name.
+    """
+    files = {FILE: task_content(task), **(also or {})}
     model.save_pretrained(folder / "model")
-    save_task(task, folder)
+    write_sealed(folder, files, parts=["model"])
 
 
 def load_trained(folder: str | Path) -> TrainedModel:
@@ -81,26 +95,34 @@ def load_trained(folder: str | Path) -> TrainedModel:
         folder: Folder of a model, such as ``outputs/my/primal``; or of a run with one model.
 
     Raises:
-        UserError: If the folder holds no finished model, or model and task do not match.
+        UserError: If the folder holds no finished model, a file in it was changed or damaged, or
+            model and task do not match.
     """
-    from primal_attention.models import ModelFileError, PretrainedModel
-
     folder = Path(folder)
     inside = [path.parent for path in folder.glob(f"*/{FILE}")]
     if len(inside) == 1 and not (folder / FILE).exists():
         folder = inside[0]
-    task = load_task(folder)
-    if not (folder / "model").is_dir():
+    return read_trained(open_folder(folder))
+
+
+def read_trained(folder: SealedFolder) -> TrainedModel:
+    """Return task and model in a folder that :func:`load_trained` found."""
+    from primal_attention.models import PretrainedModel
+
+    task = read_task(folder)
+    path = folder.path
+    if not (path / "model").is_dir():
         raise UserError(
-            f"{folder} holds no finished model; finish it with primal train {folder.parent} "
-            "--resume."
+            f"{path} holds no finished model; finish it with primal train {path.parent} --resume."
         )
-    with user_errors("", ModelFileError, OSError):
-        model = PretrainedModel.from_pretrained(folder / "model")
+    with warnings.catch_warnings():
+        if folder.sums is None:  # of which the folder itself has warned
+            warnings.simplefilter("ignore", UnsealedWarning)
+        model = PretrainedModel.from_pretrained(folder.part("model").path)
     found = {name: getattr(model.config, name, None) for name in task.sizes}
     if found != dict(task.sizes):
         raise UserError(
-            f"{folder}: model and task.json do not belong together; the model has {found}, the "
+            f"{path}: model and task.json do not belong together; the model has {found}, the "
             f"task {dict(task.sizes)}."
         )
     return TrainedModel(task, model)

@@ -10,6 +10,7 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+from primal_attention.files import write_sealed
 from primal_attention.tasks.events import (
     EventSequences,
     NextEventPredictor,
@@ -240,8 +241,8 @@ def test_damaged_and_foreign_folders_are_errors(predictor, tmp_path):
     with pytest.raises(ValueError, match="no folder"):
         NextEventPredictor.load(tmp_path / "none")
     predictor.save(tmp_path)
-    (tmp_path / "estimator.json").write_text(json.dumps({"parameters": {"width": 3}}))
-    with pytest.raises(ValueError, match="damaged"):
+    write_sealed(tmp_path, {"estimator.json": json.dumps({"parameters": {"width": 3}})})
+    with pytest.raises(ValueError, match="NextEventPredictor has no parameter 'width'"):
         NextEventPredictor.load(tmp_path)
 
 

@@ -1,6 +1,7 @@
 """The estimator, its tokenizer, and what becomes of unusual input."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from sklearn.base import clone
 
 import primal_attention as pa
+from primal_attention.files import UnsealedWarning, write_sealed
 from primal_attention.tasks.multimodal import (
     ImageError,
     ImageTextMatcher,
@@ -143,7 +145,7 @@ def test_saved_and_loaded_it_answers_the_same(fitted, tmp_path):
     assert not [p for p in (tmp_path / "m").rglob("*") if p.suffix in (".pkl", ".pt", ".bin")]
     with pytest.raises(RuntimeError, match=r"call index\(images\) first"):
         again.search("a red square")
-    (tmp_path / "m" / "estimator.json").write_text('{"parameters": {"evil": 1}}')
+    write_sealed(tmp_path / "m", {"estimator.json": '{"parameters": {"evil": 1}}'})
     with pytest.raises(ValueError, match="damaged"):
         ImageTextMatcher.load(tmp_path / "m")
 
@@ -261,6 +263,13 @@ def test_a_learned_tokenizer_keeps_frequent_words(tmp_path):
     assert keep.sum(1).tolist() == [3, 4]
     tokenizer.save(tmp_path / "t.json")
     assert TextTokenizer.load(tmp_path / "t.json") == tokenizer
+    whole = (tmp_path / "t.json").read_text()
+    (tmp_path / "t.json").write_text(whole.replace('"red"', '"rad"'))
+    with pytest.raises(ValueError, match="was changed or damaged"):
+        TextTokenizer.load(tmp_path / "t.json")
+    (tmp_path / "t.json").write_text(re.sub(r'"checksum": "\w+",', "", whole))
+    with pytest.warns(UnsealedWarning, match="no checksum"):
+        assert TextTokenizer.load(tmp_path / "t.json") == tokenizer
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from primal_attention.files import write_sealed
 from primal_attention.tasks.tabular import OTAlignedClassifier, OTAlignedRegressor
 from primal_attention.tasks.tabular.aligned_model import pretrain_head
 from primal_attention.training import TrainingConfig
@@ -223,7 +224,8 @@ def test_saved_estimators_give_the_same_answers_without_pickle(tmp_path, kind):
     assert again.get_params() == model.get_params()
     assert list(again.feature_names_in_) == ["a", "b"]
     files = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
-    assert files == ["config.json", "estimator.json", "model.safetensors"]
+    names = ["SHA256SUMS", "SHA256SUMS", "config.json", "estimator.json", "model.safetensors"]
+    assert files == names
     copied = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(copied.predict(frame), model.predict(frame))
 
@@ -234,10 +236,10 @@ def test_damaged_and_foreign_folders_are_explained(tmp_path, fitted):
         OTAlignedRegressor.load(tmp_path)
     content = json.loads((tmp_path / "estimator.json").read_text())
     del content["columns"]
-    (tmp_path / "estimator.json").write_text(json.dumps(content))
+    write_sealed(tmp_path, {"estimator.json": json.dumps(content)})
     with pytest.raises(ValueError, match="cannot be read"):
         OTAlignedClassifier.load(tmp_path)
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="No such file"):
         OTAlignedClassifier.load(tmp_path / "nothing")
 
 

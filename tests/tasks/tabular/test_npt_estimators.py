@@ -9,6 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from primal_attention.files import write_sealed
 from primal_attention.tasks.tabular import NPTClassifier, NPTImputer, NPTRegressor
 from primal_attention.tasks.trained import load
 
@@ -107,7 +108,7 @@ def test_a_saved_classifier_has_its_classes(classifier, tmp_path):
 
 def test_a_damaged_folder_says_so(classifier, tmp_path):
     classifier.save(tmp_path)
-    (tmp_path / "estimator.json").write_text('{"parameters": {"colour": 3}}')
+    write_sealed(tmp_path, {"estimator.json": '{"parameters": {"colour": 3}}'})
     with pytest.raises(ValueError, match=r"estimator.json is damaged"):
         NPTClassifier.load(tmp_path)
 

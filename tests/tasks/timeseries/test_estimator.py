@@ -8,6 +8,7 @@ import pytest
 from aeon.testing.estimator_checking import parametrize_with_checks
 
 from primal_attention.cli.main import main
+from primal_attention.files import write_sealed
 from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
 from primal_attention.tasks.timeseries.table1 import MODELS, Settings
 from primal_attention.tasks.trained import load_trained
@@ -47,6 +48,7 @@ def test_learns_series_of_unequal_length_with_gaps_and_survives_saving(tmp_path)
     np.testing.assert_array_equal(back.predict(X), clf.predict(X))
     assert back.get_params() == clf.get_params()
     assert sorted(f.name for f in (tmp_path / "clf").iterdir()) == [
+        "SHA256SUMS",
         "estimator.json",
         "model",
         "task.json",
@@ -139,35 +141,39 @@ def test_broken_folders_get_one_clear_sentence(tmp_path):
         load(tmp_path)
     clf = PrimalTimeSeriesClassifier(dim=8, num_heads=2, n_steps=2).fit(*waves(8, 0))
     clf.save(tmp_path)
-    weights, own = tmp_path / "model" / "model.safetensors", tmp_path / "estimator.json"
+    weights, own = tmp_path / "model" / "model.safetensors", "estimator.json"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(ValueError, match=r"model\.safetensors was changed or damaged"):
         load(tmp_path)
     weights.write_bytes(whole)
-    content = json.loads(own.read_text())
+    content = json.loads((tmp_path / own).read_text())
     for part in ("parameters", "classes", "metadata"):
-        own.write_text(json.dumps({k: v for k, v in content.items() if k != part}))
-        with pytest.raises(ValueError, match=f"is damaged .*{part}"):
+        lost = {k: v for k, v in content.items() if k != part}
+        write_sealed(tmp_path, {own: json.dumps(lost)})
+        with pytest.raises(ValueError, match=f"is damaged: it has no {part}"):
             load(tmp_path)
-    own.write_text(json.dumps(content | {"parameters": {"depth": 3}}))
-    with pytest.raises(ValueError, match=r"is damaged .*depth"):
+    wrong = {
+        "no parameter 'depth'": {"parameters": {"depth": 3}},
+        "dim must be a whole number, got '8'": {"parameters": {"dim": "8"}},
+        "has 3 classes, the model 2": {"classes": ["a", "b", "c"]},
+        "which is not theirs": {"classes_dtype": "<U100000000"},
+    }
+    for message, change in wrong.items():
+        write_sealed(tmp_path, {own: json.dumps(content | change)})
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path)
+    write_sealed(tmp_path, {own: "not JSON"})
+    with pytest.raises(ValueError, match="is not readable as JSON"):
         load(tmp_path)
-    own.write_text(json.dumps(content | {"classes": ["a", "b", "c"]}))
-    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
-        load(tmp_path)
-    own.write_text("not JSON")
-    with pytest.raises(ValueError, match="is damaged"):
-        load(tmp_path)
-    own.write_text(json.dumps(content))
-    task = tmp_path / "task.json"
-    known = json.loads(task.read_text())
+    write_sealed(tmp_path, {own: json.dumps(content)})
+    known = json.loads((tmp_path / "task.json").read_text())
     known["values"]["mean"] = known["values"]["mean"][:1]
-    task.write_text(json.dumps(known))
+    write_sealed(tmp_path, {"task.json": json.dumps(known)})
     with pytest.raises(ValueError, match="do not belong together"):
         load(tmp_path)
     del known["values"]["mean"]
-    task.write_text(json.dumps(known))
+    write_sealed(tmp_path, {"task.json": json.dumps(known)})
     with pytest.raises(ValueError, match="is damaged: it lacks mean"):
         load(tmp_path)
 

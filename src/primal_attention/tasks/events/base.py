@@ -4,27 +4,22 @@ The classes need scikit-learn, the rest of the package does not: they are define
 are first used.
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, needs
-from primal_attention.models import PretrainedModel
-from primal_attention.output import to_json, write_atomically
+from primal_attention.command import needs
 from primal_attention.tasks.events.data import EventSequences
-from primal_attention.tasks.events.settings import EventOptions
+from primal_attention.tasks.events.settings import WINDOW, EventOptions
+from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
-from primal_attention.tasks.trained import load_trained, save_trained
 
 with needs("sklearn", "An estimator of event logs"):
     from sklearn.base import BaseEstimator
     from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EventEstimator", "References", "find_references"]
 
-_FILE = "estimator.json"
-"""Parameters as given; beside ``model/`` and ``task.json``."""
 _LEAST_STEPS = 30
 """Fewest optimiser steps of an epoch: a small log is read several times."""
 _FEW = 10
@@ -91,74 +84,14 @@ def find_references(log: EventSequences, t_ref: Any) -> References:
     return References(times, words)
 
 
-class EventEstimator(BaseEstimator):  # type: ignore[misc]
+class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     """Base class of estimators of event logs; a subclass has the parameters of ``__init__``."""
 
-    _task: ClassVar[type[Task]]
-    _model: ClassVar[type[PretrainedModel]]
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted estimator to a folder, which ``primal predict`` reads too.
-
-        Parameters
-        ----------
-        path : str or Path
-            Folder, made if it is not there. Read it with :meth:`load`.
-        """
-        check_is_fitted(self)
-        parameters = self.get_params(deep=False)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator is not part of the result
-        save_trained(Path(path), self.task_, self.model_)
-        content = {"parameters": parameters, "extra": self._extra()}
-        write_atomically(Path(path) / _FILE, to_json(content))
-
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the estimator in a folder that :meth:`save` or ``primal train`` wrote.
-
-        Parameters
-        ----------
-        path : str or Path
-            The folder, such as ``outputs/stackoverflow/linear``.
-
-        Returns
-        -------
-        estimator : EventEstimator
-            Fitted, ready to predict.
-        """
-        folder = Path(path)
-        try:
-            task, model = load_trained(folder)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        if not (isinstance(task, cls._task) and isinstance(model, cls._model)):
-            raise ValueError(
-                f"{folder} holds a {type(model).__name__}, not what {cls.__name__} saves."
-            )
-        file = folder / _FILE
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
         known = cls._get_param_names()
-        try:
-            # a folder of primal train has no such file
-            content = {
-                "parameters": {k: v for k, v in vars(model.config).items() if k in known},
-                "extra": {},
-            }
-            if file.is_file():
-                content = json.loads(file.read_text("utf-8"))
-            estimator = cls(**content["parameters"])
-            estimator.task_, estimator.model_, estimator.history_ = task, model, None
-            estimator._finish_load(content["extra"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is damaged ({error!r}).") from None
-        return estimator
-
-    def _extra(self) -> dict[str, Any]:
-        """Return what a folder must hold besides parameters, task and model."""
-        return {}
-
-    def _finish_load(self, extra: dict[str, Any]) -> None:
-        """Set the other fitted attributes."""
+        found = {name: value for name, value in vars(model.config).items() if name in known}
+        return {**found, "max_events": task.scheme.length or WINDOW}
 
     def _options(self) -> EventOptions:
         names = ("dim", "num_heads", "num_layers", "attention", "time", "dropout")

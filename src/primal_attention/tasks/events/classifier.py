@@ -1,5 +1,6 @@
 """Classes of whole sequences as a scikit-learn classifier."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,7 +15,9 @@ from primal_attention.tasks.events.labels import EventLabelTask
 from primal_attention.tasks.events.model import EventClassifier
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import WINDOW, EventSettings
+from primal_attention.tasks.saving import restore_classes
 from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
 
 __all__ = ["EventSequenceClassifier"]
 
@@ -218,6 +221,7 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
         references = find_references(check_log(log), t_ref)
         data = self.task_.windows(log, references=references.times)
         answers = self.task_.measure(self.model_, data, batch_size=_BATCH).answers
+        check_finite(answers)
         return answers["logits"].double().softmax(-1).numpy()
 
     def predict(self, log: EventSequences, *, t_ref: Any = "last_event") -> NDArray[Any]:
@@ -261,15 +265,13 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
         return float((self.predict(log, t_ref=t_ref) == np.asarray(labels)).mean())
 
     def _extra(self) -> dict[str, Any]:
-        classes = self.classes_
-        plain = [c.item() if hasattr(c, "item") else c for c in classes]
-        return {"classes": plain, "dtype": classes.dtype.str, "t_ref": self.t_ref_}
+        plain = [c.item() if hasattr(c, "item") else c for c in self.classes_]
+        dtype = self.classes_.dtype.str
+        return {"extra": {"classes": plain, "dtype": dtype, "t_ref": self.t_ref_}}
 
-    def _finish_load(self, extra: dict[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any]) -> None:
         names = list(self.task_.classes)
-        given = extra.get("classes", names)
-        self.classes_ = np.array(given, dtype=extra.get("dtype", np.array(names).dtype))
-        if len(self.classes_) != len(names):
-            raise ValueError(f"it has {len(self.classes_)} classes, the model {len(names)}")
-        self.t_ref_ = extra.get("t_ref", "last_event")
-        self.max_events = self.task_.scheme.length or WINDOW
+        extra = content.get("extra", {})
+        dtype = extra.get("dtype", np.array(names).dtype)
+        self.classes_ = restore_classes(extra.get("classes", names), dtype, len(names))
+        self.t_ref_ = str(extra.get("t_ref", "last_event"))

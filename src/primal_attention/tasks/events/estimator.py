@@ -30,6 +30,7 @@ from primal_attention.tasks.events.task import NextEventTask
 from primal_attention.tasks.events.units import duration
 from primal_attention.tasks.events.windows import EventWindows, collate_events, tile_windows
 from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
 
 __all__ = ["NextEventPredictor"]
 
@@ -245,7 +246,9 @@ class NextEventPredictor(EventEstimator):
                         level=level,
                     )
                 )
-        found = {k: torch.cat([r[k] for r in rows]).numpy() for k in rows[0]}
+        joined = {k: torch.cat([r[k] for r in rows]) for k in rows[0]}
+        check_finite(joined)
+        found = {k: v.numpy() for k, v in joined.items()}
         waits: dict[str, Any] = {
             k: (found[k] - gone) * scheme.scale for k in ("mean", "median", "lower", "upper")
         }
@@ -400,9 +403,6 @@ class NextEventPredictor(EventEstimator):
     def _more_options(self) -> dict[str, Any]:
         return {"components": self.components}
 
-    def _finish_load(self, extra: dict[str, Any]) -> None:
-        self.max_events = self.task_.scheme.length or WINDOW
-
     def _stated(self, references: References) -> dict[str, Any]:
         scheme = self.task_.scheme
         return {
@@ -415,7 +415,9 @@ class NextEventPredictor(EventEstimator):
     def _answers(self, log: EventSequences) -> tuple[Any, EventWindows]:
         check_is_fitted(self)
         data = self.task_.windows(check_log(log), labelled=True)
-        return self.task_.measure(self.model_, data, batch_size=_BATCH).answers, data
+        answers = self.task_.measure(self.model_, data, batch_size=_BATCH).answers
+        check_finite(answers)
+        return answers, data
 
     def _batches(self, log: EventSequences, size: int = _BATCH) -> Any:
         """Yield the most recent windows of the sequences in batches, and which they are."""

@@ -14,6 +14,7 @@ from primal_attention.tasks.events.irregular import IrregularTask
 from primal_attention.tasks.events.series import IrregularSeries
 from primal_attention.tasks.events.settings import WINDOW, InterpolationOptions
 from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
 
 __all__ = ["IrregularSeriesRegressor", "PredictedValues"]
 
@@ -211,6 +212,7 @@ class IrregularSeriesRegressor(EventEstimator):
             raise ValueError("Every series needs at least one time to predict.")
         data = self.task_.items(series, queries)
         answers = self.task_.measure(self.model_, data, batch_size=_BATCH).answers
+        check_finite(answers)
         marks = self.task_.scheme.marks
         mean, std = (np.array([getattr(c, k) for c in marks]) for k in ("mean", "std"))
         cuts = np.cumsum([len(q) for q in queries])[:-1]
@@ -238,6 +240,7 @@ class IrregularSeriesRegressor(EventEstimator):
         check_is_fitted(self)
         _check(series)
         found = self.task_.measure(self.model_, self.task_.items(series), batch_size=_BATCH)
+        check_finite(found.answers)
         return float(found.scores["R2"].value)
 
     def _options(self) -> InterpolationOptions:  # type: ignore[override]
@@ -246,9 +249,6 @@ class IrregularSeriesRegressor(EventEstimator):
             attention_options=self.attention_options or {},
             **{name: getattr(self, name) for name in names},
         )
-
-    def _finish_load(self, extra: dict[str, Any]) -> None:
-        self.max_events = self.task_.scheme.length or WINDOW
 
 
 def _check(series: Any) -> None:

@@ -63,6 +63,7 @@ def sample_paths(
     found: list[Paths] = []
     for step in range(1, max_events + 2):
         waiting = model.waiting(state.hidden)
+        _check(*waiting)
         gap = waiting.sample(generator, start if step == 1 else None)
         waited = waited + gap
         ahead = waited <= horizon
@@ -77,6 +78,7 @@ def sample_paths(
         state = state.reorder(ahead.nonzero()[:, 0])
         gap = gap.clamp_min(model.config.smallest_gap)
         shares = model.type_logits(state.hidden, gap).double().softmax(-1)
+        _check(shares)
         kind = torch.multinomial(shares, 1, generator=generator)[:, 0]
         found.append(Paths(row, torch.full_like(row, step), waited, kind))
         state = model.read_next(kind, gap, state)
@@ -84,3 +86,12 @@ def sample_paths(
         none = torch.zeros(0, dtype=torch.int64)
         return Paths(none, none, torch.zeros(0, dtype=torch.float64), none)
     return Paths(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def _check(*answers: Tensor) -> None:
+    """Raise if a model answers NaN."""
+    if any(bool(answer.isnan().any()) for answer in answers):
+        raise ValueError(
+            "The model has no finite answer to a sequence; its weights are damaged, or the "
+            "sequence is far from those of its training."
+        )

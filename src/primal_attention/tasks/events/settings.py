@@ -32,6 +32,10 @@ WINDOW = 128
 """Events of a training window."""
 
 
+_MOST_REFERENCES = 65536
+"""Most reference points; no weight depends on their number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EventSettings(DataSettings):
     """A log of events: stackoverflow, hawkes (generated), or a .csv, .tsv or .parquet file.
@@ -150,6 +154,10 @@ class InterpolationOptions(StackConfig):
             raise ValueError(f"Irregular series need features of time, got time={self.time!r}.")
         for name in ("time_features", "references"):
             self._check_count(name)
+        if self.references > _MOST_REFERENCES:
+            raise ValueError(
+                f"references must be at most {_MOST_REFERENCES}, got {self.references}."
+            )
         for name in self.layer_attentions:
             if not attention_entry(name).capabilities.cross:
                 raise ValueError(

@@ -1,18 +1,17 @@
 """Image-text matching and search as a scikit-learn estimator."""
 
-import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, needs
-from primal_attention.output import to_json, write_atomically
+from primal_attention.command import needs
+from primal_attention.models import PretrainedModel
 from primal_attention.tasks.multimodal.heads import PairSearch
 from primal_attention.tasks.multimodal.images import ReadImages, read_images
 from primal_attention.tasks.multimodal.model import VisualParser
@@ -28,7 +27,9 @@ from primal_attention.tasks.multimodal.searching import find_images
 from primal_attention.tasks.multimodal.settings import PairOptions
 from primal_attention.tasks.multimodal.task import QUICK, TRAINING, PairTask
 from primal_attention.tasks.multimodal.tokenizer import TextTokenizer, as_text
-from primal_attention.tasks.trained import load_trained, save_trained
+from primal_attention.tasks.saving import SavedEstimator, plain_parameters
+from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
 
 with needs("sklearn", "ImageTextMatcher"):
     from sklearn.base import BaseEstimator
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hit", "ImageTextMatcher", "UnknownWordsNotice"]
 
-_FILE = "estimator.json"
-"""Parameters as given; beside ``model/`` and ``task.json``."""
 _FEW = 20
 """Fewer pairs than this give no validation part."""
 _FIRST = 3
@@ -67,7 +66,7 @@ class Hit:
     """What the results are ordered by."""
 
 
-class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
+class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     """Images for a text, and whether a text matches an image, learned from pairs.
 
     A small vision-language model (:class:`VisualParser`) is trained from scratch on images and
@@ -139,6 +138,11 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
     >>> len(matcher.search("a red circle left", k=3))
     3
     """
+
+    _task: ClassVar[type[Task]] = PairTask
+    _model: ClassVar[type[PretrainedModel]] = VisualParser
+    task_: PairTask
+    model_: VisualParser
 
     def __init__(
         self,
@@ -279,7 +283,9 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         data = self.task_.pairs(images, texts)
-        scores = score_all(self.model_, data).double().numpy()
+        answers = score_all(self.model_, data).double()
+        check_finite({"scores": answers})
+        scores = answers.numpy()
         found: NDArray[np.float64] = 1 / (1 + np.exp(-self._log_odds(scores)))
         return found
 
@@ -330,6 +336,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         data = self.task_.pairs(images, texts)
         task = self.task_
         found = measure_pairs(self.model_, data, slope=task.slope, offset=task.offset)
+        check_finite({"logits": found.answers["logits"]})
         return {name: score.value for name, score in found.scores.items() if name != "loss"}
 
     def index(self, images: Sequence[Any], *, skip_broken: bool = False) -> Self:
@@ -406,6 +413,7 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
         count = min(max(k, candidates), len(self._images))
         found = find_images(self._search, ids, keep, count)
         places, order_by = found.ids[0], found.scores[0].double()
+        check_finite({"scores": order_by})
         odds = self._log_odds(order_by.numpy())
         if reranker is not None and count > 1:
             order_by = _rerank(reranker, self._search, places, order_by)
@@ -416,61 +424,18 @@ class ImageTextMatcher(BaseEstimator):  # type: ignore[misc]
             for i, o, s in zip(places[:k], odds, order_by, strict=False)
         ]
 
-    def save(self, path: str | Path) -> None:
-        """Write the fitted estimator to a folder, without the index.
-
-        ``primal search`` and ``primal predict`` read it, too.
-
-        Parameters
-        ----------
-        path : str or Path
-            Folder, made if it is not there.
-        """
-        check_is_fitted(self)
-        parameters = self.get_params(deep=False)
-        parameters["tokenizer"] = None  # the task has it
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator is not part of the result
-        save_trained(Path(path), self.task_, self.model_)
-        write_atomically(Path(path) / _FILE, to_json({"parameters": parameters}))
-
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the estimator in a folder that :meth:`save` or ``primal train`` wrote.
-
-        Parameters
-        ----------
-        path : str or Path
-            The folder, such as ``outputs/pairs/softmax``.
-
-        Returns
-        -------
-        matcher : ImageTextMatcher
-            Fitted; call :meth:`index` before :meth:`search`.
-        """
-        try:
-            task, model = load_trained(path)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        if not (isinstance(task, PairTask) and isinstance(model, VisualParser)):
-            raise ValueError(f"{path} holds a {type(model).__name__}, not a model of pairs.")
-        file = Path(path) / _FILE
-        parameters: dict[str, Any] = {
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        return {
             "attention": model.config.attention,
             "image_size": task.size,
             "max_words": task.length,
             "dim": model.config.dim,
             "objectives": model.config.objectives,
         }
-        try:
-            if file.is_file():  # a folder of primal train has no such file
-                parameters = json.loads(file.read_text("utf-8"))["parameters"]
-                parameters["objectives"] = tuple(parameters["objectives"])
-            matcher = cls(**parameters)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is damaged ({error!r}).") from None
-        matcher.task_, matcher.model_, matcher.history_ = task, model, None
-        return matcher
+
+    def _plain_parameters(self) -> dict[str, Any]:
+        return {**plain_parameters(self), "tokenizer": None}  # the task has it
 
     def _log_odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.clip(self.task_.slope * scores + self.task_.offset, -50, 50)

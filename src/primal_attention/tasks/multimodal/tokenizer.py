@@ -3,9 +3,9 @@
 A tokenizer is a frozen dataclass of strings and numbers, saved as JSON. Reading one runs no code.
 """
 
-import json
 import re
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from primal_attention.command import needs
+from primal_attention.command import UserError, needs, user_errors
+from primal_attention.files import UnsealedWarning, read_json
 from primal_attention.output import to_json, write_atomically
-from primal_attention.settings import build
+from primal_attention.settings import build, fingerprint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -148,7 +149,10 @@ class TextTokenizer:
     def _inner(self) -> Any:
         with needs("hf", "A wrapped tokenizer"):
             from tokenizers import Tokenizer
-        inner = Tokenizer.from_str(self.backend)
+        try:
+            inner = Tokenizer.from_str(self.backend)
+        except Exception as error:  # tokenizers raises nothing more special
+            raise UserError(f"The wrapped tokenizer is damaged: {error}.") from error
         inner.no_padding()
         inner.no_truncation()
         return inner
@@ -208,8 +212,10 @@ class TextTokenizer:
         return ids, torch.arange(longest) < lengths[:, None]
 
     def save(self, path: str | Path) -> None:
-        """Write the tokenizer to a JSON file."""
-        write_atomically(Path(path), to_json({"format": FORMAT, **asdict(self)}))
+        """Write the tokenizer to a JSON file, with a checksum."""
+        values = asdict(self)
+        content = {"format": FORMAT, "checksum": fingerprint(values), **values}
+        write_atomically(Path(path), to_json(content))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -219,7 +225,7 @@ class TextTokenizer:
             path: The file.
 
         Raises:
-            ValueError: If the file is missing, too large, or no such tokenizer.
+            UserError: If the file is missing, too large, no such tokenizer, or was changed.
 
         Example:
             >>> import tempfile
@@ -230,18 +236,21 @@ class TextTokenizer:
             True
         """
         path = Path(path)
-        try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-            content = json.loads(path.read_text("utf-8"))
-            if not isinstance(content, dict) or content.get("format") != FORMAT:
-                raise ValueError(f"it has no format {FORMAT}")
+        with user_errors(f"{path} is no tokenizer of this library", UserError, ValueError):
+            content = read_json(path, max_bytes=_MAX_BYTES)
+            if content.pop("format", None) != FORMAT:
+                raise UserError(f"it has no format {FORMAT}.")
+            checksum = content.pop("checksum", None)
             lost = [f.name for f in fields(cls) if f.name not in content]
             if lost:
-                raise ValueError(f"it lacks {', '.join(lost)}")
-            return build(cls, {k: v for k, v in content.items() if k != "format"})
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is no tokenizer of this library: {error}.") from error
+                raise UserError(f"it lacks {', '.join(lost)}.")
+            found = build(cls, content)
+        if checksum is None:
+            words = "an earlier version saved it, or it was changed; save it again."
+            warnings.warn(f"{path} has no checksum; {words}", UnsealedWarning, stacklevel=2)
+        elif checksum != fingerprint(asdict(found)):
+            raise UserError(f"{path} was changed or damaged after it was saved; restore it.")
+        return found
 
 
 def _split(text: str) -> list[str]:

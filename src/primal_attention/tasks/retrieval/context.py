@@ -1,6 +1,6 @@
 """A trained re-ranker that looks at the list as a whole."""
 
-import json
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from primal_attention.output import to_json, write_atomically
+from primal_attention.command import UserError, user_errors
+from primal_attention.files import SealedFolder, UnsealedWarning, parse_json, write_sealed
+from primal_attention.output import to_json
 from primal_attention.tasks.retrieval.affinity import affinities_of_cosines
 from primal_attention.tasks.retrieval.base import Lists, Reranked, Reranker, ordered
 from primal_attention.tasks.retrieval.context_model import (
@@ -22,6 +24,7 @@ from primal_attention.tasks.retrieval.context_model import (
 from primal_attention.tasks.retrieval.gallery import Gallery, as_vectors
 from primal_attention.tasks.retrieval.metrics import mean_average_precision
 from primal_attention.tasks.retrieval.settings import Affinity, ContextConfig
+from primal_attention.tasks.saving import check_parameters
 from primal_attention.training import TrainingConfig, fit
 
 __all__ = ["ContextReranker", "TrainingLists"]
@@ -270,24 +273,31 @@ class ContextReranker(Reranker):
 
     def save(self, folder: str | Path) -> None:
         """Write the trained re-ranker to a folder."""
-        self._fitted().save_pretrained(folder)
-        write_atomically(Path(folder) / _FILE, to_json(self.get_params()))
+        files = self._fitted().to_files()
+        write_sealed(Path(folder), {**files, _FILE: to_json(self.get_params())})
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Return the re-ranker in a folder that :meth:`save` or ``primal train`` wrote."""
+        """Return the re-ranker in a folder that :meth:`save` or ``primal train`` wrote.
+
+        Raises:
+            UserError: If it holds none, or a file in it was changed or damaged.
+        """
         path = Path(folder)
-        is_run = not (path / _FILE).exists() and (path / "model").is_dir()
-        try:
-            if is_run:
-                return cls._of_encoder(ContextEncoder.from_pretrained(path / "model"))
-            loaded = cls(**json.loads((path / _FILE).read_text("utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"{folder} holds no re-ranker ({error}); give a folder that save or primal train "
-                "wrote."
-            ) from error
-        loaded.model_ = ContextEncoder.from_pretrained(path)
+        if not (path / _FILE).exists() and (path / "model").is_dir():
+            return cls._of_encoder(ContextEncoder.from_pretrained(path / "model"))
+        if not (path / _FILE).is_file():
+            raise UserError(
+                f"{folder} holds no re-ranker: it has no {_FILE}; give a folder that save or "
+                "primal train wrote."
+            )
+        model = ContextEncoder.from_pretrained(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsealedWarning)  # the model has warned
+            parameters = parse_json(SealedFolder(path).read(_FILE), path / _FILE)
+        with user_errors(f"{path / _FILE} is damaged", UserError, ValueError, TypeError):
+            loaded = cls(**check_parameters(cls, parameters))
+        loaded.model_ = model
         return loaded
 
     @classmethod

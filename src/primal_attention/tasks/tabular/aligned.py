@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.command import needs
+from primal_attention.tasks.saving import restore_classes
 from primal_attention.tasks.tabular.aligned_base import AlignedEstimator, Problem, check_given
 from primal_attention.tasks.tabular.aligned_geometry import (
     Dummies,
@@ -151,9 +152,9 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         epochs: int = 60,
         lr: float = 0.01,
         batch_size: int | None = None,
-        patience: int = 15,
+        patience: int | None = 15,
         validation: float = 0.2,
-        categorical_features: Literal["auto"] | ArrayLike = "auto",
+        categorical_features: Any = "auto",
         max_categories: int = 64,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
@@ -313,5 +314,6 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         }
 
     def _restore(self, fitted: dict[str, Any]) -> None:
-        self.classes_ = np.array(fitted["classes"], np.dtype(fitted["dtype"]))
+        count = self.model_.config.num_centres
+        self.classes_ = restore_classes(fitted["classes"], fitted["dtype"], count)
         self.temperature_ = float(fitted["temperature"])

@@ -1,6 +1,6 @@
 """What the classifier and the regressor of aligned classes share."""
 
-import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from primal_attention.analysis.transport_metrics import MapMetrics, map_metrics
-from primal_attention.command import needs, progress
+from primal_attention.command import UserError, needs, progress, user_errors
+from primal_attention.files import SealedFolder, UnsealedWarning, parse_json, write_sealed
 from primal_attention.functional.transport import EXACT_UP_TO
-from primal_attention.models import ModelFileError
-from primal_attention.output import to_json, write_atomically
+from primal_attention.output import to_json
 from primal_attention.settings import build
+from primal_attention.tasks.saving import check_parameters, plain_parameters
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tabular.aligned_geometry import Floats, Labels, MatchedClasses
 from primal_attention.tasks.tabular.aligned_model import (
@@ -27,6 +28,8 @@ from primal_attention.tasks.tabular.aligned_model import (
 )
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.encoding import TableEncoder, rank_cells, validate_table
+from primal_attention.tasks.task import ESTIMATOR
+from primal_attention.tasks.trained import check_finite
 from primal_attention.training import History, TrainingConfig, fit
 
 with needs("sklearn", "An estimator of aligned classes"):
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AlignedEstimator", "check_given"]
 
-_FILE = "estimator.json"
 _FORMAT = 1
 _FEW = 10
 """Fewer instances than this give no validation part."""
@@ -164,23 +166,17 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             Folder, made if it is not there. Read it with :meth:`load`.
         """
         check_is_fitted(self)
-        parameters = self.get_params(deep=False)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator is not part of the result
-        if not isinstance(parameters["categorical_features"], str):
-            parameters["categorical_features"] = np.asarray(
-                parameters["categorical_features"]
-            ).tolist()
         content = {
             "format": _FORMAT,
             "class": type(self).__name__,
-            "parameters": parameters,
+            "parameters": plain_parameters(self),
             "columns": [asdict(column) for column in self.encoder_.columns_],
             "is_frame": self.encoder_.is_frame_,
             "fitted": self._fitted(),
         }
+        files = {ESTIMATOR: to_json(content)}
         self.model_.save_pretrained(Path(path) / "model")
-        write_atomically(Path(path) / _FILE, to_json(content))
+        write_sealed(Path(path), files, parts=["model"])
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -195,35 +191,38 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         -------
         estimator : OTAlignedClassifier or OTAlignedRegressor
             Fitted, ready to predict.
+
+        Raises
+        ------
+        UserError
+            A ``ValueError``, if the folder holds something else, or a file in it was changed or
+            damaged after it was saved.
         """
-        file = Path(path) / _FILE
-        try:
-            content = json.loads(file.read_text("utf-8"))
+        folder = SealedFolder(path)
+        file = folder.path / ESTIMATOR
+        content = parse_json(folder.read(ESTIMATOR), file)
+        with warnings.catch_warnings():
+            if folder.sums is None:  # of which the folder itself has warned
+                warnings.simplefilter("ignore", UnsealedWarning)
+            model = AlignedMap.from_pretrained(folder.part("model").path)
+        with user_errors(f"{file} cannot be read", UserError, ValueError, TypeError, LookupError):
             if (content["format"], content["class"]) != (_FORMAT, cls.__name__):
                 raise ValueError(
                     f"it holds a {content['class']} in format {content['format']}, not a "
                     f"{cls.__name__} in format {_FORMAT}"
                 )
-            parameters = content["parameters"]
-            parameters["hidden"] = tuple(parameters["hidden"])
-            estimator = cls(**parameters)
+            estimator = cls(**check_parameters(cls, content["parameters"]))
             estimator.encoder_ = TableEncoder.from_columns(
                 [build(TableColumn, column) for column in content["columns"]],
-                is_frame=content["is_frame"],
+                is_frame=bool(content["is_frame"]),
                 categorical_features=estimator.categorical_features,
                 max_categories=estimator.max_categories,
             )
             for name in ("n_features_in_", "feature_names_in_"):
                 if hasattr(estimator.encoder_, name):
                     setattr(estimator, name, getattr(estimator.encoder_, name))
+            estimator.model_, estimator.history_ = model, None
             estimator._restore(content["fitted"])
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} cannot be read: {error}.") from error
-        try:
-            estimator.model_ = AlignedMap.from_pretrained(Path(path) / "model")
-        except ModelFileError as error:
-            raise ValueError(str(error)) from error
-        estimator.history_ = None
         return estimator
 
     def _groups(self, y: NDArray[Any]) -> NDArray[Any]:
@@ -363,7 +362,9 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         for block in rows.split(_BLOCK):
             padded = torch.cat([block, block.new_zeros(_BLOCK - len(block), *block.shape[1:])])
             parts.append(self.model_(padded).points[: len(block), 0])
-        return torch.cat(parts).numpy().reshape(*dense.shape[:2], -1)
+        points = torch.cat(parts)
+        check_finite({"points": points})
+        return points.numpy().reshape(*dense.shape[:2], -1)
 
     @property
     def _n_features_out(self) -> int:

@@ -1,7 +1,7 @@
 """A regressor that carries rows to matched targets along a line."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -127,9 +127,9 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
         epochs: int = 60,
         lr: float = 0.01,
         batch_size: int | None = None,
-        patience: int = 15,
+        patience: int | None = 15,
         validation: float = 0.2,
-        categorical_features: Literal["auto"] | ArrayLike = "auto",
+        categorical_features: Any = "auto",
         max_categories: int = 64,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
@@ -239,6 +239,8 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
 
     def _restore(self, fitted: dict[str, Any]) -> None:
         self.knots_ = np.array(fitted["knots"], np.float64)
+        if self.knots_.ndim != 2 or len(self.knots_) != 2 or not np.isfinite(self.knots_).all():
+            raise ValueError("knots must be two rows of numbers")
 
 
 def _quantile_curve(y: Floats, mass: Floats) -> tuple[Floats, Floats]:

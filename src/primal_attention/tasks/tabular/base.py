@@ -1,19 +1,18 @@
 """What the estimators of Non-Parametric Transformers share: parameters, training, folders."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from primal_attention.analysis import FitCost, fit_cost
-from primal_attention.command import UserError, did_you_mean, needs, progress
-from primal_attention.output import to_json, write_atomically
+from primal_attention.command import did_you_mean, needs, progress
+from primal_attention.models import PretrainedModel
+from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.tabular.columns import TableColumn
 from primal_attention.tasks.tabular.data import TableRows
 from primal_attention.tasks.tabular.encoding import TableEncoder, validate_table
@@ -28,7 +27,8 @@ from primal_attention.tasks.tabular.preparing import (
 )
 from primal_attention.tasks.tabular.settings import ROW_ATTENTIONS, NPTOptions
 from primal_attention.tasks.tabular.task import TableTask
-from primal_attention.tasks.trained import load_trained, save_trained
+from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
 from primal_attention.training import History, TrainingConfig, fit
 from primal_attention.training.evaluation import eval_mode
 
@@ -39,17 +39,17 @@ with needs("sklearn", "An estimator of tables"):
 
 __all__ = ["NPTEstimator"]
 
-_FILE = "estimator.json"
-"""Parameters and classes as given; beside ``model/`` and ``task.json``."""
 _EPOCHS = 20
 """Times that the validation rows are scored in a training."""
 _BATCH = 256
 """Rows of a training step, unless ``batch_rows`` is given."""
 
 
-class NPTEstimator(BaseEstimator):  # type: ignore[misc]
+class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     """Base class of :class:`NPTClassifier`, :class:`NPTRegressor` and :class:`NPTImputer`."""
 
+    _task: ClassVar[type[Task]] = TableTask
+    _model: ClassVar[type[PretrainedModel]] = NPTModel
     task_: TableTask
     model_: NPTModel
     history_: History | None
@@ -284,12 +284,7 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
     def _logits(self, X: Any, model: NPTModel | None = None) -> torch.Tensor:
         """Return the predictions of rows; those of a transductive model see each other."""
         found = self._answers(self._rows(X), lambda output: output.logits, model).double()
-        if not bool(found.isfinite().all()):
-            bad = int((~found.isfinite().all(1)).nonzero()[0])
-            raise ValueError(
-                f"The model has no finite answer to row {bad}, counted from 0; its values are far "
-                "from those of the training table."
-            )
+        check_finite({"logits": found})
         return found
 
     def _answers(
@@ -323,7 +318,9 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         X = validate_table(self, X, reset=False)
         rows = self.task_.rows(X)
         d = len(self.task_.columns)
-        filled = self._answers(rows, self._predict_cells).double().numpy()
+        cells = self._answers(rows, self._predict_cells).double()
+        check_finite({"cells": cells})
+        filled = cells.numpy()
         values, missing = rows.values[:, :d].double().numpy(), rows.missing[:, :d].numpy()
         empty = np.array([c.missing_share == 1 for c in self.task_.columns])
         found = self.task_.encoder.decode(np.where(missing, filled, values), missing & empty)
@@ -335,7 +332,10 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         found = [heads.column(output.hidden, j) for j in range(len(columns))]
         return torch.stack(
             [
-                f.argmax(1).to(f.dtype) if c.is_categorical else f[:, 0]
+                # the largest of NaN would be the first category
+                torch.where(f.isfinite().all(1), f.argmax(1), torch.nan).to(f.dtype)
+                if c.is_categorical
+                else f[:, 0]
                 for c, f in zip(columns, found, strict=True)
             ],
             dim=1,
@@ -343,70 +343,24 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
 
     # folders
 
-    def save(self, path: str | Path) -> None:
-        """Write the fitted estimator to a folder, which ``primal predict`` reads too.
-
-        Parameters
-        ----------
-        path : str or Path
-            Folder, made if it is not there. Read it with :meth:`load`.
-        """
-        check_is_fitted(self)
-        parameters = self.get_params(deep=False)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator is not part of the result
-        features = parameters["categorical_features"]
-        if not isinstance(features, str | None):
-            parameters["categorical_features"] = np.asarray(features).tolist()
-        save_trained(Path(path), self.task_, self.model_)
-        content = {"class": type(self).__name__, "parameters": parameters, **self._extra()}
-        write_atomically(Path(path) / _FILE, to_json(content))
-
     @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the estimator in a folder that :meth:`save` or ``primal train`` wrote.
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        config = model.config
+        kinds = {str(v.get("attention", "none")): k for k, v in ROW_ATTENTIONS.items()}
+        return {
+            "d_embed": config.dim,
+            "depth": 2 * config.num_layers,
+            "heads": config.num_heads,
+            "row_attention": kinds.get(config.attention, "softmax") if config.has_rows else "none",
+            "context": config.context,
+            "numbers": config.numbers,
+        }
 
-        Parameters
-        ----------
-        path : str or Path
-            The folder.
-
-        Returns
-        -------
-        estimator : NPTEstimator
-            Fitted, ready to predict.
-        """
-        folder = Path(path)
-        try:
-            task, model = load_trained(folder)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        if not (isinstance(task, TableTask) and isinstance(model, NPTModel)):
-            raise ValueError(f"{folder} holds a {type(model).__name__}, not what tables need.")
-        file = folder / _FILE
-        content: dict[str, Any] = {"parameters": _parameters(model)}
-        try:
-            if file.is_file():
-                content = json.loads(file.read_text("utf-8"))
-            estimator = cls(**content["parameters"])
-            estimator.task_, estimator.model_, estimator.history_ = task, model, None
-            estimator.n_features_in_ = len(task.columns)
-            names = task.encoder.__dict__.get("feature_names_in_")
-            if names is not None:
-                estimator.feature_names_in_ = names
-            estimator._restore(content)
-        except UserError as error:
-            raise ValueError(f"{folder}: {error}") from None
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} is damaged ({error!r}).") from None
-        return estimator
-
-    def _extra(self) -> dict[str, Any]:
-        """Return what a folder must hold besides parameters, task and model."""
-        return {}
-
-    def _restore(self, content: dict[str, Any]) -> None:
-        """Set the other fitted attributes, or raise if the folder is of another estimator."""
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        self.n_features_in_ = len(self.task_.columns)
+        names = self.task_.encoder.__dict__.get("feature_names_in_")
+        if names is not None:
+            self.feature_names_in_ = names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -415,20 +369,6 @@ class NPTEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         tags.non_deterministic = False
         return tags
-
-
-def _parameters(model: NPTModel) -> dict[str, Any]:
-    """Return the parameters of an estimator for a model of ``primal train``."""
-    config = model.config
-    kinds = {str(v.get("attention", "none")): k for k, v in ROW_ATTENTIONS.items()}
-    return {
-        "d_embed": config.dim,
-        "depth": 2 * config.num_layers,
-        "heads": config.num_heads,
-        "row_attention": kinds.get(config.attention, "softmax") if config.has_rows else "none",
-        "context": config.context,
-        "numbers": config.numbers,
-    }
 
 
 @contextmanager

@@ -72,18 +72,18 @@ class CellEmbedding(nn.Module):
         numbers: Literal["linear", "piecewise", "periodic"] = "piecewise",
     ) -> None:
         super().__init__()
-        d = len(categories)
+        d, total = len(categories), sum(categories)
         counts = torch.tensor(categories)
         self.numbers, self.has_categories = numbers, any(categories)
         self.register_buffer("is_category", counts > 0, persistent=False)
-        offsets = (counts.cumsum(0) - counts).clamp_max(max(int(counts.sum()) - 1, 0))
+        offsets = (counts.cumsum(0) - counts).clamp_max(max(total - 1, 0))
         self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("last", (counts - 1).clamp_min(0), persistent=False)
-        self.table = nn.Embedding(max(int(counts.sum()), 1), dim)
+        self.table = nn.Embedding(max(total, 1), dim)
         self.slope = nn.Parameter(torch.randn(d, dim))
         self.bias = nn.Parameter(0.5 * torch.randn(d, dim))
         self.mask = nn.Parameter(torch.randn(d, dim))
-        mixed = 0 < int((counts > 0).sum()) < d
+        mixed = 0 < sum(count > 0 for count in categories) < d
         self.kind = nn.Parameter(0.5 * torch.randn(2, dim)) if mixed else None
         if numbers == "piecewise":
             self.register_buffer("edges", torch.full((d, BINS + 1), torch.nan))

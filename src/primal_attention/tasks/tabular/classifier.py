@@ -1,11 +1,13 @@
 """Attention between datapoints as scikit-learn's classifier."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.command import UserError, needs
+from primal_attention.tasks.saving import restore_classes
 from primal_attention.tasks.tabular.columns import TableColumn, read_array
 from primal_attention.tasks.tabular.supervised import SupervisedEstimator
 
@@ -186,11 +188,12 @@ class NPTClassifier(ClassifierMixin, SupervisedEstimator):  # type: ignore[misc]
         classes = [c.item() if hasattr(c, "item") else c for c in self.classes_]
         return {"classes": classes, "classes_dtype": self.classes_.dtype.str}
 
-    def _restore(self, content: dict[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        super()._restore(content)
         if not self.task_.is_class:
             raise UserError("the model predicts no classes; load it with NPTRegressor.")
-        own = np.array(self.task_._numeric_target.category_values().tolist())
-        given = np.array(content.get("classes", own), content.get("classes_dtype", own.dtype))
-        if len(given) != len(own):
-            raise ValueError(f"it has {len(given)} classes, the model {len(own)}")
-        self.classes_ = given
+        target = self.task_._numeric_target
+        self.classes_ = np.array(target.category_values().tolist())
+        if "classes" in content:
+            dtype = content.get("classes_dtype")
+            self.classes_ = restore_classes(content["classes"], dtype, len(self.classes_))

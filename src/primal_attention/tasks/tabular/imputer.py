@@ -1,5 +1,6 @@
 """Missing cells of a table, filled by attention between its rows."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -173,6 +174,7 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return _check_feature_names_in(self, input_features)
 
-    def _restore(self, content: dict[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        super()._restore(content)
         if self.task_.target is not None:
             raise ValueError("the model has a target; load it with NPTClassifier or NPTRegressor")

@@ -1,5 +1,6 @@
 """Attention between datapoints as scikit-learn's regressor, with intervals."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,7 @@ class NPTRegressor(RegressorMixin, SupervisedEstimator):  # type: ignore[misc]
         mean, _ = self._moments(self._logits(X, model))
         return float(np.sqrt(np.mean((mean - np.asarray(y, np.float64)) ** 2)))
 
-    def _restore(self, content: dict[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        super()._restore(content)
         if self.task_.target is None or self.task_.is_class:
             raise UserError("the model predicts no numbers; load it with NPTClassifier.")

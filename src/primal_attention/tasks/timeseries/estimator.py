@@ -3,17 +3,18 @@
 The class needs aeon, the rest of the package does not: it is defined when its name is first used.
 """
 
-import json
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from primal_attention.command import UserError, needs
-from primal_attention.output import to_json, write_atomically
+from primal_attention.models import PretrainedModel
+from primal_attention.tasks.saving import SavedEstimator, restore_classes
+from primal_attention.tasks.task import Task
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     SeriesDataset,
@@ -23,7 +24,7 @@ from primal_attention.tasks.timeseries.data import (
 from primal_attention.tasks.timeseries.model import SeriesClassifier
 from primal_attention.tasks.timeseries.settings import SeriesOptions
 from primal_attention.tasks.timeseries.task import SeriesTask
-from primal_attention.tasks.trained import load_trained, save_trained
+from primal_attention.tasks.trained import check_finite
 
 with needs("timeseries", "PrimalTimeSeriesClassifier"):
     from aeon.classification.base import BaseClassifier
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PrimalTimeSeriesClassifier"]
 
-_FILE = "estimator.json"
-"""Parameters and classes as given; beside ``model/`` and ``task.json``."""
 _EPOCHS = 20
 """Epochs in the history of a fit."""
 _PASSES = 6
@@ -45,7 +44,7 @@ _PREDICT_BATCH = 256
 """Series that are classified at once."""
 
 
-class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
+class PrimalTimeSeriesClassifier(SavedEstimator, BaseClassifier):  # type: ignore[misc]
     """Transformer with linear attention for series of any length, number of channels and gaps.
 
     Channels are standardised by the training data, missing values interpolated, long series cut
@@ -134,6 +133,8 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
     1.0
     """
 
+    _task: ClassVar[type[Task]] = SeriesTask
+    _model: ClassVar[type[PretrainedModel]] = SeriesClassifier
     _tags = {  # noqa: RUF012 the name and the type are aeon's
         "X_inner_type": ["np-list", "numpy3D"],
         "algorithm_type": "deeplearning",
@@ -146,7 +147,7 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         self,
         attention: str = "primal-dual",
         attention_options: dict[str, Any] | None = None,
-        primal_layers: str = "all",
+        primal_layers: str | tuple[int, ...] = "all",
         eta: float = 0.1,
         stem: str = "both",
         dim: int = 64,
@@ -178,64 +179,6 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
         self.random_state = random_state
         self.verbose = verbose
         super().__init__()
-
-    def save(self, path: str | Path) -> None:
-        """Write the fitted classifier to a folder, which ``primal predict`` reads too.
-
-        Parameters
-        ----------
-        path : str or Path
-            Folder, made if it is not there. Read it with :meth:`load`.
-        """
-        self._check_is_fitted()
-        labels = self.classes_
-        content = {
-            "parameters": self._plain_parameters(),
-            "classes": [label.item() if hasattr(label, "item") else label for label in labels],
-            "classes_dtype": labels.dtype.str,
-            "metadata": {key: _plain(value) for key, value in self.metadata_.items()},
-        }
-        save_trained(Path(path), self.task_, self.model_)
-        write_atomically(Path(path) / _FILE, to_json(content))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Self":
-        """Return the classifier in a folder that :meth:`save` or ``primal train`` wrote.
-
-        Parameters
-        ----------
-        path : str or Path
-            The folder, such as ``outputs/japanese-vowels/primal``.
-
-        Returns
-        -------
-        classifier : PrimalTimeSeriesClassifier
-            Fitted, ready to predict. From ``primal train`` its classes are strings.
-        """
-        folder = Path(path)
-        try:
-            task, model = load_trained(folder)
-        except UserError as error:
-            raise ValueError(str(error)) from error
-        if not (isinstance(task, SeriesTask) and isinstance(model, SeriesClassifier)):
-            raise ValueError(f"{folder} holds a {type(model).__name__}, not a series classifier.")
-        content = _read_content(folder / _FILE, task, model)
-        try:
-            classifier = cls(**content["parameters"])
-            classifier.classes_ = np.array(content["classes"], dtype=content["classes_dtype"])
-            classifier.metadata_ = content["metadata"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / _FILE} is damaged ({error!r}).") from None
-        if len(classifier.classes_) != len(task.classes):
-            raise ValueError(
-                f"{folder / _FILE} has {len(classifier.classes_)} classes, the model "
-                f"{len(task.classes)}; they do not belong together."
-            )
-        classifier.task_, classifier.model_, classifier.history_ = task, model, None
-        classifier.n_classes_ = len(classifier.classes_)
-        classifier._class_dictionary = {c: i for i, c in enumerate(classifier.classes_)}
-        classifier.is_fitted = True
-        return classifier
 
     def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
         from sklearn.utils import check_random_state
@@ -282,41 +225,49 @@ class PrimalTimeSeriesClassifier(BaseClassifier):  # type: ignore[misc]
     def _predict_proba(self, X: Any) -> NDArray[np.float64]:
         data = self.task_.prepare(self.task_.without_labels(self._series(X)))
         answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
+        check_finite(answers)
         return answers["logits"].double().softmax(-1).numpy()
 
     def _series(self, X: Any) -> SeriesCollection:
         return series_from_arrays(list(X))
 
-    def _plain_parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self.get_params(deep=False)
-        if not isinstance(parameters["random_state"], int | None):
-            parameters["random_state"] = None  # a generator is not part of the result
-        return parameters
+    def _check_fitted(self) -> None:
+        self._check_is_fitted()
+
+    @classmethod
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        config = model.config
+        names = ("attention", "primal_layers", "stem", "dim", "num_heads", "num_layers")
+        parameters = {name: getattr(config, name) for name in (*names, "max_tokens", "dropout")}
+        return {**parameters, "attention_options": dict(config.attention_options) or None}
+
+    def _extra(self) -> dict[str, Any]:
+        return {
+            "classes": [c.item() if hasattr(c, "item") else c for c in self.classes_],
+            "classes_dtype": self.classes_.dtype.str,
+            "metadata": {key: _plain(value) for key, value in self.metadata_.items()},
+        }
+
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        names = self.task_.classes
+        if content:
+            for key in ("classes", "classes_dtype", "metadata"):
+                if key not in content:
+                    raise UserError(f"it has no {key}.")
+            dtype = content["classes_dtype"]
+            self.classes_ = restore_classes(content["classes"], dtype, len(names))
+            self.metadata_ = dict(content["metadata"])
+        else:  # of primal train
+            self.classes_, channels = np.array(names), len(self.task_.mean)
+            self.metadata_ = {"multivariate": channels > 1, "n_channels": channels}
+        self.n_classes_ = len(self.classes_)
+        self._class_dictionary = {c: i for i, c in enumerate(self.classes_)}
+        self.is_fitted = True
 
     @classmethod
     def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
         """Return parameters with which aeon's checks run in seconds."""
         return {"dim": 8, "num_heads": 2, "num_layers": 1, "max_tokens": 8, "n_steps": 4}
-
-
-def _read_content(path: Path, task: SeriesTask, model: SeriesClassifier) -> dict[str, Any]:
-    """Return the estimator's own file; for a model of ``primal train`` what it would hold."""
-    if not path.is_file():
-        config = model.config
-        names = ("attention", "primal_layers", "stem", "dim", "num_heads", "num_layers")
-        parameters = {name: getattr(config, name) for name in (*names, "max_tokens", "dropout")}
-        options = dict(config.attention_options) or None
-        return {
-            "parameters": {**parameters, "attention_options": options},
-            "classes": list(task.classes),
-            "classes_dtype": np.array(task.classes).dtype.str,
-            "metadata": {"multivariate": len(task.mean) > 1, "n_channels": len(task.mean)},
-        }
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}).") from None
-    return content if isinstance(content, dict) else {}
 
 
 def _plain(value: Any) -> Any:

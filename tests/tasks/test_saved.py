@@ -1,0 +1,243 @@
+"""What estimators share: a flipped bit in a folder, or NaN, is an error and not a prediction."""
+
+import copy
+import shutil
+import warnings
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from primal_attention.command import UserError
+from primal_attention.files import UnsealedWarning
+from primal_attention.models import EncoderClassifier, EncoderConfig, PretrainedModel
+from primal_attention.surgery import (
+    ConversionError,
+    SurgeryConfig,
+    convert,
+    load_converted,
+    save_converted,
+)
+from primal_attention.tasks.events import (
+    EventSequenceClassifier,
+    EventSequences,
+    IrregularSeries,
+    IrregularSeriesRegressor,
+    NextEventPredictor,
+)
+from primal_attention.tasks.multimodal import ImageTextMatcher
+from primal_attention.tasks.retrieval import ContextReranker
+from primal_attention.tasks.tabular import (
+    NPTClassifier,
+    NPTImputer,
+    NPTRegressor,
+    OTAlignedClassifier,
+    OTAlignedRegressor,
+)
+from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+from primal_attention.tasks.trained import load_trained, save_trained
+
+RNG = np.random.default_rng(0)
+TINY = {"dim": 8, "num_heads": 2, "num_layers": 1, "epochs": 1, "random_state": 0}
+NPT = {"d_embed": 8, "depth": 2, "heads": 2, "steps": 2, "random_state": 0}
+OT = {"hidden": (4,), "epochs": 1, "random_state": 0}
+X, Y = RNG.normal(size=(24, 3)), np.arange(24) % 2
+TIMES = [np.cumsum(row) for row in RNG.exponential(size=(12, 8))]
+LOG = EventSequences.from_arrays(TIMES, RNG.integers(3, size=(12, 8)), unit="hours")
+VALUES = IrregularSeries.from_arrays(TIMES, list(RNG.normal(size=(12, 8, 2))))
+SERIES = list(RNG.normal(size=(12, 2, 20)))
+VECTORS = (np.eye(8) + 0.1 * RNG.normal(size=(6, 8, 8))).reshape(48, 8)
+IMAGES = list(RNG.integers(0, 255, (12, 16, 16, 3), np.uint8))
+TEXTS = [f"a {name} thing" for name in ("red", "blue", "green") * 4]
+
+
+def wrapped_torch() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval()
+
+
+def converted(folder: Path) -> None:
+    model = wrapped_torch()
+    convert(model, SurgeryConfig("primal"))
+    save_converted(model, folder)
+
+
+def task_and_model(folder: Path) -> None:
+    save_trained(folder, fitted(NPTRegressor).task_, fitted(NPTRegressor).model_)
+
+
+def own_model(folder: Path) -> None:
+    config = EncoderConfig(num_classes=2, num_features=3, dim=8, num_heads=2, num_layers=1)
+    EncoderClassifier(config).save_pretrained(folder)
+
+
+@cache
+def fitted(kind):
+    """Return a trained estimator; how well it is trained does not matter."""
+    if kind is NextEventPredictor:
+        return kind(**TINY, components=2).fit(LOG)
+    if kind is EventSequenceClassifier:
+        return kind(**TINY).fit(LOG, Y[:12])
+    if kind is IrregularSeriesRegressor:
+        return kind(**TINY, references=4).fit(VALUES)
+    if kind is PrimalTimeSeriesClassifier:
+        sizes = {k: v for k, v in TINY.items() if k != "epochs"}
+        return kind(**sizes, n_steps=2).fit(SERIES, Y[:12])
+    if kind in (NPTClassifier, NPTRegressor):
+        return kind(**NPT).fit(X, Y)
+    if kind is NPTImputer:
+        return kind(**NPT).fit(X)
+    if kind is ContextReranker:
+        return kind(candidates=8, anchors=4, dim=8, steps=1).fit(
+            VECTORS, np.arange(48) % 8, normalize=True
+        )
+    if kind is ImageTextMatcher:
+        options = {"image_size": 16, "max_words": 5, "dim": 8, "epochs": 1, "random_state": 0}
+        with pytest.MonkeyPatch.context() as patch:
+            name = "primal_attention.tasks.multimodal.estimator.TRAINING"
+            patch.setattr(name, {"training": {"min_steps": 1, "monitor": "loss"}})
+            return kind(**options).fit(IMAGES, TEXTS)
+    return kind(**OT).fit(X, Y)
+
+
+ESTIMATORS = [
+    NextEventPredictor,
+    EventSequenceClassifier,
+    IrregularSeriesRegressor,
+    PrimalTimeSeriesClassifier,
+    NPTClassifier,
+    NPTRegressor,
+    NPTImputer,
+    OTAlignedClassifier,
+    OTAlignedRegressor,
+    ImageTextMatcher,
+    ContextReranker,
+]
+SAVED = {
+    **{kind.__name__: (lambda f, k=kind: fitted(k).save(f), kind.load) for kind in ESTIMATORS},
+    "task and model": (task_and_model, load_trained),
+    "model": (own_model, PretrainedModel.from_pretrained),
+    "conversion": (converted, lambda f: load_converted(wrapped_torch(), f)),
+}
+
+
+def places(folder: Path, count: int = 40) -> list[tuple[Path, int, int]]:
+    """Return files with a byte and a bit of each, the same number of every file."""
+    rng = np.random.default_rng(0)
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return [
+        (file, int(rng.integers(file.stat().st_size)), int(rng.integers(8)))
+        for file in files
+        for _ in range(-(-count // len(files)))
+    ]
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_no_flipped_bit_is_read(name, tmp_path):
+    save, load = SAVED[name]
+    save(tmp_path)
+    load(tmp_path)
+    wrong = []
+    for file, byte, bit in places(tmp_path):
+        good = bytearray(file.read_bytes())
+        bad = bytearray(good)
+        bad[byte] ^= 1 << bit
+        file.write_bytes(bad)
+        try:
+            load(tmp_path)
+            message = "no error"
+        except (UserError, ConversionError) as error:
+            message = str(error)
+        if str(tmp_path) not in message:
+            wrong.append(f"{file.name}, byte {byte}, bit {bit}: {message}")
+        file.write_bytes(good)
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_lost_file_is_named(name, tmp_path):
+    save, load = SAVED[name]
+    save(tmp_path / "a")
+    for file in sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file()):
+        copy = tmp_path / "b"
+        shutil.copytree(tmp_path / "a", copy)
+        (copy / file.relative_to(tmp_path / "a")).unlink()
+        if file.name == "SHA256SUMS" and file.parent.name == "a":
+            with pytest.warns(UnsealedWarning, match="has no SHA256SUMS"):
+                load(copy)
+        else:
+            with pytest.raises((UserError, ConversionError), match=str(copy)):
+                load(copy)
+        shutil.rmtree(copy)
+
+
+def test_parts_of_two_saves_are_not_mixed(tmp_path):
+    for name, seed in (("a", 0), ("b", 1)):
+        clf = OTAlignedClassifier(**{**OT, "random_state": seed}).fit(X, Y)
+        clf.save(tmp_path / name)
+    shutil.rmtree(tmp_path / "a" / "model")
+    shutil.copytree(tmp_path / "b" / "model", tmp_path / "a" / "model")
+    with pytest.raises(UserError, match="was changed or damaged"):
+        OTAlignedClassifier.load(tmp_path / "a")
+
+
+def test_a_folder_of_an_earlier_version_is_read_with_one_warning(tmp_path):
+    fitted(NPTRegressor).save(tmp_path)
+    for sums in list(tmp_path.rglob("SHA256SUMS")):
+        sums.unlink()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        NPTRegressor.load(tmp_path)
+    assert [w.category for w in seen] == [UnsealedWarning]
+
+
+ASK = {
+    NextEventPredictor: [
+        lambda e: e.predict_next(LOG),
+        lambda e: e.sample(LOG, n=2, horizon=1.0),
+        lambda e: e.score(LOG),
+    ],
+    EventSequenceClassifier: [lambda e: e.predict(LOG)],
+    IrregularSeriesRegressor: [
+        lambda e: e.predict(VALUES, [[1.0]] * len(TIMES)),
+        lambda e: e.score(VALUES),
+    ],
+    PrimalTimeSeriesClassifier: [lambda e: e.predict(SERIES)],
+    NPTClassifier: [lambda e: e.predict(X), lambda e: e.predict_proba(X)],
+    NPTRegressor: [lambda e: e.predict(X), lambda e: e.predict_interval(X)],
+    NPTImputer: [lambda e: e.transform(np.where(X > 1, np.nan, X))],
+    OTAlignedClassifier: [lambda e: e.predict(X), lambda e: e.transform(X)],
+    OTAlignedRegressor: [lambda e: e.predict(X)],
+    ImageTextMatcher: [
+        lambda e: e.predict(IMAGES, TEXTS),
+        lambda e: e.score(IMAGES, TEXTS),
+        lambda e: e.index(IMAGES).search("a red thing"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ASK, ids=lambda kind: kind.__name__)
+def test_an_estimator_never_answers_from_nan(kind):
+    estimator = copy.deepcopy(fitted(kind))
+    with torch.no_grad():
+        for weight in estimator.model_.parameters():
+            weight.fill_(torch.nan)
+    for ask in ASK[kind]:
+        with pytest.raises(ValueError, match="no finite answer to"):
+            ask(estimator)
+
+
+def test_a_series_that_overflows_has_no_class():
+    series = [case.copy() for case in SERIES]
+    series[3][0, 5] = 1e25
+    with pytest.raises(ValueError, match="no finite answer to item 3|Case 3"):
+        fitted(PrimalTimeSeriesClassifier).predict(series)
+
+
+def test_the_command_says_how_to_read_an_estimator_without_a_task(tmp_path):
+    fitted(OTAlignedClassifier).save(tmp_path)
+    with pytest.raises(UserError, match=r"in Python, OTAlignedClassifier\.load\('"):
+        load_trained(tmp_path)
