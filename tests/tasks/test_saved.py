@@ -233,7 +233,7 @@ def test_an_estimator_never_answers_from_nan(kind):
 def test_a_series_that_overflows_has_no_class():
     series = [case.copy() for case in SERIES]
     series[3][0, 5] = 1e25
-    with pytest.raises(ValueError, match="no finite answer to item 3|Case 3"):
+    with pytest.raises(ValueError, match=r"no finite answer to item 3|Case 3"):
         fitted(PrimalTimeSeriesClassifier).predict(series)
 
 
