@@ -102,5 +102,5 @@ def test_mistakes_are_told_in_one_sentence(bert, tmp_path, fails):
     (tmp_path / "bad" / "config.json").write_text("[]")
     assert "must hold an object" in fails("analyze", "bad", "--out", "x")
     (tmp_path / "bad" / "config.json").write_text("{}")
-    assert "model.safetensors: No such file" in fails("analyze", "bad", "--out", "x")
+    assert "it has no model.safetensors" in fails("analyze", "bad", "--out", "x")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]

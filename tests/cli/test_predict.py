@@ -237,7 +237,7 @@ def test_labels_of_another_problem_are_told(series_run, text_run, fails, tmp_pat
     [
         ("model/model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-50]), "is damaged"),
         ("model/model.safetensors", lambda p: p.write_bytes(b"not weights"), "safetensors"),
-        ("model/model.safetensors", lambda p: p.unlink(), "No such file"),
+        ("model/model.safetensors", lambda p: p.unlink(), "has no model.safetensors"),
         ("model/config.json", lambda p: p.write_text("{"), "as JSON"),
         ("model/config.json", lambda p: p.write_text('{"model_type": "bert"}'), "save_pretrained"),
         ("model/config.json", lambda p: p.write_text(p.read_text().replace("16", "8")), "belong"),

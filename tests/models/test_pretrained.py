@@ -94,7 +94,7 @@ def edit(path, **changes):
         ),
         (lambda f: edit(f / "config.json", config={"size": 3}), "no setting size"),
         (lambda f: edit(f / "config.json", config={"num_classes": 0}), "describes no valid"),
-        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors: No such file"),
+        (lambda f: (f / "model.safetensors").unlink(), "holds no model: it has no model.saf"),
         (lambda f: reseal(f / "model.safetensors", b""), "is damaged, or no safetensors"),
         (lambda f: reseal(f / "model.safetensors", b"\x80\x04pickle..."), "no safetensors"),
     ],

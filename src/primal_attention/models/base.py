@@ -133,11 +133,12 @@ class PretrainedModel(PublishesTerms):
         A folder of an earlier version has no checksums; it is read with an ``UnsealedWarning``.
         """
         folder = Path(folder)
-        if not (folder / _CONFIG).is_file():
-            raise ModelFileError(
-                f"{folder} holds no model: it has no {_CONFIG}; give the folder that "
-                "save_pretrained wrote."
-            )
+        for name in (_CONFIG, _WEIGHTS):
+            if not (folder / name).is_file():
+                raise ModelFileError(
+                    f"{folder} holds no model: it has no {name}; give the folder that "
+                    "save_pretrained wrote."
+                )
         try:
             sealed = SealedFolder(folder)
             content = parse_json(sealed.read(_CONFIG), folder / _CONFIG)
