@@ -201,7 +201,7 @@ def test_files_that_cannot_be_read_are_told(series_run, text_run, fails, tmp_pat
         "other.npz": "lacks the array X_test; it has weights",
         "objects.npz": "objects.npz",
         "flat.npz": "1 channels, but the statistics were fitted on 2",
-        "empty.npz": "no test part",
+        "empty.npz": "empty.npz has no series",
         "noise.ts": "noise.ts",
         "empty.ts": "holds no series",
         ".": "ends in .ts, .npz, .csv",
