@@ -95,11 +95,14 @@ def user_errors(where: str, *kinds: type[Exception]) -> Iterator[None]:
     except UserError as error:
         if UserError not in turned:
             raise
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(_named(str(error), where)) from error
     except turned as error:
-        words = _sentence(error)
-        is_named = not where or words.startswith(where)
-        raise UserError(words if is_named else f"{where}: {words}") from error
+        raise UserError(_named(_sentence(error), where)) from error
+
+
+def _named(words: str, where: str) -> str:
+    """Return a message that starts with ``where``."""
+    return words if not where or words.startswith(where) else f"{where}: {words}"
 
 
 def _sentence(error: Exception) -> str:

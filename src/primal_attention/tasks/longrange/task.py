@@ -101,14 +101,15 @@ class TokenTask(ClassificationTask):
             task = replace(task, classes=())  # those of the file
         official, names = task._part(settings, "train")
         task = replace(task, classes=names or _CLASSES[kind])
-        check_classes(task.classes)
-        if settings.train is not None and settings.test is None:
-            pool, held = hold_out(official.labels, settings.test_share, settings.seed + 1)
-            test = official.select(held)
-        else:
-            pool, (test, _) = np.arange(len(official)), task._part(settings, "test")
-        chosen = pool[choose(official.labels[pool], settings.train_size)]
-        split = hold_out(official.labels[chosen], settings.valid, settings.seed)
+        is_held = settings.train is not None and settings.test is None
+        pool, held = np.arange(len(official)), np.arange(0)
+        with user_errors(str(settings.train or ""), UserError):
+            check_classes(task.classes)
+            if is_held:
+                pool, held = hold_out(official.labels, settings.test_share, settings.seed + 1)
+            chosen = pool[choose(official.labels[pool], settings.train_size)]
+            split = hold_out(official.labels[chosen], settings.valid, settings.seed)
+        test = official.select(held) if is_held else task._part(settings, "test")[0]
         rows = chosen[split.train]
         return task, Parts(
             official.select(rows),

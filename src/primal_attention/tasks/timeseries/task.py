@@ -104,15 +104,16 @@ class SeriesTask(ClassificationTask):
 
         with user_errors(str(settings.train or "")):
             official, test = _read_parts(settings)
-        if official.y is None or (test is not None and test.y is None):
-            raise UserError("the files to train on and to score need labels.")
-        check_classes(official.classes)
         pool = np.arange(len(official))
         held = pool[:0]
-        if test is None:
-            pool, held = hold_out(official.y, settings.test_share, settings.seed + 1)
-        chosen = pool[choose(official.y[pool], settings.train_size)]
-        split = hold_out(official.y[chosen], settings.valid, settings.seed)
+        with user_errors(str(settings.train or ""), UserError):
+            if official.y is None or (test is not None and test.y is None):
+                raise UserError("the files to train on and to score need labels.")
+            check_classes(official.classes)
+            if test is None:
+                pool, held = hold_out(official.y, settings.test_share, settings.seed + 1)
+            chosen = pool[choose(official.y[pool], settings.train_size)]
+            split = hold_out(official.y[chosen], settings.valid, settings.seed)
         train, valid = chosen[split.train], chosen[split.valid]
         task = cls.fit(official.take(train), settings)
         with user_errors(str(settings.train or "")):
