@@ -10,7 +10,7 @@ from primal_attention.ksvd import KernelSVD
 rng = np.random.default_rng(0)
 queries, keys = rng.normal(size=(200, 3)), rng.normal(size=(150, 3))
 
-svd = KernelSVD(n_components=16, kernel="exponential", gamma=1.0).fit(queries, keys)
+svd = KernelSVD(n_components=16, kernel="exponential", gamma=1.0).fit(queries, right=keys)
 left, right = svd.transform(queries), svd.transform_right(keys)
 print("singular values:", svd.singular_values_.round(1))
 

@@ -8,14 +8,18 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from numpy.typing import NDArray
 
 from primal_attention.ksvd import KernelSVD
+from primal_attention.ksvd import estimator as estimator_module
 
 pytest.importorskip("sklearn")
 from sklearn.base import clone
 from sklearn.decomposition import PCA, KernelPCA
+from sklearn.linear_model import Ridge
+from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -35,7 +39,14 @@ def softmax_of(queries: NDArray[np.float64], keys: NDArray[np.float64]) -> NDArr
         KernelSVD(solver="matrix_free", center=True),
         KernelSVD(solver="nystrom"),
         KernelSVD(kernel="linear", solver="qr"),
-    ]
+        KernelSVD(kernel="cosine", solver="lanczos", center=True),
+        KernelSVD(kernel="precomputed"),
+    ],
+    expected_failed_checks=lambda estimator: (
+        {"check_nonsquare_error": "a kernel between two data sets is not square"}
+        if estimator.kernel == "precomputed"
+        else {}
+    ),
 )
 def test_scikit_learn_estimator_checks(estimator, check) -> None:
     check(estimator)
@@ -55,7 +66,7 @@ def test_no_estimator_check_is_skipped() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-@pytest.mark.parametrize("solver", ["dense", "matrix_free"])
+@pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free"])
 @pytest.mark.parametrize(
     ("kernel", "options"),
     [
@@ -96,22 +107,22 @@ def test_linear_centered_kernel_is_pca() -> None:
 @pytest.mark.parametrize("kernel", ["cosine", "exponential", "laplacian", "rbf", softmax_of])
 def test_both_transforms_multiply_to_the_kernel(kernel, center) -> None:
     x, y = rng().normal(size=(40, 3)), rng().normal(size=(25, 3))
-    svd = KernelSVD(25, kernel=kernel, center=center).fit(x, y)
-    k = svd._kernel()(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+    svd = KernelSVD(25, kernel=kernel, center=center).fit(x, right=y)
+    k = svd._row_kernel().matrix(x, y, stores=True) @ np.eye(len(y))
     if center:
         k = k - k.mean(0) - k.mean(1, keepdims=True) + k.mean()
     np.testing.assert_allclose(svd.transform(x) @ svd.transform_right(y).T, k, atol=1e-9)
 
 
 @pytest.mark.parametrize("center", [False, True])
-@pytest.mark.parametrize("solver", ["dense", "matrix_free"])
+@pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free"])
 def test_new_rows_on_both_sides_follow_the_training_kernel(solver, center) -> None:
     generator = rng()
     x, y = generator.normal(size=(150, 3)), generator.normal(size=(130, 3))
     new_x, new_y = generator.normal(size=(6, 3)), generator.normal(size=(4, 3))
     svd = KernelSVD(
         4, kernel=softmax_of, center=center, solver=solver, tol=1e-10, random_state=0
-    ).fit(x, y)
+    ).fit(x, right=y)
     k, left, right = softmax_of(x, y), softmax_of(new_x, y), softmax_of(x, new_y)
     if center:
         left = left - left.mean(1, keepdims=True) - k.mean(0) + k.mean()
@@ -136,7 +147,7 @@ def test_row_normalized_attention_as_a_callable_kernel() -> None:
     def attention(queries, keys):
         return np.exp(queries @ keys.T) / np.exp(queries @ y.T).sum(1, keepdims=True)
 
-    svd = KernelSVD(3, kernel=attention).fit(x, y)
+    svd = KernelSVD(3, kernel=attention).fit(x, right=y)
     weights = attention(x, y)
     np.testing.assert_allclose(weights.sum(1), 1)
     np.testing.assert_allclose(
@@ -146,11 +157,11 @@ def test_row_normalized_attention_as_a_callable_kernel() -> None:
 
 def test_sides_of_different_width_need_a_callable_kernel() -> None:
     x, y = rng().normal(size=(30, 3)), rng().normal(size=(20, 2))
-    svd = KernelSVD(2, kernel=lambda a, b: np.cos(a[:, :1] - b[:, 1])).fit(x, y)
+    svd = KernelSVD(2, kernel=lambda a, b: np.cos(a[:, :1] - b[:, 1])).fit(x, right=y)
     assert svd.transform(x).shape == (30, 2)
     assert svd.transform_right(y).shape == (20, 2)
-    with pytest.raises(ValueError, match="X has 3 features and Y has 2"):
-        KernelSVD(2).fit(x, y)
+    with pytest.raises(ValueError, match="X has 3 features and right has 2"):
+        KernelSVD(2).fit(x, right=y)
     with pytest.raises(ValueError, match="Y has 3 features, but KernelSVD was fitted with 2"):
         svd.transform_right(x)
 
@@ -165,17 +176,42 @@ def test_targets_of_a_pipeline_are_ignored() -> None:
     assert scores.shape == (30, 1)
 
 
+@pytest.mark.parametrize("wrap", [np.asarray, np.ndarray.tolist, scipy.sparse.csr_array])
+def test_a_target_with_two_dimensions_is_not_taken_for_the_right_side(wrap) -> None:
+    x = rng().normal(size=(30, 3))
+    target = wrap(rng().normal(size=(30, 3)))
+    for model in (KernelSVD(2), make_pipeline(KernelSVD(2), Ridge())):
+        with pytest.raises(ValueError, match=r"y has shape \(30, 3\).*fit\(X, right=keys\)"):
+            model.fit(x, target)
+    with pytest.raises(ValueError, match="y has shape"):
+        KernelSVD(2).fit_transform(x, target)
+    with pytest.raises(ValueError, match="y has shape"):
+        KernelSVD(2).fit(x, np.zeros((30, 1)))
+    # the way that the message names
+    several = MultiOutputRegressor(make_pipeline(KernelSVD(2), Ridge()))
+    assert several.fit(x, x).predict(x).shape == (30, 3)
+
+
+def test_the_right_side_reaches_a_step_of_a_pipeline_by_name() -> None:
+    x, y = rng().normal(size=(30, 3)), rng().normal(size=(20, 3))
+    pipeline = make_pipeline(KernelSVD(2), PCA(1)).fit(x, kernelsvd__right=y)
+    assert pipeline[0].right_vectors_.shape == (20, 2)
+
+
 @pytest.mark.parametrize(
     ("kernel", "n", "d", "expected"),
     [
         ("rbf", 100, 3, "dense"),
+        ("rbf", 400, 3, "lanczos"),
         ("rbf", 700, 3, "matrix_free"),
         ("linear", 100, 3, "qr"),
         ("cosine", 700, 3, "qr"),
+        ("linear", 400, 300, "lanczos"),
         ("linear", 20, 30, "dense"),
     ],
 )
-def test_auto_chooses_the_cheapest_exact_solver(kernel, n, d, expected) -> None:
+def test_auto_chooses_the_cheapest_exact_solver(kernel, n, d, expected, monkeypatch) -> None:
+    monkeypatch.setattr(estimator_module, "_MATRIX_BYTES", 600 * 600 * 8)
     x = rng().normal(size=(n, d))
     auto = KernelSVD(2, kernel=kernel, random_state=0).fit(x)
     assert auto.solver_ == expected
@@ -185,7 +221,7 @@ def test_auto_chooses_the_cheapest_exact_solver(kernel, n, d, expected) -> None:
 
 def test_directions_without_singular_value_are_dropped() -> None:
     x = rng().normal(size=(50, 3))
-    for solver in ("dense", "qr", "matrix_free", "nystrom"):
+    for solver in ("dense", "lanczos", "qr", "matrix_free", "nystrom"):
         svd = KernelSVD(10, kernel="linear", solver=solver, random_state=0).fit(x)
         assert svd.n_components_ == 3
         assert svd.transform(x).shape == (50, 3)
@@ -198,7 +234,9 @@ def test_directions_without_singular_value_are_dropped() -> None:
     ("solver", "kernel"),
     [
         ("qr", "linear"),
-        *itertools.product(["dense", "matrix_free", "nystrom"], ["rbf", "linear", "exponential"]),
+        *itertools.product(
+            ["dense", "lanczos", "matrix_free", "nystrom"], ["rbf", "linear", "exponential"]
+        ),
     ],
 )
 def test_a_constant_kernel_has_no_directions_once_centered(solver, kernel, n, dtype) -> None:
@@ -211,7 +249,7 @@ def test_a_constant_kernel_has_no_directions_once_centered(solver, kernel, n, dt
     assert not svd.transform_right(new).any()
 
 
-@pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom"])
+@pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free", "nystrom"])
 def test_overflowing_kernels_raise(solver) -> None:
     x = rng().normal(size=(400, 3))
     x[7] *= 1e3  # no landmark
@@ -220,7 +258,7 @@ def test_overflowing_kernels_raise(solver) -> None:
         svd.fit(x)
 
 
-@pytest.mark.parametrize("solver", ["dense", "matrix_free", "nystrom", "qr"])
+@pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free", "nystrom", "qr"])
 def test_overflowing_features_raise(solver) -> None:
     x = 1e200 * rng().normal(size=(400, 3))
     with pytest.raises(ValueError, match="NaN or infinite values; scale the data"):
@@ -243,6 +281,15 @@ def test_dtype_is_kept_and_training_data_is_copied(dtype) -> None:
     assert before.dtype == dtype
     assert svd.left_vectors_.dtype == dtype
     np.testing.assert_array_equal(svd.transform(new), before)
+
+
+@pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free", "nystrom"])
+def test_fit_transform_is_fit_and_transform(solver) -> None:
+    x, y = rng().normal(size=(150, 3)), rng().normal(size=(130, 3))
+    options = {"center": True, "solver": solver, "tol": 1e-10, "n_landmarks": 20}
+    first, second = (KernelSVD(3, random_state=0, **options) for _ in range(2))
+    together = first.fit_transform(x, right=y)
+    np.testing.assert_allclose(together, second.fit(x, right=y).transform(x), atol=1e-7)
 
 
 def test_pickle_and_clone() -> None:

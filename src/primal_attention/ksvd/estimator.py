@@ -5,29 +5,35 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, issparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
-from torch import Tensor
 
-from primal_attention.ksvd.kernels import FEATURE_MAPS, KernelFunction, named_kernel
+from primal_attention.ksvd.kernels import FEATURE_MAPS, KERNELS
+from primal_attention.ksvd.operators import is_symmetric, operator_svd
+from primal_attention.ksvd.rows import RowKernel, Sides, matrix_sides, to_array
 from primal_attention.ksvd.solvers import (
+    KernelMeans,
     KernelTriplets,
-    apply_kernel,
     count_nonzero,
     dense_svd,
     feature_svd,
+    kernel_means,
     matrix_free_svd,
     nystrom_svd,
-    swap_sides,
 )
 
 __all__ = ["KernelSVD"]
 
-_SOLVERS = ("auto", "dense", "matrix_free", "nystrom", "qr")
-# number of rows on the shorter side up to which a full SVD takes well under a second
-_DENSE_ROWS = 500
+_SOLVERS = ("auto", "dense", "lanczos", "matrix_free", "nystrom", "qr")
+# number of rows on the shorter side up to which a full SVD takes milliseconds
+_DENSE_ROWS = 200
+# number of features up to which thin QR is the fastest solver, whatever the rank
+_QR_FEATURES = 64
+# largest kernel matrix that solver="auto" stores
+_MATRIX_BYTES = 512 * 2**20
 
 
 class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -44,12 +50,14 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         there may be fewer. If all singular values are zero (a zero kernel, or a constant one with
         ``center=True``), one component with singular value and scores zero is returned.
 
-    kernel : {"cosine", "exponential", "laplacian", "linear", "polynomial", "rbf"} or callable, \
-            default="rbf"
-        ``"exponential"`` is ``exp(γ ⟨x, y⟩)``, softmax attention before normalization. A callable
-        is called as ``kernel(X, Y)`` with two-dimensional arrays and returns the matrix of shape
-        (rows of X, rows of Y). It may be asymmetric. Each value must depend only on its own two
-        rows, because solvers pass blocks of rows.
+    kernel : {"cosine", "exponential", "laplacian", "linear", "polynomial", "precomputed", "rbf"} \
+            or callable, default="rbf"
+        ``"exponential"`` is ``exp(γ ⟨x, y⟩)``, softmax attention before normalization. With
+        ``"precomputed"`` the data are kernel values: ``K`` of shape (n_samples, n_samples_right) in
+        :meth:`fit`, which need not be square or symmetric. A callable is called as ``kernel(X, Y)``
+        with two-dimensional arrays, or CSR arrays if the data of :meth:`fit` are sparse. It returns
+        the matrix of shape (rows of X, rows of Y), which may be asymmetric. Each value must depend
+        only on its own two rows, because solvers pass blocks of rows.
 
     gamma : float, default=None
         Scale inside the kernel: ``1 / n_features`` if None, ``1 / sqrt(n_features)`` for
@@ -64,23 +72,26 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     center : bool, default=False
         Center the features of both sides, that is, decompose ``C K C``.
 
-    solver : {"auto", "dense", "matrix_free", "nystrom", "qr"}, default="auto"
-        ``"dense"`` forms the matrix. ``"matrix_free"`` evaluates it in blocks of rows and needs
-        memory linear in the number of rows. ``"qr"`` uses the features of a linear or cosine
-        kernel. ``"nystrom"`` is approximate: it uses ``n_landmarks`` rows of each side. ``"auto"``
-        chooses the cheapest of the first three, which are exact.
+    solver : {"auto", "dense", "lanczos", "matrix_free", "nystrom", "qr"}, default="auto"
+        ``"dense"`` is the complete SVD of the matrix. ``"lanczos"`` multiplies with the stored
+        matrix, or with the rows themselves for a linear or cosine kernel. ``"matrix_free"``
+        evaluates the kernel in blocks of rows in every pass and needs memory linear in the number
+        of rows. ``"qr"`` uses the features of a linear or cosine kernel; the data must be dense.
+        ``"nystrom"`` is approximate: it uses ``n_landmarks`` rows of each side. ``"auto"`` chooses
+        the cheapest of the others, which are exact.
 
     n_landmarks : int, default=256
         Number of landmarks of each side for ``solver="nystrom"``.
 
     tol : float, default=1e-6
-        Relative residual at which ``solver="matrix_free"`` stops.
+        Relative residual at which ``"lanczos"`` and ``"matrix_free"`` stop.
 
     max_passes : int, default=50
-        Largest number of passes over the kernel for ``solver="matrix_free"``.
+        Largest number of passes over the kernel for ``"matrix_free"``, of restarts for
+        ``"lanczos"``.
 
     random_state : int, RandomState instance or None, default=None
-        Random start of ``"matrix_free"`` and random landmarks of ``"nystrom"``.
+        Random start of ``"lanczos"`` and ``"matrix_free"``, random landmarks of ``"nystrom"``.
 
     Attributes
     ----------
@@ -93,8 +104,8 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     right_vectors_ : ndarray of shape (n_samples_right, n_components_)
         ``H_r``, orthonormal columns.
 
-    X_fit_, Y_fit_ : ndarray
-        The data of both sides.
+    X_fit_, Y_fit_ : ndarray or CSR array
+        The data of both sides; None with ``kernel="precomputed"``.
 
     n_components_ : int
         Number of triplets found.
@@ -132,7 +143,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     >>> from primal_attention.ksvd import KernelSVD
     >>> rng = np.random.default_rng(0)
     >>> queries, keys = rng.normal(size=(60, 3)), rng.normal(size=(40, 3))
-    >>> svd = KernelSVD(n_components=4, kernel="exponential").fit(queries, keys)
+    >>> svd = KernelSVD(n_components=4, kernel="exponential").fit(queries, right=keys)
     >>> svd.transform(queries).shape, svd.transform_right(keys).shape
     ((60, 4), (40, 4))
     """
@@ -141,12 +152,12 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self,
         n_components: int = 2,
         *,
-        kernel: str | Callable[[NDArray[Any], NDArray[Any]], ArrayLike] = "rbf",
+        kernel: str | Callable[[Any, Any], Any] = "rbf",
         gamma: float | None = None,
         degree: int = 3,
         coef0: float = 1.0,
         center: bool = False,
-        solver: Literal["auto", "dense", "matrix_free", "nystrom", "qr"] = "auto",
+        solver: Literal["auto", "dense", "lanczos", "matrix_free", "nystrom", "qr"] = "auto",
         n_landmarks: int = 256,
         tol: float = 1e-6,
         max_passes: int = 50,
@@ -164,43 +175,81 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.max_passes = max_passes
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, Y: ArrayLike | None = None) -> "KernelSVD":
-        """Decompose the kernel between the rows of ``X`` and the rows of ``Y``.
+    def fit(self, X: Any, y: Any = None, *, right: Any = None) -> "KernelSVD":
+        """Decompose the kernel between the rows of ``X`` and the rows of ``right``.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
-            Data of the left side (queries).
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Data of the left side (queries). With ``kernel="precomputed"`` the kernel matrix of
+            shape (n_samples, n_samples_right).
 
-        Y : array-like of shape (n_samples_right, n_features_right), default=None
+        y : array-like of shape (n_samples,), default=None
+            Ignored: pipelines pass the target to every step. Two dimensions raise an error, because
+            they could be meant as ``right``.
+
+        right : {array-like, sparse matrix} of shape (n_samples_right, n_features_right), \
+                default=None
             Data of the right side (keys); ``X`` if None. Only a callable kernel can compare rows of
-            different width. A one-dimensional ``Y`` is ignored: pipelines pass the target to every
-            step.
+            different width.
 
         Returns
         -------
         self : KernelSVD
             The fitted estimator.
         """
-        x: NDArray[Any] = validate_data(self, X, dtype=[np.float64, np.float32], copy=True)
-        y = x
-        if Y is not None and np.asarray(Y).ndim != 1:
-            y = check_array(Y, dtype=x.dtype, copy=True, input_name="Y")
-        kernel, features = self._kernel(), self._features()
-        self._check_parameters(features)
-        if not callable(self.kernel) and x.shape[1] != y.shape[1]:
-            raise ValueError(
-                f"X has {x.shape[1]} features and Y has {y.shape[1]}; named kernels need the same "
-                "number. Use a callable kernel to compare rows of different width."
-            )
-        self.X_fit_, self.Y_fit_ = x, y
-        self.solver_ = self._choose_solver(features)
+        self._fit(X, y, right)
+        return self
 
-        triplets = self._solve(kernel, features)
+    def fit_transform(self, X: Any, y: Any = None, *, right: Any = None) -> NDArray[Any]:
+        """Fit and return the scores of ``X``, without evaluating the kernel again.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            As in :meth:`fit`.
+
+        y : array-like of shape (n_samples,), default=None
+            As in :meth:`fit`.
+
+        right : {array-like, sparse matrix} of shape (n_samples_right, n_features_right), \
+                default=None
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        scores : ndarray of shape (n_samples, n_components_)
+            As in :meth:`transform`.
+        """
+        x = self._fit(X, y, right)
+        if self.solver_ == "nystrom":
+            # its vectors are approximate; the scores of transform use the kernel itself
+            return self._left_scores(x)
+        scores: NDArray[Any] = self.left_vectors_ * np.sqrt(self.singular_values_)
+        return scores
+
+    def _fit(self, X: Any, y: Any, right: Any) -> Any:
+        """Fit and return the checked data of the left side."""
+        shape = y.shape if issparse(y) else np.asarray(y).shape
+        if len(shape) > 1:
+            raise ValueError(
+                f"y has shape {shape}; KernelSVD ignores a target of one dimension and "
+                "refuses others. Pass the data of the right side by name: fit(X, right=keys). "
+                "For targets with several columns, wrap the pipeline in "
+                "sklearn.multioutput.MultiOutputRegressor or MultiOutputClassifier."
+            )
+        self._check_parameters()
+        x, keys = self._check_data(X, right)
+        self.X_fit_, self.Y_fit_ = (None, None) if self._is_precomputed else (x, keys)
+        sides = matrix_sides(x) if self._is_precomputed else self._row_kernel().sides(x, keys)
+        self.solver_ = self._choose_solver(x, keys)
+        matrix = self._matrix(x, keys, sides)
+
+        triplets = self._solve(x, keys, sides, matrix)
         sigma = triplets.singular_values
         # centring keeps the rounding error of the whole kernel; its norm is at least that of a row
-        norm = float(kernel(_to_tensor(x[:1]), _to_tensor(y)).norm()) if self.center else 0.0
-        found = count_nonzero(sigma, max(len(x), len(y)), norm=norm)
+        norm = float(sides.kernel(sides.x[:1], sides.y).norm()) if self.center else 0.0
+        found = count_nonzero(sigma, max(len(sides.x), len(sides.y)), norm=norm)
         if not found:
             found, sigma = 1, torch.zeros_like(sigma)
         self.n_components_ = found
@@ -211,17 +260,19 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         # singular vectors of C K C sum to zero, so centring a new row only shifts its scores
         self._left_offset = self._right_offset = np.zeros(found, dtype=x.dtype)
         if self.center:
-            self._left_offset = self._left_scores(x).mean(0)
-            self._right_offset = self._right_scores(y).mean(0)
-        return self
+            means = _matrix_means(matrix) if matrix is not None else kernel_means(*sides)
+            self._left_offset = means.columns.numpy() @ self._scaled(self.right_vectors_)
+            self._right_offset = means.rows.numpy() @ self._scaled(self.left_vectors_)
+        return x
 
-    def transform(self, X: ArrayLike) -> NDArray[Any]:
+    def transform(self, X: Any) -> NDArray[Any]:
         """Project rows of the left side.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
-            Old or new rows.
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            Old or new rows. With ``kernel="precomputed"`` their kernel values with the right side
+            of :meth:`fit`, of shape (n_samples, n_samples_right).
 
         Returns
         -------
@@ -229,15 +280,18 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ``κ(X, Y_fit_) H_r Σ^(-1/2)``; equals ``H_e Σ^(1/2)`` on the data of :meth:`fit`.
         """
         check_is_fitted(self)
-        return self._left_scores(validate_data(self, X, dtype=self.X_fit_.dtype, reset=False))
+        options = {"accept_sparse": "csr", "dtype": self.left_vectors_.dtype}
+        return self._left_scores(validate_data(self, X, reset=False, **options))
 
-    def transform_right(self, Y: ArrayLike) -> NDArray[Any]:
+    def transform_right(self, Y: Any) -> NDArray[Any]:
         """Project rows of the right side.
 
         Parameters
         ----------
-        Y : array-like of shape (n_samples, n_features_right)
-            Old or new rows.
+        Y : {array-like, sparse matrix} of shape (n_samples, n_features_right)
+            Old or new rows. With ``kernel="precomputed"`` one row for each new item of the right
+            side, with its kernel values to the left side of :meth:`fit`: ``κ(X, Y)ᵀ``, of shape
+            (n_samples, n_samples_left).
 
         Returns
         -------
@@ -245,61 +299,119 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             ``κ(X_fit_, Y)ᵀ H_e Σ^(-1/2)``; equals ``H_r Σ^(1/2)`` on the data of :meth:`fit`.
         """
         check_is_fitted(self)
-        y: NDArray[Any] = check_array(Y, dtype=self.Y_fit_.dtype, input_name="Y")
-        if y.shape[1] != self.Y_fit_.shape[1]:
+        dtype = self.right_vectors_.dtype
+        y = check_array(Y, accept_sparse="csr", dtype=dtype, input_name="Y")
+        width = len(self.left_vectors_) if self._is_precomputed else self.Y_fit_.shape[1]
+        if y.shape[1] != width:
             raise ValueError(
-                f"Y has {y.shape[1]} features, but KernelSVD was fitted with "
-                f"{self.Y_fit_.shape[1]} on the right side; pass rows of that width."
+                f"Y has {y.shape[1]} features, but KernelSVD was fitted with {width} on the right "
+                "side; pass rows of that width."
             )
         return self._right_scores(y)
 
-    def _left_scores(self, x: NDArray[Any]) -> NDArray[Any]:
-        scores = self._project(self._kernel(), x, self.Y_fit_, self.right_vectors_)
+    def _left_scores(self, x: Any) -> NDArray[Any]:
+        scores = self._project(x, self.Y_fit_, self.right_vectors_, like=self.X_fit_)
         return scores - self._left_offset
 
-    def _right_scores(self, y: NDArray[Any]) -> NDArray[Any]:
-        scores = self._project(swap_sides(self._kernel()), y, self.X_fit_, self.left_vectors_)
+    def _right_scores(self, y: Any) -> NDArray[Any]:
+        scores = self._project(y, self.X_fit_, self.left_vectors_, like=self.Y_fit_, swapped=True)
         return scores - self._right_offset
 
     def _project(
-        self, kernel: KernelFunction, new: NDArray[Any], old: NDArray[Any], vectors: NDArray[Any]
+        self, new: Any, old: Any, vectors: NDArray[Any], *, like: Any, swapped: bool = False
     ) -> NDArray[Any]:
-        """Return ``κ(new, old) vectors Σ^(-1/2)``, from features if the kernel has them."""
+        """Return ``κ(new, old) vectors Σ^(-1/2)``."""
+        coefficients = self._scaled(vectors)
+        if self._is_precomputed:
+            return np.asarray(new @ coefficients)
+        if callable(self.kernel) and issparse(new) != issparse(like):
+            new = csr_array(new) if issparse(like) else to_array(new)
+        return self._row_kernel().apply(new, old, coefficients, swapped=swapped)
+
+    def _scaled(self, vectors: NDArray[Any]) -> NDArray[Any]:
         sigma = self.singular_values_
         # if all singular values are zero, all scores are zero
-        coefficients = torch.from_numpy(vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf)))
-        x, y = _to_tensor(new), _to_tensor(old)
-        features = self._features()
-        if features is not None:
-            return (features(x) @ (features(y).T @ coefficients)).numpy()
-        return apply_kernel(kernel, x, y, coefficients).numpy()
+        scaled: NDArray[Any] = vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf))
+        return scaled
 
-    def _solve(
-        self, kernel: KernelFunction, features: Callable[[Tensor], Tensor] | None
-    ) -> KernelTriplets:
-        x = _to_tensor(self.X_fit_)
-        y = x if self.Y_fit_ is self.X_fit_ else _to_tensor(self.Y_fit_)
-        seed = check_random_state(self.random_state).randint(np.iinfo(np.int32).max)
-        generator = torch.Generator().manual_seed(int(seed))
-        rank, center = self.n_components, self.center
-        if self.solver_ == "qr" and features is not None:
-            return feature_svd(features(x), features(y), rank, center=center)
+    def _check_data(self, X: Any, right: Any) -> tuple[Any, Any]:
+        """Return copies of both sides; a kernel matrix is not kept, so it is not copied."""
+        options: dict[str, Any] = {
+            "accept_sparse": False if self.solver == "qr" else "csr",
+            "copy": not self._is_precomputed,
+        }
+        x = validate_data(self, X, dtype=[np.float64, np.float32], **options)
+        if right is None:
+            return x, x
+        if self._is_precomputed:
+            raise ValueError(
+                "right was given with kernel='precomputed', where X has the kernel values of both "
+                "sides. Leave right out: fit(K)."
+            )
+        keys = check_array(right, dtype=x.dtype, input_name="right", **options)
+        if not callable(self.kernel) and x.shape[1] != keys.shape[1]:
+            raise ValueError(
+                f"X has {x.shape[1]} features and right has {keys.shape[1]}; named kernels need "
+                "the same number. Use a callable kernel to compare rows of different width."
+            )
+        return x, keys
+
+    def _choose_solver(self, x: Any, keys: Any) -> str:
+        if self.solver != "auto":
+            return self.solver
+        n, m = x.shape if self._is_precomputed else (x.shape[0], keys.shape[0])
+        has_features = self._has_features
+        width = x.shape[1]
+        few = width <= max(_QR_FEATURES, 4 * self.n_components) and width < min(n, m)
+        if has_features and few and not (issparse(x) or issparse(keys)):
+            return "qr"
+        fits = n * m * x.dtype.itemsize <= _MATRIX_BYTES
+        if min(n, m) <= _DENSE_ROWS and fits:
+            return "dense"
+        return "lanczos" if fits or has_features or self._is_precomputed else "matrix_free"
+
+    def _matrix(self, x: Any, keys: Any, sides: Sides) -> Any:
+        """Return the kernel for products with it; None if the solver evaluates it in blocks."""
+        if self.solver_ in ("matrix_free", "nystrom"):
+            return None
         if self.solver_ == "dense":
-            return dense_svd(kernel(x, y), rank, center=center)
+            return sides.kernel(sides.x, sides.y).numpy()
+        if self._is_precomputed:
+            return x
+        fits = x.shape[0] * keys.shape[0] * x.dtype.itemsize <= _MATRIX_BYTES
+        return self._row_kernel().matrix(x, keys, stores=fits)
+
+    def _solve(self, x: Any, keys: Any, sides: Sides, matrix: Any) -> KernelTriplets:
+        random_state = check_random_state(self.random_state)
+        rank, center = self.n_components, self.center
+        if self.solver_ == "qr":
+            features = FEATURE_MAPS[str(self.kernel)]
+            return feature_svd(features(sides.x), features(sides.y), rank, center=center)
+        if self.solver_ == "dense":
+            return dense_svd(torch.from_numpy(matrix), rank, center=center)
+        if self.solver_ == "lanczos":
+            is_named = not callable(self.kernel) and not self._is_precomputed
+            return operator_svd(
+                matrix,
+                rank,
+                symmetric=x is keys if is_named else is_symmetric(matrix),
+                center=center,
+                tol=self.tol,
+                max_passes=self.max_passes,
+                random_state=random_state,
+            )
+        seed = random_state.randint(np.iinfo(np.int32).max)
+        generator = torch.Generator().manual_seed(int(seed))
         if self.solver_ == "nystrom":
             return nystrom_svd(
-                kernel,
-                x,
-                y,
+                *sides,
                 rank,
                 num_landmarks=self.n_landmarks,
                 center=center,
                 generator=generator,
             )
         return matrix_free_svd(
-            kernel,
-            x,
-            y,
+            *sides,
             rank,
             center=center,
             tol=self.tol,
@@ -307,40 +419,27 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             generator=generator,
         )
 
-    def _choose_solver(self, features: Callable[[Tensor], Tensor] | None) -> str:
-        if self.solver != "auto":
-            return self.solver
-        shorter = min(self.X_fit_.shape[0], self.Y_fit_.shape[0])
-        if features is not None and self.X_fit_.shape[1] < shorter:
-            return "qr"
-        return "dense" if shorter <= _DENSE_ROWS else "matrix_free"
+    @property
+    def _is_precomputed(self) -> bool:
+        return isinstance(self.kernel, str) and self.kernel == "precomputed"
 
-    def _kernel(self) -> KernelFunction:
-        if not callable(self.kernel):
-            return named_kernel(self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0)
-        user_kernel = self.kernel
+    @property
+    def _has_features(self) -> bool:
+        return isinstance(self.kernel, str) and self.kernel in FEATURE_MAPS
 
-        def call(x: Tensor, y: Tensor) -> Tensor:
-            values = np.asarray(user_kernel(x.numpy(), y.numpy()), dtype=x.numpy().dtype)
-            if values.shape != (x.shape[0], y.shape[0]):
-                raise ValueError(
-                    f"kernel returned shape {values.shape} for {x.shape[0]} and {y.shape[0]} "
-                    f"rows; it must return shape {(x.shape[0], y.shape[0])}."
-                )
-            return _to_tensor(values)
+    def _row_kernel(self) -> RowKernel:
+        return RowKernel(self.kernel, gamma=self.gamma, degree=self.degree, coef0=self.coef0)
 
-        return call
-
-    def _features(self) -> Callable[[Tensor], Tensor] | None:
-        return None if callable(self.kernel) else FEATURE_MAPS.get(self.kernel)
-
-    def _check_parameters(self, features: Callable[[Tensor], Tensor] | None) -> None:
+    def _check_parameters(self) -> None:
+        names = [*sorted(KERNELS), "precomputed"]
+        if not callable(self.kernel) and self.kernel not in names:
+            raise ValueError(f"kernel is {self.kernel!r}; it must be a callable or one of {names}.")
         if self.solver not in _SOLVERS:
             raise ValueError(f"solver is {self.solver!r}; it must be one of {_SOLVERS}.")
-        if self.solver == "qr" and features is None:
+        if self.solver == "qr" and not self._has_features:
             raise ValueError(
                 f"solver='qr' cannot use the kernel {self.kernel!r}; it needs one with explicit "
-                f"features: {sorted(FEATURE_MAPS)}. Use solver='matrix_free'."
+                f"features: {sorted(FEATURE_MAPS)}. Use solver='auto'."
             )
         for name in ("n_components", "n_landmarks", "max_passes"):
             if getattr(self, name) < 1:
@@ -353,9 +452,13 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.sparse = self.solver != "qr"
+        tags.input_tags.pairwise = self._is_precomputed
         return tags
 
 
-def _to_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor that shares the array's memory; a read-only array is copied."""
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _matrix_means(matrix: Any) -> KernelMeans:
+    n, m = matrix.shape
+    columns = matrix.T @ np.full(n, 1 / n, dtype=matrix.dtype)
+    rows = matrix @ np.full(m, 1 / m, dtype=matrix.dtype)
+    return KernelMeans(torch.from_numpy(columns), torch.from_numpy(rows))

@@ -8,6 +8,7 @@ descending singular values:
   thin QR of both factors and an SVD of a small matrix.
 - :func:`matrix_free_svd` evaluates the kernel in blocks of rows and does not store them. It
   converges to the exact triplets in a few passes over all kernel values; ``O((n + m) s)`` memory.
+  :func:`block_lanczos` is its method for any matrix that is known by its products.
 - :func:`nystrom_svd` uses the columns and rows of a few landmarks: approximate.
 
 In every column of ``H_e`` the entry of largest magnitude is positive. With ``center=True`` the
@@ -17,7 +18,6 @@ References: Suykens, *SVD revisited*, 2016; Musco & Musco, *Randomized block Kry
 Tao et al., *Learning in feature spaces via coupled covariances*, 2024 (asymmetric Nyström).
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,6 +26,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.ksvd.kernels import KernelFunction
+from primal_attention.ksvd.lanczos import OVERSAMPLING, block_lanczos, is_small
+from primal_attention.ksvd.triplets import (
+    KernelTriplets,
+    check_finite,
+    count_nonzero,
+    keep_leading,
+)
 
 __all__ = [
     "KernelMeans",
@@ -42,20 +49,6 @@ __all__ = [
 
 # bytes of one block of kernel values; larger blocks are slower because of page faults
 _BLOCK_BYTES = 16 * 2**20
-# extra columns of the random start, and number of blocks at which the basis is compressed
-_OVERSAMPLING = 8
-_MAX_BLOCKS = 10
-
-
-class KernelTriplets(NamedTuple):
-    """Leading singular triplets of a kernel matrix."""
-
-    left: Float[Tensor, "n s"]
-    """``H_e``, orthonormal columns."""
-    singular_values: Float[Tensor, " s"]
-    """``Σ``, descending."""
-    right: Float[Tensor, "m s"]
-    """``H_r``, orthonormal columns."""
 
 
 class KernelMeans(NamedTuple):
@@ -120,31 +113,8 @@ def swap_sides(kernel: KernelFunction) -> KernelFunction:
     return lambda y, x: kernel(x, y).T
 
 
-def count_nonzero(singular_values: Float[Tensor, " s"], size: int, *, norm: float = 0.0) -> int:
-    """Return the number of singular values above the rounding error.
-
-    Args:
-        singular_values: In descending order.
-        size: The longer side of the matrix.
-        norm: Norm of the matrix before centring, or a lower bound. Centring keeps its rounding
-            error.
-    """
-    eps = torch.finfo(singular_values.dtype).eps
-    return int((singular_values > size * eps * singular_values[0].clamp_min(norm)).sum())
-
-
 def _center(a: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     return a - a.mean(0)
-
-
-def _keep_leading(
-    left: Tensor, singular_values: Tensor, right: Tensor, rank: int
-) -> KernelTriplets:
-    """Keep ``rank`` triplets and fix their signs."""
-    left, singular_values, right = left[:, :rank], singular_values[:rank], right[:, :rank]
-    largest = left.gather(0, left.abs().argmax(0, keepdim=True))
-    sign = torch.where(largest < 0, -1.0, 1.0).to(left.dtype)
-    return KernelTriplets(left * sign, singular_values.clone(), right * sign)
 
 
 def dense_svd(
@@ -162,11 +132,11 @@ def dense_svd(
         tensor([2., 1.])
     """
     _check_rank(rank)
-    _check_finite(kernel_matrix)
+    check_finite(kernel_matrix)
     if center:
         kernel_matrix = _center(_center(kernel_matrix).T).T
     u, sigma, vt = torch.linalg.svd(kernel_matrix, full_matrices=False)
-    return _keep_leading(u, sigma, vt.T, rank)
+    return keep_leading(u, sigma, vt.T, rank)
 
 
 def feature_svd(
@@ -201,9 +171,9 @@ def feature_svd(
     if f is not None:
         r_left, r_right = r_left @ f.T, r_right @ f.T
     middle = r_left @ r_right.T
-    _check_finite(middle)
+    check_finite(middle)
     u, sigma, vt = torch.linalg.svd(middle, full_matrices=False)
-    return _keep_leading(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
+    return keep_leading(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
 
 
 @torch.no_grad()
@@ -220,9 +190,7 @@ def matrix_free_svd(
 ) -> KernelTriplets:
     """Return the ``rank`` leading triplets of ``κ(x, y)`` without storing the matrix.
 
-    Block Lanczos on ``KᵀK``: one pass over blocks of rows gives both ``K V`` and ``KᵀK V``. The
-    right basis ``V`` and the left basis ``U`` grow by one block per pass, with ``K V = U B`` for a
-    small ``B``. At ten blocks they are compressed to the leading directions.
+    One pass over blocks of rows gives both ``K V`` and ``KᵀK V`` for :func:`block_lanczos`.
 
     Args:
         kernel: ``kernel(x, y) -> [n m]``; it is called with blocks of rows of ``x`` and all ``y``.
@@ -244,45 +212,18 @@ def matrix_free_svd(
     """
     _check_rank(rank)
     n, m = x.shape[0], y.shape[0]
-    width = rank + _OVERSAMPLING
-    if min(n, m) <= 4 * width:
+    if is_small(n, m, rank):
         return dense_svd(kernel(x, y), rank, center=center)
-    capacity = min(_MAX_BLOCKS * width, min(n, m))
     means = kernel_means(kernel, x, y).columns if center else None
-    start = torch.randn(m, width, dtype=x.dtype, device=x.device, generator=generator)
-    block = torch.linalg.qr(_center(start) if center else start).Q
-    # below this residual the basis is invariant up to rounding; more passes only add noise
-    floor = torch.finfo(x.dtype).eps
-
-    right, left = x.new_empty(m, 0), x.new_empty(n, 0)
-    coupling = x.new_empty(0, 0)  # B in K V = U B
-    u, sigma, vt = coupling, x.new_empty(0), coupling
-    for _ in range(max_passes):
-        if right.shape[1] + width > capacity:
-            left, right = left @ u[:, :width], right @ vt[:width].T
-            coupling = torch.diag(sigma[:width])
-        image, normal = _normal_product(kernel, x, y, block, means)
-        _check_finite(normal)
-        fresh, overlap, corner = _orthonormalize(image, left)
-        left, right = torch.cat([left, fresh], dim=1), torch.cat([right, block], dim=1)
-        below = torch.cat([x.new_zeros(width, coupling.shape[1]), corner], dim=1)
-        coupling = torch.cat([torch.cat([coupling, overlap], dim=1), below])
-        block, _, remainder = _orthonormalize(normal, right)
-
-        u, sigma, vt = torch.linalg.svd(coupling)
-        # only the last block of the basis contributes to the residual of KᵀK V w
-        residual = torch.linalg.vector_norm(remainder @ vt[:rank, -width:].T, dim=0)
-        allowed = torch.clamp(tol * sigma[:rank] * sigma[0], min=floor * sigma[0] ** 2)
-        if bool((residual <= allowed).all()):
-            break
-    else:
-        warnings.warn(
-            f"matrix_free_svd did not converge to tol={tol:.1e} in {max_passes} passes; "
-            "raise max_passes or tol.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return _keep_leading(left @ u[:, :rank], sigma, right @ vt[:rank].T, rank)
+    start = torch.randn(m, rank + OVERSAMPLING, dtype=x.dtype, device=x.device, generator=generator)
+    return block_lanczos(
+        lambda v: _normal_product(kernel, x, y, v, means),
+        n,
+        _center(start) if center else start,
+        rank,
+        tol=tol,
+        max_passes=max_passes,
+    )
 
 
 def _normal_product(
@@ -299,18 +240,6 @@ def _normal_product(
         image[rows] = values @ v - offset
         normal.addmm_(values.T, image[rows])
     return image, normal if column_means is None else _center(normal)
-
-
-def _orthonormalize(
-    a: Float[Tensor, "n k"], basis: Float[Tensor, "n j"]
-) -> tuple[Float[Tensor, "n k"], Float[Tensor, "j k"], Float[Tensor, "k k"]]:
-    """Return ``Q, S, R`` with ``a = basis S + Q R`` and ``[basis Q]`` orthonormal."""
-    overlap = basis.T @ a
-    q, r = torch.linalg.qr(a - basis @ overlap)
-    # orthogonalise twice: columns almost inside the basis consist mostly of rounding error
-    again = basis.T @ q
-    q, r_again = torch.linalg.qr(q - basis @ again)
-    return q, overlap + again @ r, r_again @ r
 
 
 @torch.no_grad()
@@ -371,10 +300,3 @@ def _draw_rows(
 def _check_rank(rank: int) -> None:
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")
-
-
-def _check_finite(values: Tensor) -> None:
-    if not bool(values.isfinite().all()):
-        raise ValueError(
-            "The kernel has NaN or infinite values; scale the data or choose a smaller gamma."
-        )
