@@ -1,5 +1,6 @@
 """A folder has one writer; what a killed one left is removed; files have ordinary permissions."""
 
+import fcntl
 import os
 import signal
 import stat
@@ -59,7 +60,7 @@ def _forked(action: Callable[[], None]) -> int:
     return pid
 
 
-def test_forked_processes_neither_keep_nor_end_the_lock(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_end_the_lock(tmp_path: Path) -> None:
     def leave() -> None:
         with pytest.raises(UserError, match=f"process {os.getppid()}"), locked(tmp_path):
             pass
@@ -67,13 +68,44 @@ def test_forked_processes_neither_keep_nor_end_the_lock(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert os.waitpid(_forked(leave), 0)[1] == 0
         assert (tmp_path / ".lock").exists()
-        sleeper = _forked(lambda: time.sleep(60))
+
+
+def test_a_child_of_a_killed_process_does_not_keep_its_lock(tmp_path: Path) -> None:
+    pids, folder = tmp_path / "pids", tmp_path / "folder"
+
+    def lock_and_fork() -> None:
+        with locked(folder):
+            child = _forked(lambda: time.sleep(60))
+            write_atomically(pids, str(child))
+            time.sleep(60)
+
+    holder = _forked(lock_and_fork)
+    while not pids.exists():
+        time.sleep(0.01)
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
     try:
-        with locked(tmp_path):
+        with locked(folder):
             pass
     finally:
-        os.kill(sleeper, signal.SIGKILL)
-        os.waitpid(sleeper, 0)
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def test_a_lock_on_a_file_that_its_holder_just_removed_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, calls = fcntl.flock, list[int]()
+
+    def removed_meanwhile(handle: int, flags: int) -> None:
+        calls.append(handle)
+        if len(calls) == 1:
+            (tmp_path / ".lock").unlink()
+        flock(handle, flags)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    with locked(tmp_path), pytest.raises(UserError, match="in use"), locked(tmp_path):
+        pass
+    assert len(calls) == 3
 
 
 def test_only_one_of_many_that_come_and_go_is_inside(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def test_every_kind_of_damage_of_every_file_is_noticed(name, how, out):
         Checkpoint.load(path)
 
 
+def test_a_checkpoint_under_the_name_of_another_is_refused(out):
+    path = latest_checkpoint(out / "checkpoints")
+    other = path.rename(path.with_name("epoch-0003-step-00000009"))
+    with pytest.raises(DamagedCheckpointError, match=f"state.json is of {path.name}"):
+        Checkpoint.load(other)
+
+
 def test_every_flipped_byte_is_noticed(out):
     path = latest_checkpoint(out / "checkpoints")
     moments = random.Random(0)
