@@ -24,6 +24,16 @@ def test_measured_spectra_agree(solver: str, tolerance: float) -> None:
     assert found.peak_mb > 0
 
 
+def test_the_peer_finds_the_same_singular_values() -> None:
+    threads = torch.get_num_threads()
+    try:
+        rows = benchmark.compare(320, [2], repeats=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert [row["kernel"] for row in rows] == ["rbf", "cosine", "linear"]
+    assert all(float(row["difference"]) < 1e-6 for row in rows)
+
+
 @pytest.mark.slow
 def test_memory_is_linear_in_the_rows() -> None:
     """8,000 × 8,000 doubles would take 488 MB; the solver needs a fraction of it beyond 2,000."""

@@ -81,7 +81,10 @@ SLOW = {
         {"table.md", "picture.png", "training.png", "report.html"},
     ),
     # solvers run in processes of their own
-    "ksvd": ({"lengths": (300,), "rank": 3}, {"table.md", "picture.png"}),
+    "ksvd": (
+        {"lengths": (300,), "rank": 3, "peer_lengths": (300,), "peer_ranks": (2,), "repeats": 1},
+        {"table.md", "picture.png", "peer.md"},
+    ),
     "causal-text": (
         {"sentences": 4, "num_passages": 16, "num_sentences": 16, "num_test": 8, "certain": 0.4},
         {"table.md", "picture.png"},

@@ -3,15 +3,21 @@
 The kernel is ``(⟨x, y⟩ + 1)²`` between two different data sets of ``n`` rows. It has 231 explicit
 features, so that thin QR gives its exact spectrum at any size; the other solvers do not know them.
 Every solver runs once, in a process of its own; its peak memory includes the interpreter.
+
+The peer of ``KernelSVD`` is scikit-learn's ``KernelPCA(eigen_solver="arpack")``: both fit the same
+rows in turns, in one process with one thread.
 """
 
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from primal_attention.bench.tables import group_lines, plot_lines, rows_table
 from primal_attention.output import page
@@ -21,10 +27,22 @@ from primal_attention.tasks.study import Cell, Row, Study
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Solved", "SolverOptions", "SolverStudy", "solve", "solve_apart", "spectrum_error"]
+__all__ = [
+    "Solved",
+    "SolverOptions",
+    "SolverStudy",
+    "compare",
+    "solve",
+    "solve_apart",
+    "spectrum_error",
+]
+
+T = TypeVar("T")
 
 _SOLVERS = ("dense", "qr", "matrix_free", "nystrom")
 _COLUMNS = 20
+# kernels and numbers of features of the comparison with scikit-learn
+_PEER_KERNELS = (("rbf", 20), ("cosine", 300), ("linear", 100))
 
 
 @dataclass(frozen=True)
@@ -37,9 +55,15 @@ class SolverOptions:
     """Singular triplets."""
     dense_up_to: int = 5000
     """Most rows of the dense solver."""
+    peer_lengths: tuple[int, ...] = (1000, 2000, 5000)
+    """Numbers of rows of the comparison with scikit-learn."""
+    peer_ranks: tuple[int, ...] = (2, 10, 50)
+    """Components of the comparison with scikit-learn."""
+    repeats: int = 7
+    """Turns of the comparison with scikit-learn."""
 
     def __post_init__(self) -> None:
-        at_least_one(self, "lengths", "rank")
+        at_least_one(self, "lengths", "rank", "peer_lengths", "peer_ranks", "repeats")
 
 
 class SolverStudy(Study[SolverOptions]):
@@ -58,12 +82,22 @@ class SolverStudy(Study[SolverOptions]):
                 "solvers": [s for s in _SOLVERS if s != "dense" or n <= options.dense_up_to],
             }
             for n in sorted(options.lengths)
+        ] + [
+            {
+                "peer": "KernelPCA",
+                "n": n,
+                "ranks": list(options.peer_ranks),
+                "repeats": options.repeats,
+            }
+            for n in sorted(options.peer_lengths)
         ]
 
     def run(self, cell: Cell, options: SolverOptions, scratch: Path) -> Sequence[Row]:
         """Run all solvers; thin QR is the reference, and is itself compared with the dense one."""
         from primal_attention.bench.timing import machine
 
+        if "peer" in cell:
+            return _apart(compare, cell["n"], cell["ranks"], cell["repeats"])
         runs = {s: solve_apart(s, cell["n"], cell["rank"]) for s in cell["solvers"]}
         rows = []
         for solver, run in runs.items():
@@ -81,26 +115,41 @@ class SolverStudy(Study[SolverOptions]):
         return rows
 
     def tables(self, rows: Sequence[Row], options: SolverOptions) -> Mapping[str, str | bytes]:
-        """Return one table and its picture."""
-        shown = [
-            {
-                **row,
-                "peak, MB": row["peak_mb"],
-                "relative error": "reference"
-                if row["relative_error"] is None
-                else f"{row['relative_error']:.1e}",
-            }
-            for row in rows
-        ]
-        columns = ["n", "solver", "seconds", "peak, MB", "relative error"]
-        caption = f"{rows[0]['rank']} singular triplets, double precision. {rows[0]['machine']}."
-        panels = group_lines(
-            (title, row["solver"], row["n"], row[title])
-            for title in ("seconds", "peak, MB")
-            for row in shown
-        )
-        picture = plot_lines(panels, xlabel="rows", ylabels=[""])
-        return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
+        """Return a table and its picture, and the table of the peer."""
+        peers = [row for row in rows if "peer" in row]
+        rows = [row for row in rows if "peer" not in row]
+        files = _solver_tables(rows) if rows else {}
+        if peers:
+            columns = ["n", "kernel", "features", "components", "solver"]
+            columns += ["KernelPCA, ms", "KernelSVD, ms", "ratio", "difference"]
+            files["peer.md"] = page(
+                f"Time of `fit`, median of {peers[0]['repeats']} turns, and of the ratios of the "
+                f"turns; largest relative difference of a singular value. {peers[0]['machine']}.",
+                rows_table(peers, columns),
+            )
+        return files
+
+
+def _solver_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
+    shown = [
+        {
+            **row,
+            "peak, MB": row["peak_mb"],
+            "relative error": "reference"
+            if row["relative_error"] is None
+            else f"{row['relative_error']:.1e}",
+        }
+        for row in rows
+    ]
+    columns = ["n", "solver", "seconds", "peak, MB", "relative error"]
+    caption = f"{rows[0]['rank']} singular triplets, double precision. {rows[0]['machine']}."
+    panels = group_lines(
+        (title, row["solver"], row["n"], row[title])
+        for title in ("seconds", "peak, MB")
+        for row in shown
+    )
+    picture = plot_lines(panels, xlabel="rows", ylabels=[""])
+    return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
 
 
 class Solved(NamedTuple):
@@ -145,9 +194,52 @@ def solve(solver: str, n: int, rank: int = 16) -> Solved:
 
 def solve_apart(solver: str, n: int, rank: int) -> Solved:
     """Run one solver in a new process."""
+    return _apart(solve, solver, n, rank)
+
+
+def _apart(function: Callable[..., T], *args: Any) -> T:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(solve, solver, n, rank).result()
+        return process.submit(function, *args).result()
+
+
+def compare(n: int, ranks: Sequence[int], repeats: int) -> list[Row]:
+    """Fit ``KernelSVD`` and ``KernelPCA`` to the same rows in turns, with one thread."""
+    import numpy as np
+    import torch
+    from sklearn.decomposition import KernelPCA
+    from threadpoolctl import threadpool_limits
+
+    from primal_attention.bench.timing import machine, take_turns
+    from primal_attention.ksvd import KernelSVD
+
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    with threadpool_limits(1):
+        for (kernel, width), rank in itertools.product(_PEER_KERNELS, ranks):
+            data = np.random.default_rng(n).normal(size=(n, width)) * np.linspace(2, 0.3, width)
+            ours = KernelSVD(rank, kernel=kernel, center=True, random_state=0)
+            theirs = KernelPCA(rank, kernel=kernel, eigen_solver="arpack", random_state=0)
+            models = {"KernelPCA": theirs, "KernelSVD": ours}
+            runs = {name: partial(model.fit, data) for name, model in models.items()}
+            for run in runs.values():
+                run()
+            times = take_turns(runs, repeats)
+            pairs = zip(times["KernelSVD"], times["KernelPCA"], strict=True)
+            error = np.abs(ours.singular_values_ / theirs.eigenvalues_ - 1).max()
+            rows.append(
+                {
+                    "kernel": kernel,
+                    "features": width,
+                    "components": rank,
+                    "solver": ours.solver_,
+                    **{f"{name}, ms": float(f"{1e3 * median(times[name]):.3g}") for name in models},
+                    "ratio": float(f"{median(a / b for a, b in pairs):.2g}"),
+                    "difference": f"{error:.0e}",
+                    "machine": machine(),
+                }
+            )
+    return rows
 
 
 def spectrum_error(found: Solved, exact: Solved) -> float:

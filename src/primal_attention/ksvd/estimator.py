@@ -240,7 +240,8 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         self._check_parameters()
         x, keys = self._check_data(X, right)
-        self.X_fit_, self.Y_fit_ = (None, None) if self._is_precomputed else (x, keys)
+        self.X_fit_: Any = None if self._is_precomputed else x
+        self.Y_fit_: Any = None if self._is_precomputed else keys
         sides = matrix_sides(x) if self._is_precomputed else self._row_kernel().sides(x, keys)
         self.solver_ = self._choose_solver(x, keys)
         matrix = self._matrix(x, keys, sides)

@@ -112,7 +112,8 @@ def _arpack(
         return None
 
     def multiply(v: NDArray[Any]) -> NDArray[Any]:
-        return product(v) / scale
+        scaled: NDArray[Any] = product(v) / scale
+        return scaled
 
     options = {"which": "LM", "maxiter": max_passes}
     try:

@@ -163,7 +163,8 @@ def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[Any]:
     gamma = x.shape[1] ** -0.5 if gamma is None else gamma
     values: NDArray[Any] = pairwise.linear_kernel(x, y)
     values *= gamma
-    return np.exp(values, out=values)
+    np.exp(values, out=values)
+    return values
 
 
 def _sparse_kernel(
