@@ -349,3 +349,14 @@ def test_two_processes_train_what_one_does(series_recipe, tmp_path):
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4, msg=name)
     assert (tmp_path / "two" / "report.html").exists()
+
+
+def test_a_named_set_needs_no_file_and_the_last_line_says_what_to_do(tmp_path, capsys):
+    quick = ["--training.epochs", "1", "--training.max-seconds", "1"]
+    words = ["--task", "retrieval", "--data.name", "curves", *quick, "--out", str(tmp_path / "r")]
+    assert main(["train", *words]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("Use it: primal rerank")
+    assert "primal predict" not in last
+    assert main(["train", "--task", "retrieval", "--out", str(tmp_path / "s")]) == 2
+    assert "which recipe?" in capsys.readouterr().err

@@ -24,11 +24,13 @@ def main(argv: list[str]) -> int:
     if argv[:1] in (["--help"], ["-h"]):
         print(_help())
         return 0
-    if argv[:1] == ["--task"] and len(argv) > 2:
+    if argv[:1] == ["--task"] and len(argv) > 2 and not argv[2].startswith("-"):
         argv = [argv[2], *argv[:2], *argv[3:]]  # the file comes first for everything below
     if argv[:1] == ["--task"]:
         argv = [*argv[2:], *argv[:2]]  # the name of the data may come after it
-    if not argv or argv[0].startswith("-"):
+    options = {word.partition("=")[0] for word in argv}
+    is_known_set = "--task" in options and bool(options & {"--data.name", "--name"})
+    if not argv or (argv[0].startswith("-") and not is_known_set):
         raise UserError(
             f"which recipe? One of {', '.join(recipe_paths())}, a YAML file, or a file or folder "
             "of data."
@@ -93,7 +95,7 @@ def _train(plan: Plan) -> None:
         _print_results(plan.name, results)
         print(f"Saved report.html, result.csv and the models in {out}")
         model = out / results[0].name
-        print(f'Use it: primal predict {model} FILE, or primal_attention.load("{model}") in Python')
+        print(f"Use it: {task.usage.format(model=model)}")
 
 
 def _summary(plan: Plan, task: Task, data: Parts) -> str:

@@ -133,6 +133,10 @@ class Task(ABC):
     """Endings of the files that the task reads, for messages."""
     starter: ClassVar[Mapping[str, Any]] = {}
     """Parts of a recipe that trains without a file of the user, for ``primal init``."""
+    usage: ClassVar[str] = (
+        'primal predict {model} FILE, or primal_attention.load("{model}") in Python'
+    )
+    """What to do with a trained ``{model}``, for the last line of a training."""
     spectra_of: ClassVar[str] = (
         f"mean over {{count}} test items (their first {_TOKENS} tokens) and all heads"
     )

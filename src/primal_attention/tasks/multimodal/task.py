@@ -50,6 +50,10 @@ class PairTask(Task):
     Model: ClassVar[type[PairOptions]] = PairOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
     starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "scenes"}, **TRAINING}
+    usage: ClassVar[str] = (
+        'primal search {model} "a text" --images FOLDER, primal predict {model} PAIRS.csv, or '
+        'ImageTextMatcher.load("{model}") in Python'
+    )
 
     tokenizer: TextTokenizer
     """Words of the training texts."""

@@ -41,6 +41,10 @@ class RerankTask(Task):
     Model: ClassVar[type[ContextConfig]] = ContextConfig
     endings: ClassVar[tuple[str, ...]] = (".npz",)
     starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "curves"}, **_REST}
+    usage: ClassVar[str] = (
+        "primal rerank --queries Q.npy --gallery X.npy --method {model}, or "
+        'ContextReranker.load("{model}") in Python'
+    )
 
     candidates: int
     """Results in a list."""
