@@ -162,7 +162,7 @@ def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails
     reseal(model)
     test = series_recipe.parent / "test.ts"
     for command in (["predict", model, test], ["eval", model, "--data", test]):
-        assert "no finite answer to item 0" in fails(*command)
+        assert f"{test}: the model has no finite answer to item 0" in fails(*command)
 
 
 def test_parts_that_do_not_exist_are_told(series_run, series_recipe, fails, tmp_path):

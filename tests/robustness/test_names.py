@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from primal_attention.command import UserError, user_errors
+from primal_attention.settings import build
+from primal_attention.tasks.experiment import check_experiment, recipe_type
 from primal_attention.tasks.longrange.settings import TokenSettings
 from primal_attention.tasks.longrange.task import TokenTask
 from primal_attention.tasks.timeseries.settings import SeriesSettings
@@ -29,6 +31,19 @@ def test_series_without_labels(tmp_path):
     np.savez(path, X=np.zeros((4, 1, 5)))
     with pytest.raises(UserError, match=f"^{path}: the files to train on and to score need labels"):
         SeriesTask.load(SeriesSettings(train=path))
+
+
+def test_a_model_that_no_memory_holds(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "x y,a\nx z,b\n" * 6)
+    task, data = TokenTask.load(TokenSettings(train=path, kind="text"))
+    recipe = {"task": "longrange", "data": {"train": str(path), "kind": "text"}}
+    model = {"dim": 2**40, "num_heads": 1}
+    large = build(recipe_type("longrange"), {**recipe, "model": model})
+    with pytest.raises(UserError, match="model primal: its weights do not fit into memory; choose"):
+        check_experiment(task, data, large)
+    with pytest.raises(UserError, match=r"num_layers must be at most 10,000, got 1,000,000,000"):
+        build(recipe_type("longrange"), {**recipe, "model": {"num_layers": 10**9}})
 
 
 def test_a_name_is_said_once():

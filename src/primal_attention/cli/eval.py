@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
         source = str(options.data)
     check_lengths(data, model, source)
     found = task.measure(model, data, batch_size=options.batch_size)
-    check_finite(found.answers)
+    with user_errors(source, UserError):
+        check_finite(found.answers)
     count = len(data)  # type: ignore[arg-type]
     print(f"{options.model} on {source}: {count} items\n")
     header, rows = task.details(found.answers)

@@ -30,6 +30,9 @@ Pooling = Literal["mean", "last"]
 TimeFusion = Literal["add", "concat", "concat-mlp", "product", "rotary", "stationary-bias"]
 Positions = Literal["sinusoidal", "learned", "rotary", "none"]
 
+_MAX_LAYERS = 10_000
+"""More blocks are a mistake; they would fill the memory before anything is trained."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
@@ -75,6 +78,10 @@ class StackConfig:
             object.__setattr__(self, "primal_layers", tuple(self.primal_layers))
         for name in ("dim", "num_heads", "num_layers", "hidden_dim"):
             self._check_count(name)
+        if self.num_layers > _MAX_LAYERS:
+            raise ValueError(
+                f"num_layers must be at most {_MAX_LAYERS:,}, got {self.num_layers:,}."
+            )
         self._check_choice("norm", Norm)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}.")

@@ -123,19 +123,20 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
     missing = [name for name in names if name not in modules]
     if missing:
         raise ConversionError(
-            f"The checkpoint is of another model ({content['model']}): this "
+            f"The conversion in {folder} is of another model ({content['model']}): this "
             f"{type(model).__name__} has no module {missing[0]!r}."
         )
     with torch.random.fork_rng(devices=[]), _as_damaged(folder):
         _check_sizes(model, config, tensors)
         prepared = prepare_conversion(model, config)
     for name, layer in prepared.layers.items():
-        _load_layer(layer, name, tensors, content["model"])
+        _load_layer(layer, name, tensors, f"{folder} is of another model ({content['model']})")
     if check_host and _checksum(model, prepared.layers) != content["host"]:
         raise ConversionError(
-            "The layers that were not converted have other weights than when the checkpoint was "
-            "saved. Load the same original model. If those layers were trained too, save the whole "
-            "model with save_pretrained. check_host=False loads the converted layers regardless."
+            f"{folder}: the layers that were not converted have other weights than when the "
+            "checkpoint was saved. Load the same original model. If those layers were trained too, "
+            "save the whole model with save_pretrained. check_host=False loads the converted "
+            "layers regardless."
         )
     return apply_conversion(model, prepared)
 
@@ -193,13 +194,13 @@ def _check_sizes(model: nn.Module, config: SurgeryConfig, tensors: Mapping[str, 
 
 
 def _load_layer(
-    layer: ConvertedLayer, name: str, tensors: Mapping[str, Tensor], model: str
+    layer: ConvertedLayer, name: str, tensors: Mapping[str, Tensor], mismatch: str
 ) -> None:
     own = _tensors_of(name, tensors)
     if _shapes(own) != _shapes(layer.state_dict()):
         raise ConversionError(
-            f"The checkpoint is of another model ({model}): the weights of {name!r} have other "
-            "names or shapes than this model's."
+            f"The conversion in {mismatch}: the weights of {name!r} have other names or shapes "
+            "than this model's."
         )
     layer.load_state_dict(own)
 

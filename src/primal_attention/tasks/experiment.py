@@ -12,7 +12,8 @@ A run folder holds one folder a model, which :func:`primal_attention.load` reads
     <out>/<attention>/checkpoints/     to resume; history.csv, history.jsonl, result.json
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -199,10 +200,24 @@ def _remove_models(out: Path, names: Sequence[str]) -> None:
 def check_experiment(task: Task, data: Parts, recipe: Recipe[Any, Any]) -> None:
     """Raise if a model of a recipe cannot be built, or cannot read the data."""
     for name in recipe.names:
-        with user_errors(f"the model {name}"):
+        with user_errors(f"the model {name}"), _too_large():
             model = task.build(recipe.options(name))
         for part in ("train", "valid", "test"):
             check_lengths(getattr(data, part), model, f"the {part} part of the data")
+
+
+@contextmanager
+def _too_large() -> Iterator[None]:
+    """Turn what torch and Python raise if weights do not fit into memory into ``ValueError``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OverflowError) as error:
+        words = str(error).lower()
+        if isinstance(error, RuntimeError) and not ("allocate" in words or "overflow" in words):
+            raise
+        raise ValueError(
+            "its weights do not fit into memory; choose smaller settings, such as model.dim."
+        ) from error
 
 
 def _train(run: _Run, name: str, cost: "FitCost") -> Result:

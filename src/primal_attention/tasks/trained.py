@@ -68,7 +68,8 @@ class TrainedModel(NamedTuple):
                 items, where = self.task.from_arrays(data), "data"
         check_lengths(items, self.model, where)
         answers = self.task.measure(self.model, items, batch_size=batch_size).answers
-        check_finite(answers)
+        with user_errors(where, UserError):
+            check_finite(answers)
         return self.task.records(answers)
 
 
