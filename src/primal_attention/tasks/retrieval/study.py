@@ -99,12 +99,13 @@ class RerankStudy(Study[RerankOptions]):
         header = ["method", *(f"{s}, {k} results" for s in _SETS for k in _LENGTHS)]
         caption = (
             f"Mean average precision in percent over all queries, {_splits(rows)}. Groups of "
-            "training and test are disjoint; – was not run."
+            "training and test are disjoint; – was not run. Results behind the list keep their order "
+            "and count too. The last row is the share of relevant items that are in the list."
         )
         home = [r for r in rows if r["source"] in ("", r["set"])]
         away = [r for r in rows if r["source"] not in ("", r["set"])]
         return {
-            "table.md": page(caption, markdown_table(header, _cells(home))),
+            "table.md": page(caption, markdown_table(header, [*_cells(home), _recall(home)])),
             "transfer.md": page(
                 "The same after training on the other set.", markdown_table(header, _cells(away))
             ),
@@ -119,24 +120,28 @@ def _splits(rows: Sequence[Row]) -> str:
 
 
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    methods = dict.fromkeys(r["method"] for r in rows)
+    return [[m, *_line([r for r in rows if r["method"] == m], "map")] for m in methods]
+
+
+def _recall(rows: Sequence[Row]) -> list[str]:
+    """Return the share of relevant items that are in the list: no order can move up the others."""
+    first = [r for r in rows if r["method"] == "first search"]
+    return ["recall of the list", *_line(first, "ceiling")]
+
+
+def _line(rows: Sequence[Row], score: str) -> list[str]:
+    """Return mean and deviation of a score for every set and length."""
     import numpy as np
 
-    table = []
-    for method in dict.fromkeys(r["method"] for r in rows):
-        line = [method]
-        for name in _SETS:
-            for length in _LENGTHS:
-                values = [
-                    r["map"]
-                    for r in rows
-                    if (r["method"], r["set"], r["candidates"]) == (method, name, length)
-                ]
-                if len(values) > 1:
-                    line.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
-                else:
-                    line.append(f"{values[0]:.1f}" if values else "–")
-        table.append(line)
-    return table
+    line = []
+    for place in ((name, length) for name in _SETS for length in _LENGTHS):
+        values = [r[score] for r in rows if (r["set"], r["candidates"]) == place]
+        if len(values) > 1:
+            line.append(f"{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}")
+        else:
+            line.append(f"{values[0]:.1f}" if values else "–")
+    return line
 
 
 def _untrained() -> "dict[str, Reranker | None]":

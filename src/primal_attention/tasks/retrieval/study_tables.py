@@ -57,7 +57,8 @@ def _beside(gap: NDArray[np.float64]) -> str:
     error = 2 * gap.std(ddof=1) / len(gap) ** 0.5
     place = (gap.mean() > error) - int(gap.mean() < -error)
     words = {1: "ahead of", 0: "level with", -1: "behind"}[int(place)]
-    return f"it is {words} list diffusion ({gap.mean():+.1f} ± {error:.1f})"
+    mean = round(float(gap.mean()), 1) + 0.0  # not -0.0
+    return f"it is {words} list diffusion ({mean:+.1f} ± {error:.1f})"
 
 
 def picture(rows: Sequence[Row]) -> bytes:
