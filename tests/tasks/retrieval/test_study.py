@@ -37,8 +37,8 @@ def test_every_method_on_both_sets(pictures, tmp_path):
 
 
 def row(method, seed, value, source=""):
-    return {"method": method, "seed": seed, "map": value, "set": "coil20", "candidates": 150, "ceiling": 90.0,
-            "source": source}  # fmt: skip
+    return {"method": method, "seed": seed, "map": value, "set": "coil20", "candidates": 150,
+            "ceiling": 90.0, "source": source}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ class RerankStudy(Study[RerankOptions]):
         header = ["method", *(f"{s}, {k} results" for s in _SETS for k in _LENGTHS)]
         caption = (
             f"Mean average precision in percent over all queries, {_splits(rows)}. Groups of "
-            "training and test are disjoint; – was not run. Results behind the list keep their order "
-            "and count too. The last row is the share of relevant items that are in the list."
+            "training and test are disjoint; – was not run. Results behind the list keep their "
+            "order and count too. The last row is the share of relevant items that are in the list."
         )
         home = [r for r in rows if r["source"] in ("", r["set"])]
         away = [r for r in rows if r["source"] not in ("", r["set"])]
