@@ -45,6 +45,12 @@ def test_links_and_includes_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name)
+def test_every_test_that_a_page_names_exists(page):
+    for file, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text("utf-8")):
+        assert re.search(rf"^def {test}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), test
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name)
 def test_lines_of_prose_have_at_most_120_columns(page):
     lines = page.read_text("utf-8").split("\n")
     long = [n for n, line in enumerate(lines, 1) if len(line) > 120 and not line.startswith("|")]
