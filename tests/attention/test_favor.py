@@ -75,6 +75,36 @@ def test_permuted_tokens_give_permuted_outputs():
     torch.testing.assert_close(core(q[:, :, order], k[:, :, order], v[:, :, order]), expected)
 
 
+@pytest.mark.parametrize("n", [1, 5, 40])
+def test_large_tokens_decode_as_they_compute(n):
+    # queries and keys of one large token prefer different features
+    core = _core(dtype=torch.float32)
+    q, k, v = (t.requires_grad_() for t in _heads(n, size=60.0, dtype=torch.float32))
+    exact = [core.features.log_features(q, up_to_rows=True), core.features.log_features(k), v]
+    slow = naive_family.exponential_attention(*(t.double() for t in exact), is_causal=True)
+    state, rows = core.init_state(k[:, :, :0], v[:, :, :0]), []
+    for t in range(n):
+        y, state = core.step(*(x[:, :, t : t + 1] for x in (q, k, v)), state)
+        rows.append(y)
+    probe = torch.randn_like(slow)
+    expected = torch.autograd.grad((slow * probe).sum(), (q, k, v))
+    for fast in (core(q, k, v, is_causal=True), torch.cat(rows, dim=2)):
+        torch.testing.assert_close(fast.double(), slow, rtol=1e-2, atol=1e-2)
+        found = torch.autograd.grad((fast * probe).sum(), (q, k, v))
+        for got, correct in zip(found, expected, strict=True):
+            assert (got - correct).norm() <= 1e-2 * correct.norm() + 1e-2
+
+
+def test_an_empty_context_gives_the_bias_of_the_output_with_finite_gradients():
+    layer = FavorAttention(16, 2, num_features=32)
+    x = (1e3 * torch.randn(2, 3, 16)).requires_grad_()
+    y = layer(x, torch.zeros(2, 0, 16))
+    torch.testing.assert_close(y, layer.out_proj.bias.expand_as(y))
+    y.square().sum().backward()
+    assert (x.grad == 0).all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
 def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):

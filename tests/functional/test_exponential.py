@@ -57,6 +57,45 @@ def test_causal_order_is_accurate_when_keys_grow_or_shrink(size, trend):
     assert (got - exact).abs().max() < (3e-3 if size > 1 else 1e-4)
 
 
+@pytest.mark.parametrize("size", [30.0, 300.0, 1e4])
+@pytest.mark.parametrize("sizes", [[1] * 40, [40], [7, 1, 32]], ids=["steps", "whole", "parts"])
+def test_causal_order_is_exact_where_queries_and_keys_choose_different_features(size, sizes):
+    inputs = [t.requires_grad_() for t in _inputs(n=40, m=40, size=size)]
+    slow = naive_family.exponential_attention(*inputs, is_causal=True)
+    state, rows = None, []
+    for part in zip(*(t.split(sizes, dim=2) for t in inputs), strict=True):
+        y, *sums = exponential_attention(*part, is_causal=True, state=state, chunk=16)
+        state = tuple(sums)
+        rows.append(y)
+    fast, probe = torch.cat(rows, dim=2), torch.randn_like(slow)
+    torch.testing.assert_close(fast, slow)
+    for got, expected in zip(
+        torch.autograd.grad((fast * probe).sum(), inputs),
+        torch.autograd.grad((slow * probe).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_large_queries_without_keys_give_zeros_with_zero_gradients(n):
+    log_q, log_k, v = (t.requires_grad_() for t in _inputs(n=n, m=0, size=1e4))
+    y = exponential_attention(log_q, log_k, v).values
+    assert y.shape == (2, 3, n, 4)
+    assert (y == 0).all()
+    (grad,) = torch.autograd.grad(y.sum(), log_q)
+    assert (grad == 0).all()
+
+
+def test_a_state_of_all_keys_continues_in_causal_order():
+    log_q, log_k, v = _inputs(n=20, m=20, size=100.0)
+    _, *state = exponential_attention(*(t[:, :, :13] for t in (log_q, log_k, v)))
+    rest = (t[:, :, 13:] for t in (log_q, log_k, v))
+    got = exponential_attention(*rest, is_causal=True, state=tuple(state)).values
+    expected = naive_family.exponential_attention(log_q, log_k, v, is_causal=True)[:, :, 13:]
+    torch.testing.assert_close(got, expected)
+
+
 def test_huge_logarithms_stay_finite_in_causal_order():
     inputs = [t.requires_grad_() for t in _inputs(n=90, m=90, size=1e4, dtype=torch.float32)]
     y = exponential_attention(*inputs, is_causal=True).values
@@ -128,3 +167,4 @@ def test_gradients_match_finite_differences(is_causal):
         return exponential_attention(*tensors, is_causal=is_causal, chunk=2).values
 
     assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)

@@ -2,8 +2,9 @@
 
     exp(q·k / √d) = E φ(q)·φ(k),      φ(x) = exp(w·x̄ − ‖x̄‖²/2) / √p,   x̄ = x / d^(1/4)
 
-Features are summed relative to a maximum over all keys, or a running maximum in causal order. So
-they do not overflow, and causal outputs do not depend on later keys.
+Each feature is summed relative to its maximum over the keys, in causal order its running maximum,
+which is part of the state. So the formula holds at any scale, and causal outputs do not depend on
+later keys.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ __all__ = ["FavorAttention", "FavorCore"]
 
 
 class FavorCore(KernelCore):
-    """Attention with positive features: ``O((n + m) p (d + v))`` time, state ``p × (v + 1)``."""
+    """Attention with positive features: ``O((n + m) p (d + v))`` time, state ``p × (v + 2)``."""
 
     features: PositiveFeatures
 
@@ -44,7 +45,7 @@ class FavorCore(KernelCore):
         return y.values.to(v.dtype)
 
     def init_state(self, k: Float[Tensor, "b h zero d"], v: Float[Tensor, "b h zero v"]) -> State:
-        """Return zero sums and the smallest maximum."""
+        """Return zero sums and the smallest maxima."""
         logs = self.features.log_features(k)
         _, sums, maximum = exponential_attention(logs, logs, v)
         return State((sums, maximum), torch.zeros(k.shape[0], dtype=torch.long, device=k.device))

@@ -85,7 +85,7 @@ def normalized_attention(
 def cosformer_weights(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], horizon: int, power: int
 ) -> Float[Tensor, "b h n m"]:
-    """Return ``ReLU(q_i)·ReLU(k_j) c_ij`` for power one; for two, ``ε + (1 − ε) c²`` replaces ``c``.
+    """Return ``ReLU(q_i)·ReLU(k_j) c_ij``; for power two ``ε + (1 − ε) c²`` replaces ``c``.
 
     ``c_ij = cos(π (i − j) / 2M)`` and ``ε = 1/1024``.
     """
