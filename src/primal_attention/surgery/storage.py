@@ -170,8 +170,10 @@ def _as_damaged(folder: str | Path) -> Iterator[None]:
     """Turn errors of reading a folder into one sentence that names the folder."""
     try:
         yield
-    except ConversionError:
-        raise
+    except ConversionError as error:
+        if str(folder) in str(error):
+            raise
+        raise ConversionError(f"{folder}: {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         words = " ".join(str(error).split()) or type(error).__name__
         raise ConversionError(f"The model in {folder} is damaged: {words}.") from error
