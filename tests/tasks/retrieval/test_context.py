@@ -228,3 +228,26 @@ def test_mistakes_are_told(tmp_path):
         ContextReranker(attention="primal").fit(x, y)
     with pytest.raises(ValueError, match="holds no re-ranker"):
         ContextReranker.load(tmp_path)
+
+
+def test_lists_with_known_relevance_teach_the_same_as_their_groups():
+    rng = np.random.default_rng(0)
+    groups = np.arange(40) // 5
+    x = rng.standard_normal((8, 12))[groups] + 0.7 * rng.standard_normal((40, 12))
+    x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
+    ids = np.argsort(-(x @ x.T) - 2 * np.eye(40), axis=1)[:, 1:]
+    relevance = groups[ids] == groups[:, None]
+    by_groups = ContextReranker(candidates=39, steps=3).fit(x, groups)
+    by_lists = ContextReranker(candidates=39, steps=3).fit_lists(x, x, ids, relevance)
+    for one, other in zip(by_groups.model_.parameters(), by_lists.model_.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    # empty slots shorten lists, and lists that teach nothing are left out
+    ids[0, 20:] = -1
+    relevance[1] = False
+    ContextReranker(candidates=39, steps=2).fit_lists(x, x, ids, relevance)
+    with pytest.raises(ValueError, match="no order to learn"):
+        ContextReranker().fit_lists(x, x, ids, np.zeros_like(relevance))
+    with pytest.raises(ValueError, match="shape of ids"):
+        ContextReranker().fit_lists(x, x, ids, relevance[:, :3])
+    with pytest.raises(ValueError, match="0 and 1"):
+        ContextReranker().fit_lists(x, x, ids, relevance + 0.5)

@@ -1,11 +1,12 @@
 from .affinity_reranker import AffinityReranker
 from .base import Lists, Reranked, Reranker
 from .chain import Chain
-from .context import ContextReranker, TrainingLists
+from .context import ContextReranker
 from .context_model import ContextEncoder, ContextOutput
 from .diffusion import DiffusionReranker, ListGraph, diffuse, list_graph
 from .expansion import AlphaQE, DatabaseAugmentation, NeighbourRefine
 from .gallery import Gallery
+from .lists import TrainingLists
 from .metrics import (
     RevisitedScores,
     average_precision,

@@ -22,61 +22,17 @@ from primal_attention.tasks.retrieval.context_model import (
     list_loss,
 )
 from primal_attention.tasks.retrieval.gallery import Gallery, as_vectors
+from primal_attention.tasks.retrieval.lists import GivenLists, TrainingLists, collate_lists
 from primal_attention.tasks.retrieval.metrics import mean_average_precision
 from primal_attention.tasks.retrieval.settings import Affinity, ContextConfig
 from primal_attention.tasks.saving import check_parameters
 from primal_attention.training import TrainingConfig, fit
 
-__all__ = ["ContextReranker", "TrainingLists"]
+__all__ = ["ContextReranker"]
 
 _FILE = "reranker.json"
 _SMALLEST_BLOCK = 2048
 """Candidates to read at once at least: the anchors and the graph of a list."""
-
-
-class TrainingLists(Dataset[dict[str, Tensor]]):
-    """The result list of every item within its own set: tokens and which of them are relevant.
-
-    Several sets may be joined; narrower vectors are filled with zeros, which changes no cosine.
-
-    Args:
-        sets: Vectors [n d] and group labels [n] of each set.
-        candidates: Length of the lists, the item itself included.
-
-    Example:
-        >>> x = np.array([[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]], "float32")
-        >>> TrainingLists([(x[[0, 1, 3]], [0, 0, 1])], 3)[1]["labels"]
-        tensor([1, 1, 0])
-    """
-
-    def __init__(self, sets: Sequence[tuple[Any, Any]], candidates: int) -> None:
-        prepared = [(as_vectors(x, "X", False), np.asarray(y)) for x, y in sets]
-        self._width = max(x.shape[1] for x, _ in prepared)
-        self._sets = [
-            (x, torch.from_numpy(np.unique(y, return_inverse=True)[1])) for x, y in prepared
-        ]
-        self._lists = [_own_lists(x, candidates) for x, _ in self._sets]
-        self._place = [(s, i) for s, (x, _) in enumerate(self._sets) for i in range(len(x))]
-
-    def __len__(self) -> int:
-        return len(self._place)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        s, i = self._place[index]
-        x, y = self._sets[s]
-        ids = self._lists[s][i]
-        tokens = torch.nn.functional.pad(x[ids], (0, self._width - x.shape[1]))
-        return {"tokens": tokens, "labels": (y[ids] == y[i]).long()}
-
-
-def _own_lists(x: Float[Tensor, "n d"], candidates: int) -> Tensor:
-    """Return the nearest items of each item, itself first."""
-    parts = []
-    for block in torch.arange(len(x)).split(1024):
-        cosines = x[block] @ x.T
-        cosines[torch.arange(len(block)), block] = 2  # first, also among duplicates
-        parts.append(cosines.topk(min(candidates, len(x)), dim=1).indices)
-    return torch.cat(parts)
 
 
 class ContextReranker(Reranker):
@@ -155,8 +111,26 @@ class ContextReranker(Reranker):
             raise ValueError("y holds one group only; relevance needs at least two groups.")
         return self.fit_sets([(vectors, groups)])
 
+    def fit_lists(
+        self, xq: Any, xb: Any, ids: Any, relevance: Any, *, normalize: bool = False
+    ) -> Self:
+        """Train on the lists of a search whose relevant results are known, such as clicked ones.
+
+        Args:
+            xq: Unit vectors of the queries [queries, width].
+            xb: The gallery, as for :meth:`rerank`.
+            ids: Results of the search [queries, results], best first; -1 is an empty slot.
+            relevance: 1 or ``True`` where a result is relevant, in the shape of ``ids``. Lists
+                without relevant results, or with nothing else, are left out.
+            normalize: Whether to scale vectors to norm one.
+        """
+        return self._train(GivenLists(xq, xb, ids, relevance, self.candidates, normalize))
+
     def fit_sets(self, sets: Sequence[tuple[Any, Any]]) -> Self:
         """Train on several sets of vectors and groups; each item is searched in its own set."""
+        return self._train(TrainingLists(sets, self.candidates + 1))
+
+    def _train(self, data: Dataset[dict[str, Tensor]]) -> Self:
         config = ContextConfig(
             dim=self.dim,
             num_layers=self.depth,
@@ -165,7 +139,6 @@ class ContextReranker(Reranker):
             anchors=self.anchors,
             input=self.input,
         )
-        data = TrainingLists(sets, self.candidates + 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.random_state)
             model = ContextEncoder(config)
@@ -177,7 +150,14 @@ class ContextReranker(Reranker):
             eta=0.05,
             seed=self.random_state,
         )
-        fit(model, data, config=training, objective=self._objective, verbose=False)
+        fit(
+            model,
+            data,
+            config=training,
+            objective=self._objective,
+            collate=collate_lists,
+            verbose=False,
+        )
         self.model_ = model
         return self
 

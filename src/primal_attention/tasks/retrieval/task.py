@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from primal_attention.analysis import Report
     from primal_attention.tasks.results import Result
-    from primal_attention.tasks.retrieval.context import TrainingLists
     from primal_attention.tasks.retrieval.context_model import ContextEncoder, ContextOutput
+    from primal_attention.tasks.retrieval.lists import TrainingLists
     from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["RerankTask"]
@@ -62,7 +62,7 @@ class RerankTask(Task):
     @classmethod
     def load(cls, settings: VectorSettings) -> tuple[Self, Parts]:
         """Return the task, and the lists of all items of each part."""
-        from primal_attention.tasks.retrieval.context import TrainingLists
+        from primal_attention.tasks.retrieval.lists import TrainingLists
         from primal_attention.tasks.retrieval.parts import load_parts
 
         note = (
@@ -92,7 +92,7 @@ class RerankTask(Task):
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "TrainingLists":
         """Return the lists of all items of a file with ``x`` and ``groups``."""
-        from primal_attention.tasks.retrieval.context import TrainingLists
+        from primal_attention.tasks.retrieval.lists import TrainingLists
         from primal_attention.tasks.retrieval.parts import read_vectors
 
         if not labelled:
@@ -104,12 +104,9 @@ class RerankTask(Task):
 
     def collate(self, items: Sequence[Any]) -> Mapping[str, Any]:
         """Return a batch of lists; short ones are filled with empty slots."""
-        from primal_attention.training import pad_collate
+        from primal_attention.tasks.retrieval.lists import collate_lists
 
-        batch = dict(pad_collate(items))
-        if "tokens_mask" in batch:
-            batch["keep"] = batch.pop("tokens_mask")
-        return batch
+        return collate_lists(items)
 
     def objective(self, output: "ContextOutput", labels: "Tensor") -> "Tensor":
         """Return the contrastive loss and that of the reconstruction."""
