@@ -44,7 +44,7 @@ def read_array(path: Path, *, mmap: bool = False, max_bytes: int = MAX_BYTES) ->
         try:
             if mmap:
                 _check_header(file, size, limit)
-                return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+                return np.load(path, mmap_mode="r", allow_pickle=False)
             return _read(file, size, limit)
         except ValueError as error:
             raise UserError(f"{path}: {error}") from error

@@ -198,7 +198,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         )
     if not is_sealed:
         raise UserError(f"it has no {SUMS}.")
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Any]]:

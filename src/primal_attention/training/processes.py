@@ -51,7 +51,7 @@ def in_main_process(action: Callable[[], T]) -> T:
     result, refusal = found
     if refusal is not None:
         raise refusal
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 @contextmanager
