@@ -187,7 +187,7 @@ class AlignedAccuracy(Study[AlignedOptions]):
         """Fit all methods on the folds of one table."""
         with needs("sklearn", "A comparison of methods"):
             from sklearn.exceptions import ConvergenceWarning
-            from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+            from threadpoolctl import threadpool_limits
 
         rows = load_rows(cell["set"], cell["seed"], options.data)
         with threadpool_limits(self.threads), warnings.catch_warnings():

@@ -94,7 +94,7 @@ class Tables(Study[ComparisonOptions]):
     def run(self, cell: Cell, options: ComparisonOptions, scratch: Path) -> Row:
         """Fit one method on one split and score its test rows."""
         with needs("sklearn", "A comparison of methods"):
-            from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+            from threadpoolctl import threadpool_limits
 
         from primal_attention.tasks.tabular.peers import make_method
         from primal_attention.tasks.tabular.sets import load_table
