@@ -91,6 +91,29 @@ def test_reordered_state_continues_the_chosen_sequences():
     torch.testing.assert_close(found, model(x).logits[order, 4:], atol=1e-5, rtol=1e-4)
 
 
+def test_a_reordered_state_keeps_the_position_of_each_sequence():
+    model, x = decoder(), ids(2, 5)
+    keep = torch.arange(5) >= torch.tensor([[0], [3]])
+    _, state = model.step(x, model.init_state(2), key_mask=keep)
+    order = torch.tensor([1])
+    other = state.reorder(order)
+    assert other.seen.tolist() == [2]
+    assert other.numel == 1 + sum(layer.numel for layer in other.layers)
+    found, _ = model.step(x[order, :1], other)
+    whole = torch.cat([x[1:, 3:], x[order, :1]], dim=1)
+    torch.testing.assert_close(found[:, 0], model(whole).logits[:, -1], atol=1e-5, rtol=1e-4)
+
+
+def test_generation_may_reach_the_last_learned_position():
+    model = decoder(positions="learned", max_length=6)
+    assert model.generate(ids(1, 4), 2).shape == (1, 6)
+
+
+def test_embeddings_start_as_rows_of_length_one():
+    rows = decoder(vocab_size=2000).embed.weight.norm(dim=1)
+    assert rows.square().mean().item() == pytest.approx(1.0, abs=0.05)
+
+
 def test_greedy_generation_takes_the_likeliest_next_token():
     model, x = decoder(), ids(2, 3)
     made = model.generate(x, 5)

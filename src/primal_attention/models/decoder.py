@@ -109,8 +109,8 @@ class CausalDecoder(SequenceModel):
         seen = state.seen + real.sum(1)
         if self.config.max_length is not None:
             _check_seen(seen, self.config.max_length)
-        # zero, because padding after the last learned position has none of its own
-        position = torch.where(real, state.seen[:, None] + real.cumsum(1) - 1, 0)
+        # padding has the position of the token before it
+        position = (state.seen[:, None] + real.cumsum(1) - 1).clamp_min(0)
         y, layers = self.blocks.step(
             self._embed(x, position, key_mask),
             state.layers,
