@@ -203,6 +203,11 @@ def test_the_dual_encoder_reads_the_last_word():
     assert to_text.abs().max() <= 1 + 1e-5
 
 
+def test_lists_of_a_search_become_scores_in_the_same_order():
+    scores = emoji_models._of_lists(torch.tensor([[2, 0], [1, 3]]), 4)
+    assert scores.tolist() == [[-1, -2, 0, -2], [-2, 0, -2, -1]]
+
+
 def test_training_leaves_the_global_seed_alone():
     pairs = EmojiPairs(coded(), EmojiSplit(np.arange(6), np.array([6, 7])))
     before = torch.random.get_rng_state()

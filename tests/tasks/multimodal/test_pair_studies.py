@@ -190,10 +190,10 @@ def test_the_study_of_emoji_runs_once(tmp_path, write_emoji):
     names = [f"{a} {b}" for a in ("red", "blue", "green") for b in ("cat", "dog", "cow", "hen")]
     write_emoji(tmp_path / "data", names, ["animal, pet"] * 12)
     study = find_study("pairs-emoji")
-    options = {"models": ("bag-of-words", "visual-parser"), "seeds": (0,), "steps": 2,
+    options = {"models": ("bag-of-words", "matcher", "visual-parser"), "seeds": (0,), "steps": 2,
                "held_out": 3, "data": tmp_path / "data"}  # fmt: skip
     found = check(study, options, {"table.md", "verdict.md", "picture.png"}, tmp_path / "out")
-    assert [row["stage"] for row in found] == ["", "first stage", "both stages"]
+    assert [row["stage"] for row in found] == ["", "", "first stage", "both stages"]
     assert found[0]["seen candidates"] == 9
     verdict = (tmp_path / "out/verdict.md").read_text("utf-8")
     assert "VisualParser, both stages" in verdict

@@ -21,13 +21,17 @@ from primal_attention.tasks.multimodal.config import MultimodalConfig
 from primal_attention.tasks.multimodal.emoji import Emoji, EmojiSplit
 from primal_attention.tasks.multimodal.model import VisualParser
 from primal_attention.tasks.multimodal.objectives import CollapseWatch
+from primal_attention.tasks.multimodal.pairs import to_pixel_values
 from primal_attention.tasks.multimodal.scenes import encode_captions
+from primal_attention.tasks.multimodal.scoring import make_search
+from primal_attention.tasks.multimodal.searching import find_images, find_texts
 
 __all__ = [
     "EmojiPairs",
     "Scorer",
     "bag_of_words",
     "dual_encoder",
+    "matcher",
     "recalls",
     "visual_parser",
 ]
@@ -195,6 +199,46 @@ def _read_best(
     # candidates that were not read stay behind those that were
     behind = first - first.amax(1, keepdim=True) - 1e6
     return behind.scatter(1, best, first.gather(1, best) + logits)
+
+
+def matcher(pairs: EmojiPairs, *, seed: int, time_limit: float | None = None) -> Scorer:
+    """Return the estimator with its own settings: contrast and matching, 2,000 steps, names only.
+
+    Args:
+        pairs: What to learn from.
+        seed: Seed.
+        time_limit: Processor seconds after which the training ends.
+    """
+    from primal_attention.tasks.multimodal.estimator import ImageTextMatcher
+
+    emoji, seen = pairs.emoji, pairs.split.seen
+    names = [emoji.names[i] for i in seen]
+    began = time.process_time()
+    estimator = ImageTextMatcher(
+        image_size=pairs.size, time_limit=time_limit, verbose=False, random_state=seed
+    )
+    estimator.fit(np.concatenate([emoji.images[0, seen], emoji.images[1, seen]]), names * 2)
+    seconds = time.process_time() - began
+
+    def scores(images: Images, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
+        drawings = ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().to(torch.uint8).numpy()
+        data = estimator.task_.pairs(drawings, texts)
+        search = make_search(estimator.model_, data)
+        text_of, image_of = torch.from_numpy(data.text_of), torch.from_numpy(data.image_of)
+        pixels = to_pixel_values(data.pixels[image_of])
+        texts_found = find_texts(search, pixels, _READ).ids
+        images_found = find_images(search, data.ids[text_of], data.keep[text_of], _READ).ids
+        to_text = _of_lists(texts_found, len(data.ids))[:, text_of]
+        to_image = _of_lists(images_found, len(data.pixels))[:, image_of].mT
+        return {"": (to_text, to_image)}
+
+    return Scorer(scores, _count(estimator.model_), seconds)
+
+
+def _of_lists(ids: Int[Tensor, "q k"], count: int) -> Float[Tensor, "q count"]:
+    """Return scores that order items as the lists do; items that are not listed come last."""
+    scores = torch.full((len(ids), count), -float(ids.shape[1]))
+    return scores.scatter(1, ids, -torch.arange(float(ids.shape[1])).expand(ids.shape))
 
 
 def dual_encoder(pairs: EmojiPairs, *, steps: int, seed: int) -> Scorer:

@@ -13,7 +13,7 @@ from primal_attention.tasks.study import Cell, Row, Study
 
 __all__ = ["EmojiOptions", "EmojiStudy"]
 
-_MODELS = ("bag-of-words", "visual-parser", "dual-encoder", "dual-encoder-3x")
+_MODELS = ("bag-of-words", "matcher", "visual-parser", "dual-encoder", "dual-encoder-3x")
 _PARTS = ("seen", "unseen")
 _SCORES = ("image to text R@1", "image to text R@5", "text to image R@1", "text to image R@5")
 
@@ -23,7 +23,7 @@ class EmojiOptions:
     """A small vision-language model on emoji, beside a dual encoder and a bag of words."""
 
     models: tuple[str, ...] = _MODELS
-    """Models: bag-of-words, visual-parser, dual-encoder, dual-encoder-3x."""
+    """Models: bag-of-words, matcher, visual-parser, dual-encoder, dual-encoder-3x."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the split, of parameters and of batches."""
     steps: int = 2000
@@ -65,6 +65,10 @@ class EmojiStudy(Study[EmojiOptions]):
         pairs, seed, steps = models.EmojiPairs(emoji, split), cell["seed"], cell["steps"]
         if cell["model"] == "bag-of-words":
             found = models.bag_of_words(pairs)
+        elif cell["model"] == "matcher":
+            # the steps of the estimator are its own; a smaller study is shorter
+            limit = None if steps >= EmojiOptions.steps else steps / 10
+            found = models.matcher(pairs, seed=seed, time_limit=limit)
         elif cell["model"] == "visual-parser":
             found = models.visual_parser(pairs, steps=steps, seed=seed)
         else:
@@ -100,6 +104,7 @@ class EmojiStudy(Study[EmojiOptions]):
 
 _NAMES = {
     "bag-of-words": "bag of words",
+    "matcher": "ImageTextMatcher",
     "dual-encoder": "dual encoder (open_clip)",
     "visual-parser": "VisualParser",
     "dual-encoder-3x": "dual encoder, 3 × the steps",
