@@ -70,3 +70,10 @@ def test_parquet_files_are_checked_like_others(tmp_path):
     with pytest.raises(UserError, match="'label' holds lists"):
         take_labels(read_table(path), "label", path)
     assert look_at(path).columns["label"].kind == "text"
+
+
+def test_a_field_does_not_end_at_a_nul_byte(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"x,y\n1,a\n2,b\0c\n")
+    with pytest.raises(UserError, match=r"a\.csv, line 3 has a NUL byte"):
+        read_table(path)

@@ -138,10 +138,18 @@ def _records(file: TextIO, separator: str, path: Path) -> Iterator[list[str]]:
 
 
 def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
-    """Raise if a line between rows is blank: rows behind it would be counted otherwise."""
+    """Raise if a line between rows is blank: rows behind it would be counted otherwise.
+
+    Pandas ends a field at a NUL byte without a word, so that one is an error, too.
+    """
+    has_blank = False
     with open_text(path) as file:
-        if not any(line.isspace() for line in file):
-            return
+        for number, line in enumerate(file, 1):
+            has_blank = has_blank or line.isspace()
+            if "\0" in line:
+                raise UserError(f"{path}, line {number} has a NUL byte; save the table as text.")
+    if not has_blank:
+        return
     with open_text(path) as file:
         line, blank = 1, 0
         for number, row in enumerate(_records(file, separator, path)):

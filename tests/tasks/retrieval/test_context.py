@@ -251,3 +251,12 @@ def test_lists_with_known_relevance_teach_the_same_as_their_groups():
         ContextReranker().fit_lists(x, x, ids, relevance[:, :3])
     with pytest.raises(ValueError, match="0 and 1"):
         ContextReranker().fit_lists(x, x, ids, relevance + 0.5)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    x = np.eye(4, dtype="float32")
+    reranker = ContextReranker.pretrained()
+    with torch.no_grad():
+        next(iter(reranker.model_.parameters())).fill_(torch.nan)
+    with pytest.raises(ValueError, match="no finite score"):
+        reranker.rerank(x[:1], x, [[0, 1, 2]])

@@ -138,6 +138,11 @@ class Reranker(BaseEstimator):  # type: ignore[misc]
 
 def ordered(scores: Tensor, first: Tensor, keep: Tensor, blend: float) -> tuple[Any, Any]:
     """Return the order of candidates and their scores in it; empty slots are last."""
+    if not torch.where(keep, scores, 0.0).isfinite().all():
+        raise ValueError(
+            "The re-ranker has no finite score for a candidate; its weights are damaged, train or "
+            "load it again."
+        )
     if blend:
         old, new = (_standardise(values, keep) for values in (first, scores))
         scores = (1 - blend) * new + blend * old
