@@ -144,9 +144,9 @@ def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
     """
     has_blank = False
     with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            has_blank = has_blank or line.isspace()
-            if "\0" in line:
+        for number, text in enumerate(file, 1):
+            has_blank = has_blank or text.isspace()
+            if "\0" in text:
                 raise UserError(f"{path}, line {number} has a NUL byte; save the table as text.")
     if not has_blank:
         return
