@@ -351,3 +351,18 @@ def test_jitter_adds_noise_and_a_factor_a_channel():
 def test_jitter_out_of_bounds_is_refused(jitter):
     with pytest.raises(ValueError, match="jitter must be from 0"):
         SeriesDataset(series_from_arrays(np.zeros((1, 1, 4))), jitter=jitter)
+
+
+def test_jitter_does_not_smooth_a_rough_series():
+    noise = torch.randn(200, 200, 2)
+    moved = torch.stack([jittered(case, 0.1) for case in noise])
+    for measured in (lambda x: x.var(1), lambda x: x.diff(dim=1).square().mean(1)):
+        # the added noise and the factors alone make 5 % more of both
+        ratio = float(measured(moved).mean() / measured(noise).mean())
+        assert 0.95 < ratio < 1.08
+
+
+def test_values_of_a_jittered_rough_series_are_values_of_the_series():
+    pattern = torch.tensor([-1.0, 1.0]).repeat(2000)[:, None]
+    moved = jittered(pattern, 1e-3)
+    assert float((moved.abs() - 1).abs().max()) < 0.02

@@ -30,6 +30,9 @@ __all__ = [
     "whole_numbers",
 ]
 
+_ROUGH = 1.8
+"""Mean squared step over variance above which a series is rough; white noise has 2."""
+
 
 @dataclass(frozen=True)
 class SeriesCollection:
@@ -265,7 +268,10 @@ def jittered(x: Float[Tensor, "time channels"], strength: float) -> Float[Tensor
 
     Its pace changes by up to ``strength``, its start by up to half of that share of its length;
     every channel gets a factor of deviation ``strength`` around one, and every value noise of twice
-    that deviation. Draws from torch's generator, so that the seed of a training decides it.
+    that deviation. Values between two steps are interpolated; a rough series, whose mean squared
+    step is more than 1.8 times its variance, gets those of the nearest step instead, because
+    interpolation would smooth it. Draws from torch's generator, so that the seed of a training
+    decides it.
 
     Example:
         >>> jittered(torch.zeros(50, 3), 0.1).shape
@@ -275,10 +281,19 @@ def jittered(x: Float[Tensor, "time channels"], strength: float) -> Float[Tensor
     faster, later = strength * (2 * torch.rand(2) - 1)
     at = (torch.arange(len(x)) - last / 2) * (1 + faster) + last / 2 + later / 2 * len(x)
     at = at.clamp(0, last)  # the ends are held
-    left = at.long()
-    x = torch.lerp(x[left], x[(left + 1).clamp(max=last)], (at - left)[:, None])
+    if _is_rough(x):
+        x = x[at.round().long()]
+    else:
+        left = at.long()
+        x = torch.lerp(x[left], x[(left + 1).clamp(max=last)], (at - left)[:, None])
     x = x * (1 + strength * torch.randn(x.shape[1]))
     return x + 2 * strength * torch.randn(x.shape)
+
+
+def _is_rough(x: Float[Tensor, "time channels"]) -> bool:
+    """Return whether a series changes from step to step almost as white noise does, or more."""
+    # the mean over no step is NaN, which is not larger
+    return bool(x.diff(dim=0).square().mean() > _ROUGH * x.var(0, correction=0).mean())
 
 
 class SeriesDataset(Dataset[dict[str, Tensor]]):
