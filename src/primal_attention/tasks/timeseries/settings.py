@@ -26,7 +26,7 @@ class SeriesSettings(DataSettings):
     case: str = "case"
     """Tables with one row a time step: column with the name of the series."""
     jitter: float = 0.0
-    """Strength of random changes of every training series; 0.1 suits most sets."""
+    """Strength of random changes of every training series, such as 0.1; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True)

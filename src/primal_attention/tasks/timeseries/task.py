@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SeriesTask"]
 
-_DATA = {"jitter": 0.1}
 _REST: Mapping[str, Any] = {"training": {"epochs": 20, "min_steps": 400, "lr": 2e-3}}
 """Settings for series of which nothing is known; those of the estimator, trained longer."""
 _FARTHEST = 1e15
@@ -33,7 +32,7 @@ class SeriesTask(ClassificationTask):
     Settings: ClassVar[type[SeriesSettings]] = SeriesSettings
     Model: ClassVar[type[SeriesOptions]] = SeriesOptions
     endings: ClassVar[tuple[str, ...]] = (".ts", ".npz", *TABLE_SUFFIXES)
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "BasicMotions", **_DATA}, **_REST}
+    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "BasicMotions"}, **_REST}
 
     classes: tuple[str, ...]
     """Names of the classes, in the order of the logits."""
@@ -74,7 +73,7 @@ class SeriesTask(ClassificationTask):
                 return None
             words = "a set of the UEA archive"
             parts = {part.lower(): str(file) for part, file in files.items()}
-        return Recognition(words, {"data": {**parts, **_DATA}, **_REST})
+        return Recognition(words, {"data": parts, **_REST})
 
     @classmethod
     def fit(cls, series: "SeriesCollection", settings: SeriesSettings | None = None) -> Self:
