@@ -94,6 +94,47 @@ def test_a_test_file_is_scored_instead_of_a_part(tmp_path, capsys):
     assert "held out" not in printed
 
 
+def test_numbers_of_series_are_trained_scored_and_predicted(tmp_path, capsys, fails):
+    x, _ = slopes(40)
+    y = (1000 + 30 * x[:, 0, 0]).round(2)
+    fields = [[",".join(map(str, channel)) for channel in case] for case in x]
+    rows = [":".join([*case, str(number)]) for case, number in zip(fields, y, strict=True)]
+    (tmp_path / "numbers.ts").write_text("\n".join(["@targetlabel true", "@data", *rows]) + "\n")
+    steps = [*SMALL[:4], "--training.epochs", "2", "--training.min-steps", "60"]
+    assert main(["train", "numbers.ts", *steps]) == 0
+    printed = capsys.readouterr().out
+    first = "numbers.ts: time series in the UEA format, a number for each (task series-values).\n"
+    assert printed.startswith(first)
+    assert "20% of numbers.ts were held out at random" in printed
+    scores = json.loads(Path("outputs/numbers/primal-dual/result.json").read_text())
+    assert scores["test R2"] > 0.9
+    assert "Predicted against true numbers" in Path("outputs/numbers/report.html").read_text()
+    # as arrays, without numbers, the same series have the same answers
+    assert main(["predict", "outputs/numbers", "numbers.ts", "--out", "p.jsonl"]) == 0
+    found = [json.loads(line)["value"] for line in Path("p.jsonl").read_text().splitlines()]
+    assert np.corrcoef(found, y)[0, 1] > 0.9
+    assert abs(np.mean(found) - 1000) < 30
+    assert np.allclose(pa.load("outputs/numbers").predict(x), found)
+    np.savez(tmp_path / "scored.npz", X=x, y=y)
+    for file in ("numbers.ts", "scored.npz"):
+        assert main(["eval", "outputs/numbers", "--data", file, "--out", "s.json"]) == 0
+        rmse = np.sqrt(np.mean((np.array(found) - y) ** 2))
+        assert abs(json.loads(Path("s.json").read_text())["RMSE"] - rmse) < 1e-3 * rmse
+    told = fails("train", "numbers.ts", "--task", "timeseries", "--out", "o")
+    assert "numbers to predict; this task predicts classes. Choose --task series-values" in told
+
+
+def test_a_table_of_series_with_numbers_needs_its_task(tmp_path, capsys):
+    x, _ = slopes(24, channels=1)
+    head = ",".join([*(f"t{i}" for i in range(9)), "price"])
+    rows = [",".join(map(str, [*case, 7.5 * case[0]])) for case in x[:, 0]]
+    (tmp_path / "wide.csv").write_text("\n".join([head, *rows]) + "\n")
+    given = ["wide.csv", "--target", "price", "--task", "series-values"]
+    assert main(["train", *given, *QUICK]) == 0
+    assert "one row a series, 9 time steps of one channel, a number" in capsys.readouterr().out
+    assert pa.load("outputs/wide").predict("wide.csv").dtype == np.float64
+
+
 def test_files_on_the_command_line_replace_the_set_of_a_recipe(tmp_path, capsys):
     write_ts(tmp_path / "a.ts", 20, 0)
     arguments = ["--data.train", "a.ts", "--compare", *QUICK]

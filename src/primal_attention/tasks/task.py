@@ -433,6 +433,10 @@ TASKS: dict[str, TaskEntry] = {
     "timeseries": TaskEntry(
         "primal_attention.tasks.timeseries.task:SeriesTask", "classify whole time series"
     ),
+    "series-values": TaskEntry(
+        "primal_attention.tasks.timeseries.regression:SeriesValueTask",
+        "predict a number for each time series",
+    ),
     "longrange": TaskEntry(
         "primal_attention.tasks.longrange.task:TokenTask",
         "classify long token sequences: text, pairs, pictures, ListOps, Pathfinder",

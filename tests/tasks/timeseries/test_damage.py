@@ -94,7 +94,7 @@ def test_whole_numbers_may_be_stored_as_floats(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("case,x,label\na,1,p\na,2,q\n", "the series 'a' has the classes p, q"),
+        ("case,x,label\na,1,p\na,2,q\n", "the series 'a' has the labels p, q"),
         ("case,x,label\na,1,p\n,2,p\n", "some rows have no 'case'"),
         ("case,x,label\na,1_0,p\na,2,p\n", "the columns x hold no numbers"),
         ("label\np\nq\n", "no column is left"),
@@ -114,3 +114,65 @@ def test_a_damaged_table_of_series_is_a_sentence(tmp_path, text, words):
 def test_what_is_no_series_in_memory_is_a_sentence(data):
     with pytest.raises(ValueError, match=r"series must be real numbers|got a single value"):
         series_from_arrays(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("@targetLabel true\n1,2:0.5\n1,2:", "line 4: the number behind the last colon is miss"),
+        ("@targetLabel true\n1,2:0.5\n1,2:?", "line 4: '?' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:NaN", "line 3: 'NaN' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:inf", "line 3: 'inf' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:1e400", "line 3: '1e400' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:1_0", "line 3: '1_0' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:1,2", "line 3: '1,2' behind the last colon is not a finite"),
+        ("@targetLabel true\n1,2:5\n1,2:1e39", "Case 1, counted from 0, has the target 1e+39"),
+        ("@targetLabel yes\n1,2:5", "@targetlabel must be followed by true or false, got 'yes'"),
+        ("@targetLabel true\n@targetLabel false\n1,2:5", "line 3: @targetlabel is given twice"),
+        ("@classLabel true a b\n1,2:a\n1,2:b", "line 3: 'a' behind the last colon is not a finite"),
+    ],
+)
+def test_a_ts_file_with_damaged_numbers_to_predict_is_a_sentence(tmp_path, text, words):
+    path = tmp_path / "a.ts"
+    path.write_text(f"# a comment\n{text}\n", "utf-8")
+    with pytest.raises(UserError, match=r"a\.ts") as caught:
+        read_ts(path, numbers=True)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": np.array([0.5, np.nan, 1])}, "case 1, counted from 0, has no label"),
+        ({"y": np.array([0.5, 1, np.inf])}, "case 2, counted from 0, has the label 'inf', not a"),
+        ({"y": np.array(["0.5", "1", "b"])}, "case 2, counted from 0, has the label 'b', not a"),
+        ({"y": np.array([True, False, True])}, "case 0, counted from 0, has the label 'True'"),
+        ({"y": np.array([0.5, 1j, 0])}, "words or numbers, got the type complex"),
+        ({"y": np.array([0, 1, 0]), "classes": AB}, "case 0, counted from 0, has the label 'a'"),
+        ({"y": np.array([0.5, 1e39, 0])}, "Case 1, counted from 0, has the target 1e+39"),
+        ({"y": np.zeros((3, 1))}, "y has the shape (3, 1), and there are 3 cases"),
+    ],
+)
+def test_arrays_with_damaged_numbers_to_predict_are_a_sentence(tmp_path, arrays, words):
+    np.savez(tmp_path / "a.npz", X=X, **arrays)
+    with pytest.raises(UserError, match=r"a\.npz") as caught:
+        read_npz(tmp_path / "a.npz", numbers=True)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("case,x,label\na,1,1.5\na,2,2\n", "the series 'a' has the labels 1.5, 2.0"),
+        ("t0,t1,label\n1,2,0.5\n3,4,\n", "the 'label' of row 2 is '', not a finite number"),
+        ("t0,t1,label\n1,2,0.5\n3,4,NA\n", "the 'label' of row 2 is 'NA', not a finite number"),
+        ("t0,t1,label\n1,2,inf\n3,4,1\n", "the 'label' of row 1 is 'inf', not a finite number"),
+        ("t0,t1,price\n1,2,3\n", "no column 'label'; its columns are t0, t1, price"),
+    ],
+)
+def test_a_table_with_damaged_numbers_to_predict_is_a_sentence(tmp_path, text, words):
+    pytest.importorskip("pandas")
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(UserError, match=r"a\.csv") as caught:
+        read_series(tmp_path / "a.csv", numbers=True)
+    assert words in str(caught.value)

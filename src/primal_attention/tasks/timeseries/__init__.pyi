@@ -8,7 +8,8 @@ from .data import (
 from .estimator import PrimalTimeSeriesClassifier
 from .files import list_series, load_series, read_npz, read_series, series_root
 from .model import SeriesClassifier, SeriesConfig
-from .settings import SeriesOptions, SeriesSettings
+from .regression import SeriesValueTask
+from .settings import SeriesOptions, SeriesSettings, SeriesValueSettings
 from .task import SeriesTask
 from .ts import read_ts
 
@@ -21,6 +22,8 @@ __all__ = [
     "SeriesOptions",
     "SeriesSettings",
     "SeriesTask",
+    "SeriesValueSettings",
+    "SeriesValueTask",
     "Standardizer",
     "collate_series",
     "list_series",

@@ -48,10 +48,11 @@ class SeriesCollection:
     """Values ``[cases, time, channels]``; NaN where one is missing, zero beyond the length."""
     length: NDArray[np.int64]
     """True lengths, from 1 to the time axis of ``x``."""
-    y: NDArray[np.int64] | None = None
-    """Class of every case, an index into ``classes``; ``None`` if the series have no labels."""
+    y: NDArray[np.int64] | NDArray[np.float64] | None = None
+    """Target of every case: its class, a whole number that indexes ``classes``, or a number of type
+    ``float64``; ``None`` if the series have no targets."""
     classes: tuple[str, ...] = ()
-    """Names of the classes."""
+    """Names of the classes; empty if the targets are numbers."""
 
     def __post_init__(self) -> None:
         if self.x.ndim != 3 or not self.x.shape[2]:
@@ -78,10 +79,26 @@ class SeriesCollection:
             return
         if self.y.shape != self.length.shape:
             raise ValueError(f"y must hold one label a case, got {self.y.shape} for {len(self.x)}.")
-        if len(self.y) and not 0 <= self.y.min() <= self.y.max() < len(self.classes):
+        if self.y.dtype.kind == "f":
+            self._check_numbers(self.y)
+        elif len(self.y) and not 0 <= self.y.min() <= self.y.max() < len(self.classes):
             raise ValueError(
                 f"y must index the {len(self.classes)} classes, got values from {self.y.min()} to "
                 f"{self.y.max()}."
+            )
+
+    def _check_numbers(self, y: NDArray[Any]) -> None:
+        """Raise unless all targets are finite numbers of single precision's range."""
+        if self.classes:
+            raise ValueError(
+                f"y must index the {len(self.classes)} classes with whole numbers, got the type "
+                f"{y.dtype}; leave classes out if the targets are numbers."
+            )
+        broken = np.flatnonzero(~(np.abs(y) <= np.finfo(np.float32).max))
+        if len(broken):
+            raise ValueError(
+                f"Case {broken[0]}, counted from 0, has the target {y[broken[0]]}; a target must "
+                "be a finite number below 3.4e38."
             )
 
     def __len__(self) -> int:
@@ -297,7 +314,7 @@ def _is_rough(x: Float[Tensor, "time channels"]) -> bool:
 
 
 class SeriesDataset(Dataset[dict[str, Tensor]]):
-    """Data set of cases ``{"x": [time, channels], "labels": class}``, without padding.
+    """Data set of cases ``{"x": [time, channels], "labels": target}``, without padding.
 
     Args:
         series: Standardised series.
@@ -322,7 +339,7 @@ class SeriesDataset(Dataset[dict[str, Tensor]]):
         x = torch.from_numpy(series.x[index, : series.length[index]])
         item = {"x": jittered(x, self.jitter) if self.jitter else x}
         if series.y is not None:
-            item["labels"] = torch.tensor(series.y[index])
+            item["labels"] = torch.tensor(series.y[index].item())  # numbers in single precision
         return item
 
 

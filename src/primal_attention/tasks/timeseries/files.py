@@ -27,6 +27,7 @@ from primal_attention.tasks.files import (
     ending,
     list_some,
     read_table,
+    take_column,
     take_labels,
 )
 from primal_attention.tasks.sources import existing
@@ -38,7 +39,8 @@ from primal_attention.tasks.timeseries.data import (
     series_from_arrays,
     whole_numbers,
 )
-from primal_attention.tasks.timeseries.ts import is_number, read_ts
+from primal_attention.tasks.timeseries.header import is_number
+from primal_attention.tasks.timeseries.ts import read_ts
 
 __all__ = [
     "list_series",
@@ -62,6 +64,7 @@ def read_series(
     target: str = "label",
     case: str = "case",
     channels: int | None = None,
+    numbers: bool = False,
 ) -> SeriesCollection:
     """Return the series of a file of any known kind.
 
@@ -69,55 +72,77 @@ def read_series(
         path: ``.ts``; ``.npz`` with parts or with ``X``; ``.csv``, ``.tsv`` or ``.parquet``.
         part: Which part of an ``.npz`` file with several.
         classes: Names of the classes in their order; by default those of the file.
-        target: Tables: column of the classes.
+        target: Tables: column of the classes or numbers.
         case: Tables with one row a time step: column with the name of the series.
         channels: Channels of series to be predicted: labels may be missing, and are not read.
+        numbers: Whether the label of a series is a number to predict, not a class.
     """
     path = existing(Path(path))
     suffix = ending(path)
     if suffix == ".ts":
-        return read_ts(path, classes=classes, channels=channels)
+        return read_ts(path, classes=classes, channels=channels, numbers=numbers)
+    labelled = channels is None
     if suffix == ".npz":
-        return read_npz(path, part, classes=classes, labelled=channels is None)
+        return read_npz(path, part, classes=classes, labelled=labelled, numbers=numbers)
     if suffix in TABLE_SUFFIXES:
-        return _read_frame(path, classes, target, case, channels is None)
+        return _read_frame(path, classes, target, case, labelled=labelled, numbers=numbers)
     kinds = ", ".join(SUFFIXES)
     raise UserError(f"a file of time series ends in {kinds}, got {path.name!r}.")
 
 
 def _read_frame(
-    path: Path, classes: Sequence[str] | None, target: str, case: str, labelled: bool
+    path: Path,
+    classes: Sequence[str] | None,
+    target: str,
+    case: str,
+    *,
+    labelled: bool,
+    numbers: bool,
 ) -> SeriesCollection:
     """Return the series of a table: one row a time step, or one row a series."""
     frame = read_table(path, words=(target, case))
-    labels: list[str] | None = None
-    if labelled and (classes is not None or target in frame.columns):
-        labels = take_labels(frame, target, path)
+    labels: list[Any] | None = None
+    if labelled and (numbers or classes is not None or target in frame.columns):
+        labels = (_take_numbers if numbers else take_labels)(frame, target, path)
     values = frame.drop(columns=[target], errors="ignore")
     if case in frame.columns:
         names = [str(name) for name in frame[case]]
         if frame[case].isna().any() or "" in names:
             raise UserError(f"{path}: some rows have no {case!r}; every row needs its series.")
-        numbers = _numeric(values.drop(columns=[case]), path)
+        numeric = _numeric(values.drop(columns=[case]), path)
         rows: dict[str, list[int]] = {}
         for row, name in enumerate(names):
             rows.setdefault(name, []).append(row)
-        cases = [numbers[places].T for places in rows.values()]
+        cases = [numeric[places].T for places in rows.values()]
         if labels is not None:
             labels = [_one_label(name, labels, rows[name], path) for name in rows]
     else:
         cases = list(_numeric(values, path))
     with user_errors(str(path)):
+        if numbers and labels is not None:
+            return replace(series_from_arrays(cases), y=np.array(labels, np.float64))
         return series_from_arrays(cases, labels, classes=classes)
 
 
-def _one_label(name: str, labels: Sequence[str], rows: Sequence[int], path: Path) -> str:
+def _take_numbers(frame: Any, target: str, path: Path) -> list[float]:
+    """Return the column of the numbers to predict."""
+    words = [str(value).strip() for value in take_column(frame, target, path, "target")]
+    broken = [row for row, word in enumerate(words) if not is_number(word)]
+    if broken:
+        raise UserError(
+            f"{path}: the {target!r} of row {broken[0] + 1} is {words[broken[0]][:80]!r}, not a "
+            "finite number; give every row one, or name another column with --data.target."
+        )
+    return [float(word) for word in words]
+
+
+def _one_label(name: str, labels: Sequence[Any], rows: Sequence[int], path: Path) -> Any:
     """Return the label of a series of several rows."""
     found = sorted({labels[row] for row in rows})
     if len(found) > 1:
         raise UserError(
-            f"{path}: the series {name[:80]!r} has the classes {list_some(found)}; all rows of a "
-            "series need the same."
+            f"{path}: the series {name[:80]!r} has the labels {list_some([*map(str, found)])}; all "
+            "rows of a series need the same."
         )
     return found[0]
 
@@ -127,7 +152,7 @@ def _numeric(frame: Any, path: Path) -> NDArray[np.float64]:
     if words or not len(frame.columns):
         told = f"the columns {list_some(words)} hold no numbers" if words else "no column is left"
         raise UserError(
-            f"{path}: {told}; --data.target names the classes and --data.case the series, all "
+            f"{path}: {told}; --data.target names the labels and --data.case the series, all "
             "other columns must be values."
         )
     return np.asarray(frame, dtype=np.float64)
@@ -139,6 +164,7 @@ def read_npz(
     *,
     classes: Sequence[str] | None = None,
     labelled: bool = True,
+    numbers: bool = False,
 ) -> SeriesCollection:
     """Return one part of an ``.npz`` file: ``X_train`` and ``y_train``, or ``X`` and ``y``.
 
@@ -155,6 +181,7 @@ def read_npz(
         part: ``"train"`` or ``"test"``.
         classes: Names of the classes in their order; by default those of the file.
         labelled: Whether to read labels.
+        numbers: Whether the label of a series is a number to predict, not a class.
 
     Raises:
         UserError: If the file has no such part, or breaks the format.
@@ -193,8 +220,21 @@ def read_npz(
             words = [names[v] for v in checked]  # type: ignore[union-attr]
         else:
             words = label_words(y)
+        if numbers:
+            return replace(series, y=_label_numbers(words))
         order = tuple(classes or names or sorted(set(words)))
         return replace(series, y=class_indices(words, order), classes=order)
+
+
+def _label_numbers(words: Sequence[str]) -> NDArray[np.float64]:
+    """Return labels as numbers."""
+    broken = [case for case, word in enumerate(words) if not is_number(word)]
+    if broken:
+        raise ValueError(
+            f"case {broken[0]}, counted from 0, has the label {words[broken[0]][:80]!r}, not a "
+            "finite number; give every series a number to predict."
+        )
+    return np.array(words, np.float64)
 
 
 def _class_names(array: NDArray[Any] | None) -> tuple[str, ...]:
@@ -290,7 +330,11 @@ def list_series(root: str | Path | None = None) -> list[str]:
 
 
 def load_series(
-    name: str, part: Part = "train", *, root: str | Path | None = None
+    name: str,
+    part: Part = "train",
+    *,
+    root: str | Path | None = None,
+    numbers: bool = False,
 ) -> SeriesCollection:
     """Return one part of a set by its exact name.
 
@@ -298,6 +342,7 @@ def load_series(
         name: Name of the set: ``name/name.npz``, or ``name/name_TRAIN.ts`` and ``name_TEST.ts``.
         part: ``"train"`` or ``"test"``.
         root: Folder of the sets; by default ``uea`` in the folder of ``PRIMAL_DATA``.
+        numbers: Whether the label of a series is a number to predict, not a class.
 
     Raises:
         ValueError: If there is no such set; the message lists those there are.
@@ -315,9 +360,9 @@ def load_series(
     if npz.exists() and text.exists():
         raise ValueError(f"Both {npz} and {text} exist; remove one.")
     if npz.exists():
-        return read_npz(npz, part)
-    if part == "train":
-        return read_ts(text)
+        return read_npz(npz, part, numbers=numbers)
+    if part == "train" or numbers:
+        return read_ts(text, numbers=numbers)
     return read_ts(text, classes=read_ts(_files(folder, "train")[1]).classes)
 
 

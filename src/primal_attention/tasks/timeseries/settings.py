@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["SeriesOptions", "SeriesSettings", "Stem"]
+__all__ = ["SeriesOptions", "SeriesSettings", "SeriesValueSettings", "Stem"]
 
 Stem = Literal["both", "conv", "patch"]
 
@@ -22,11 +22,29 @@ class SeriesSettings(DataSettings):
     """
 
     target: str = "label"
-    """Tables: column of the classes."""
+    """Tables: column of the classes, or of the numbers to predict."""
     case: str = "case"
     """Tables with one row a time step: column with the name of the series."""
     jitter: float = 0.0
     """Strength of random changes of every training series, such as 0.1; 0 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesValueSettings(SeriesSettings):
+    """Time series with a number each: a set by name, or files: .ts, .npz, .csv, .tsv or .parquet.
+
+    A table has one row a time step if it has the column of cases, else one row a series.
+    """
+
+    @property
+    def note(self) -> str:
+        """What a report says of a test part that was held out; empty with a test file."""
+        if self.train is None or self.test is not None:
+            return ""
+        return (
+            f"There is no test file: {self.test_share:.0%} of {self.train.name} were held out at "
+            "random, and scored once."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

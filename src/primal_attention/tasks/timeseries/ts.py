@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,32 +12,39 @@ from primal_attention.command import UserError, user_errors
 from primal_attention.files import read_lines
 from primal_attention.tasks.files import list_some
 from primal_attention.tasks.timeseries.data import SeriesCollection, series_from_arrays
+from primal_attention.tasks.timeseries.header import is_number, last_is_single
 
 __all__ = ["is_number", "read_ts"]
 
 _VALUES = re.compile(r"[-+.,?0-9eENnAa\s]*", re.ASCII)
 """Characters of numbers, ``NaN`` and ``?``; ``float`` alone also reads ``1_0`` and ``infinity``."""
-_CHECKED = ("classlabel", "dimensions", "equallength", "serieslength", "timestamps")
+_FLAGS = ("classlabel", "equallength", "targetlabel", "timestamps")
+_CHECKED = (*_FLAGS, "dimensions", "serieslength")
 """Tags whose values are used; others may be repeated."""
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 def read_ts(
-    path: str | Path, *, classes: Sequence[str] | None = None, channels: int | None = None
+    path: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    channels: int | None = None,
+    numbers: bool = False,
 ) -> SeriesCollection:
     """Return the series of a UEA/UCR ``.ts`` file.
 
     Reads unequal lengths, ``?`` and ``NaN`` as missing, comments anywhere, and files whose header
     is incomplete or missing. What the header says of dimensions, equal lengths and classes is
     checked, what it leaves out is read off the data; ``@missing`` is not looked at. Without
-    ``@classLabel`` a last field without a comma is the label. A number has digits, a point and an
-    exponent: ``1_0`` and ``inf`` are none.
+    ``@classLabel`` and ``@targetLabel`` a last field without a comma is the label. A number has
+    digits, a point and an exponent: ``1_0`` and ``inf`` are none.
 
     Args:
         path: The file.
         classes: Names in the order of the class indices, to read a test file like its training
             file; by default those of the header, else the sorted labels.
         channels: Channels of series to be predicted: labels may be missing, and are not read.
+        numbers: Whether the label of a series is a number to predict, not a class. With
+            ``@classLabel false``, too, a last field without a comma is then the label.
 
     Raises:
         UserError: If the file breaks the format; the message names the line.
@@ -44,13 +52,18 @@ def read_ts(
     path = Path(path)
     header, rows = _split_header(path)
     declared = header.get("classlabel", [])
-    if declared:
-        labelled = _header_flag(header, "classlabel", path)
-    else:
-        labelled = all(":" in row and "," not in row.rpartition(":")[2] for _, row in rows)
+    has_numbers, has_classes = (
+        _header_flag(header, tag, path) for tag in ("targetlabel", "classlabel")
+    )
+    labelled = has_numbers or has_classes
+    if not labelled and (numbers or not declared):
+        labelled = all(last_is_single(row) for _, row in rows)
     is_read = labelled and channels is None
-    if is_read and "targetlabel" in header:
-        raise UserError(f"{path} has @targetLabel, numbers to predict; this task predicts classes.")
+    if is_read and has_numbers and not numbers:
+        raise UserError(
+            f"{path} has @targetLabel, numbers to predict; this task predicts classes. Choose "
+            "--task series-values."
+        )
     equal = _header_flag(header, "equallength", path)
     length = _header_number(header, "serieslength", path)
     dimensions = _header_number(header, "dimensions", path)
@@ -60,8 +73,8 @@ def read_ts(
         fields = [field.strip() for field in row.split(":")]
         if labelled and len(fields) != channels:
             labels.append(fields.pop())
-            if is_read and not labels[-1]:
-                raise UserError(f"{where}: the class behind the last colon is missing.")
+            if is_read:
+                _check_label(labels[-1], where, numbers=numbers)
         rows_of_case = _parse_case(fields, where)
         if equal and length is None:
             length = len(rows_of_case[0])
@@ -74,9 +87,23 @@ def read_ts(
                 "header is wrong."
             )
         cases.append(_pad_channels(rows_of_case))
-    names = (declared[1:] or None) if classes is None else list(classes)
     with user_errors(str(path)):
+        if numbers and is_read:
+            return replace(series_from_arrays(cases), y=np.array(labels, np.float64))
+        names = (declared[1:] or None) if classes is None else list(classes)
         return series_from_arrays(cases, labels if is_read else None, classes=names)
+
+
+def _check_label(label: str, where: str, *, numbers: bool) -> None:
+    """Raise if a label is missing, or is no number where one is needed."""
+    if not label:
+        what = "number" if numbers else "class"
+        raise UserError(f"{where}: the {what} behind the last colon is missing.")
+    if numbers and not is_number(label):
+        raise UserError(
+            f"{where}: {label[:80]!r} behind the last colon is not a finite number; give every "
+            "series a number to predict."
+        )
 
 
 def _split_header(path: Path) -> tuple[dict[str, list[str]], list[tuple[int, str]]]:
@@ -155,8 +182,3 @@ def _pad_channels(channels: list[list[float]]) -> NDArray[np.float64]:
 def _range(numbers: set[int]) -> str:
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def is_number(word: str) -> bool:
-    """Return whether a word is a finite number in digits."""
-    return _NUMBER.fullmatch(word) is not None
