@@ -279,6 +279,30 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
     ),
     ("uea-trainings", "repro", "tasks.timeseries.study:Trainings", "the training of Table 1"),
     (
+        "series",
+        "repro",
+        "tasks.timeseries.peer_study:SeriesPeers",
+        "our time-series classifier beside those of aeon on UCR sets",
+    ),
+    (
+        "series-damage",
+        "repro",
+        "tasks.timeseries.damage_study:SeriesDamage",
+        "what unequal lengths and missing values cost time-series classifiers",
+    ),
+    (
+        "series-parts",
+        "repro",
+        "tasks.timeseries.parts_study:SeriesParts",
+        "what each part of our time-series classifier gains",
+    ),
+    (
+        "series-long",
+        "bench",
+        "tasks.timeseries.long_study:SeriesLong",
+        "memory and time of time-series classifiers on long series",
+    ),
+    (
         "longrange-accuracy",
         "repro",
         "tasks.longrange.study:Accuracy",
