@@ -184,7 +184,7 @@ def as_float32(values: Any) -> NDArray[np.float32]:
     except (ValueError, TypeError):
         kind = getattr(getattr(values, "dtype", None), "name", type(values).__name__)
         raise ValueError(
-            f"series must be real numbers in rows of equal length, got {kind}; leave words, dates "
+            f"series need real numbers in rows of equal length, got {kind}; leave words, dates "
             "and complex numbers out."
         ) from None
 

@@ -162,13 +162,19 @@ def _parse_case(fields: list[str], where: str) -> list[list[float]]:
                 raise ValueError
             channels.append([np.nan if w in ("?", "") else float(w) for w in words])
         except ValueError:
-            bad = next(w for w in words if not is_number(w) and w.lower() not in ("?", "", "nan"))
+            bad = next(w for w in field.split(",") if not _is_value(w))
             raise UserError(
                 f"{where}: {bad[:80]!r} is not a finite number; write ? for missing."
             ) from None
     if not any(channels):
         raise UserError(f"{where}: a series without values.")
     return channels
+
+
+def _is_value(word: str) -> bool:
+    """Return whether a word is a number or means a missing one; spaces are those of ASCII."""
+    plain = word.strip()
+    return bool(_VALUES.fullmatch(word)) and (is_number(plain) or plain.lower() in ("?", "", "nan"))
 
 
 def _pad_channels(channels: list[list[float]]) -> NDArray[np.float64]:
