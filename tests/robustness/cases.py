@@ -26,6 +26,7 @@ __all__ = [
     "table",
     "table_model",
     "text_model",
+    "value_model",
     "vectors",
 ]
 
@@ -60,6 +61,8 @@ def check_rows(rows: Any, folder: Path) -> str | None:
         shares = [value for key, value in row.items() if key.startswith("p(")]
         if shares and not (np.isfinite(shares).all() and abs(sum(shares) - 1) < 1e-3):
             return f"no probabilities: {row}"
+        if "value" in row and not np.isfinite(row["value"]):
+            return f"no finite number: {row}"
     return None
 
 
@@ -78,6 +81,20 @@ def series_model(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     cases = [rng.normal(size=(2, n)) for n in (5, 7, 6, 8)]
     task = SeriesTask.fit(series_from_arrays(cases, ["down", "up", "down", "up"]))
+    options = SeriesOptions(dim=16, num_heads=2, num_layers=1)
+    save_trained(folder / "model", task, task.build(options))
+    return folder / "model"
+
+
+def value_model(folder: Path) -> Path:
+    from primal_attention.tasks.timeseries.data import SeriesCollection
+    from primal_attention.tasks.timeseries.regression import SeriesValueTask
+    from primal_attention.tasks.timeseries.settings import SeriesOptions
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(6, 5, 2)).astype(np.float32)
+    series = SeriesCollection(x, np.full(6, 5), rng.normal(size=6))
+    task = SeriesValueTask.fit(series)
     options = SeriesOptions(dim=16, num_heads=2, num_layers=1)
     save_trained(folder / "model", task, task.build(options))
     return folder / "model"

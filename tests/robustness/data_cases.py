@@ -27,6 +27,7 @@ from .cases import (
     table,
     table_model,
     text_model,
+    value_model,
     vectors,
 )
 from .harness import Case, command, printed
@@ -237,6 +238,32 @@ def _series_table(folder: Path) -> Case:
     train = plan("new.csv", "--task", "timeseries")
     reads = (predict(model, "new.csv"), score(model, "new.csv"), train)
     return Case("series in .csv", path, reads, check=check_rows)
+
+
+def _series_values(ending: str) -> Builder:
+    def build(folder: Path) -> Case:
+        path, rng, file = clean(folder), np.random.default_rng(0), f"new{ending}"
+        x, y = rng.normal(size=(12, 2, 5)).round(3), rng.normal(size=12).round(3)
+        if ending == ".npz":
+            np.savez_compressed(path / file, X=x, y=y)
+        elif ending == ".csv":
+            rows = [f"s{i},{a},{b},{y[i]}" for i, case in enumerate(x) for a, b in case.T]
+            (path / file).write_text("\n".join(["case,a,b,label", *rows]) + "\n")
+        else:
+            fields = [":".join(",".join(map(str, channel)) for channel in case) for case in x]
+            rows = [f"{case}:{number}" for case, number in zip(fields, y, strict=True)]
+            head = ["@problemName Levels", "@dimensions 2", "@targetLabel true", "@data"]
+            (path / file).write_text("\n".join([*head, *rows]) + "\n")
+        model = value_model(folder)
+        train = plan(file, "--task", "series-values")
+        reads = (predict(model, file), score(model, file), train)
+        return Case(f"numbers of series in {ending}", path, reads, check=check_rows)
+
+    return build
+
+
+for _ending in (".ts", ".npz", ".csv"):
+    CASES[f"numbers of series in {_ending}"] = _series_values(_ending)
 
 
 # tables

@@ -1,5 +1,6 @@
 """Numbers as targets of series: read from every format, standardised, answered in their unit."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from primal_attention.command import UserError
+from primal_attention.files import UnsealedWarning
 from primal_attention.models import ModelOutput
 from primal_attention.tasks.sources import look_at
 from primal_attention.tasks.task import load_task, save_task
@@ -195,6 +197,27 @@ def test_targets_that_cannot_be_learned_or_scored_are_told(tmp_path):
     np.savez(path, X=np.ones((2, 1, 5)))
     with pytest.raises(UserError, match=r"a\.npz has no labels; primal predict needs none"):
         task.read(path, labelled=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"std": [1.0, 2.0, 3.0]}, "one number a channel, got 2 and 3"),
+        ({"std": [1.0, 0.0]}, "std positive ones"),
+        ({"target_std": 0.0}, "target_std a positive one, got 1.0 and 0.0"),
+    ],
+)
+def test_a_damaged_task_is_told_when_it_is_loaded(tmp_path, changes, words):
+    known = {"mean": (0.0, 1.0), "std": (1.0, 2.0), "longest": 5}
+    task = SeriesValueTask(**known, target_mean=1.0, target_std=2.0)
+    save_task(task, tmp_path)
+    content = json.loads((tmp_path / "task.json").read_text())
+    content["values"] |= changes
+    (tmp_path / "task.json").write_text(json.dumps(content))
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.warns(UnsealedWarning), pytest.raises(UserError, match="json is damaged") as caught:
+        load_task(tmp_path)
+    assert words in str(caught.value)
 
 
 def test_equal_targets_of_the_training_part_keep_their_unit():

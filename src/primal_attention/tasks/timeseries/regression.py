@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from primal_attention.command import UserError
@@ -40,6 +41,14 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
     """Mean of the targets of the training part."""
     target_std: float
     """Standard deviation of the targets of the training part; one if they are all the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isfinite(self.target_mean) or not 0 < self.target_std < inf:
+            raise ValueError(
+                "target_mean must be a finite number and target_std a positive one, got "
+                f"{self.target_mean} and {self.target_std}."
+            )
 
     @classmethod
     def _describe(cls, words: str) -> str:

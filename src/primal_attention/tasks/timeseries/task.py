@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -50,6 +51,15 @@ class WholeSeriesTask(Task):
     """Tables: column of the targets."""
     case: str = "case"
     """Tables with one row a time step: column with the name of the series."""
+
+    def __post_init__(self) -> None:
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(
+                f"mean and std must hold one number a channel, got {len(self.mean)} and "
+                f"{len(self.std)}."
+            )
+        if not all(map(isfinite, self.mean)) or not all(0 < s < inf for s in self.std):
+            raise ValueError("mean must hold finite numbers, and std positive ones.")
 
     @classmethod
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
