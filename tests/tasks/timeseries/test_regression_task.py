@@ -199,6 +199,12 @@ def test_targets_that_cannot_be_learned_or_scored_are_told(tmp_path):
         task.read(path, labelled=True)
 
 
+def test_series_to_predict_are_read_however_far_zero_is_from_the_targets():
+    known = {"mean": (0.0,), "std": (1.0,), "longest": 5}
+    task = SeriesValueTask(**known, target_mean=1e20, target_std=1.0)
+    assert len(task.from_arrays(np.ones((2, 1, 5)))) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -242,6 +248,8 @@ def test_files_are_recognised_by_their_targets(tmp_path):
     # what is not said to be a number is a class
     for header in ("@classLabel true 1 2", "# none", "@targetLabel false"):
         assert readers(write_values(path, header)) == [True, False]
+        # the user knows better
+        assert readers(path, task="series-values")[1]
     path.write_text("@classLabel false\n@data\n1,2:3,4\n")
     assert readers(path) == [True, False]
     for values, expected in (
