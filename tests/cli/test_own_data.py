@@ -133,6 +133,11 @@ def test_a_table_of_series_with_numbers_needs_its_task(tmp_path, capsys):
     assert main(["train", *given, *QUICK]) == 0
     assert "one row a series, 9 time steps of one channel, a number" in capsys.readouterr().out
     assert pa.load("outputs/wide").predict("wide.csv").dtype == np.float64
+    rows = [f"s{i},{v},{case[0] / 3}" for i, case in enumerate(x[:, 0]) for v in case]
+    (tmp_path / "long.csv").write_text("\n".join(["who,level,price", *rows]) + "\n")
+    assert main(["train", "long.csv", "--case", "who", "--target", "price", *QUICK]) == 0
+    printed = capsys.readouterr().out
+    assert "one row a time step, 1 channels, a number for each (task series-values)" in printed
 
 
 def test_files_on_the_command_line_replace_the_set_of_a_recipe(tmp_path, capsys):
