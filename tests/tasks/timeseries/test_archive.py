@@ -100,6 +100,23 @@ def test_what_is_wrong_with_a_file_is_told(text, told, tmp_path):
     assert str(raised.value).startswith(str(file))
 
 
+def test_a_damaged_file_is_read_or_refused(tmp_path):
+    write_set(tmp_path, "CBF", train=3, steps=6)
+    whole = (tmp_path / "CBF_TRAIN.tsv").read_bytes()
+    rng, file, refused = np.random.default_rng(0), tmp_path / "a.tsv", 0
+    for _ in range(300):
+        damaged_file = bytearray(whole)
+        for at in rng.integers(len(whole), size=rng.integers(1, 4)):
+            damaged_file[at] = rng.choice(list(b"\t\n\r\0\xff _.e-+nN1"))
+        file.write_bytes(bytes(damaged_file[: rng.integers(1, 2 * len(whole))]))
+        try:
+            series = read_tsv(file, is_equal=bool(rng.integers(2)))
+            assert np.isfinite(series.x[~np.isnan(series.x)]).all()
+        except UserError:
+            refused += 1
+    assert 100 < refused < 300
+
+
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, "_MAX_BYTES", 10)
     (tmp_path / "a.tsv").write_text("1\t2\t3\t4\t5\t6\n")

@@ -21,6 +21,7 @@ from primal_attention.tasks.splits import class_indices
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     Standardizer,
+    as_float32,
     series_from_arrays,
 )
 from primal_attention.tasks.timeseries.ts import is_number
@@ -144,7 +145,7 @@ def read_tsv(
         if not is_equal:
             return series_from_arrays(cases, labels, classes=classes)
         names = tuple(classes or sorted(set(labels)))
-        x = np.stack(cases).astype(np.float32)[:, :, None]
+        x = as_float32(np.stack(cases))[:, :, None]
         length = np.full(len(x), x.shape[1])
         return SeriesCollection(x, length, class_indices(labels, names), names)
 

@@ -158,7 +158,7 @@ def two_waves(cases: int, seed: int, steps: int = _STEPS) -> "SeriesCollection":
     wave = 3 * np.hanning(length) * np.sin(2 * np.pi * np.arange(length) / length)
     number = np.arange(cases)
     sign, is_same = np.where(number // 2 % 2, 1, -1), number % 2 == 1
-    x = 0.5 * rng.normal(size=(cases, steps))
+    x = 0.3 * rng.normal(size=(cases, steps))
     for row, first, same in zip(x, sign, is_same, strict=True):
         second = first if same else -first
         for begin, way in ((0, first), (3 * steps // 4 - length, second)):
