@@ -213,6 +213,7 @@ def test_series_are_padded_or_stretched_to_one_length():
 def test_a_measurement_scores_classes_and_probabilities(tmp_path):
     write_set(tmp_path, "CBF", train=30, test=20)
     train, test = read_archive("CBF", tmp_path)
+    test = replace(test, y=np.where(np.arange(20) < 4, 1 - test.y, test.y))  # labels that mislead
     found = measure("quant", train, test, seed=3)
     from aeon.classification.interval_based import QUANTClassifier
 
@@ -220,6 +221,7 @@ def test_a_measurement_scores_classes_and_probabilities(tmp_path):
     names = np.array(["1", "2"])
     model = QUANTClassifier(random_state=3).fit(X, names[train.y])
     chances = model.predict_proba(X_test)
+    assert (chances[np.arange(20), test.y] == 0).any()  # its logarithm is not finite
     losses = [-np.log(max(row[c], 1e-3)) for row, c in zip(chances, test.y, strict=True)]
     assert found["nll"] == pytest.approx(np.mean(losses))
     assert found["accuracy"] == np.mean(model.predict(X_test) == names[test.y])

@@ -105,9 +105,9 @@ class SeriesLong(Study[SeriesLongOptions]):
             "Random walks of one channel, one thread, each line in a new process. Their two "
             "classes tell nothing of them, so that no part of ours is left out as not needed; with "
             "fewer than 100 series it has no attention part. *Before*: memory of the process with "
-            "all packages loaded and the series generated. *Peak*: its largest memory up to the end "
-            "of the prediction of the same series. GB are 10⁹ bytes. Seconds are wall clock after "
-            f"a warm-up.{told}"
+            "all packages loaded and the series generated. *Peak*: its largest memory up to the "
+            "end of the prediction of the same series. GB are 10⁹ bytes. Seconds are wall clock "
+            f"after a warm-up.{told}"
         )
         header = ["series × steps", "method", "before, GB", "peak, GB", "fit, s", "predict, s"]
         return {"table.md": page(caption, markdown_table(header, lines))}
