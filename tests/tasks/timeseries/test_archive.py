@@ -1,5 +1,6 @@
 """UCR files, damaged copies, and the studies that compare time-series classifiers."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from primal_attention.command import UserError
 from primal_attention.tasks.study import find_study, read_rows, run_study
 from primal_attention.tasks.timeseries import archive, series_from_arrays
 from primal_attention.tasks.timeseries.archive import (
-    SETS,
     archive_root,
     as_cases,
     damaged,
@@ -21,6 +21,7 @@ from primal_attention.tasks.timeseries.archive import (
     stretched,
     zero_padded,
 )
+from primal_attention.tasks.timeseries.contenders import METHODS, SETS
 from primal_attention.tasks.timeseries.damage_study import SeriesDamage, SeriesDamageOptions
 from primal_attention.tasks.timeseries.long_study import SeriesLong, SeriesLongOptions
 from primal_attention.tasks.timeseries.parts_study import (
@@ -31,7 +32,6 @@ from primal_attention.tasks.timeseries.parts_study import (
 from primal_attention.tasks.timeseries.peer_study import SeriesPeers, SeriesPeersOptions
 from primal_attention.tasks.timeseries.peer_tables import Comparison, summary_table, verdict
 from primal_attention.tasks.timeseries.peers import (
-    METHODS,
     mark,
     measure,
     one_thread,
@@ -237,6 +237,14 @@ def test_a_measurement_has_one_thread_and_gives_the_others_back():
     with one_thread():
         assert (numba.get_num_threads(), torch.get_num_threads()) == (1, 1)
     assert (numba.get_num_threads(), torch.get_num_threads()) == before
+
+
+@pytest.mark.parametrize("name", ["series", "series-damage", "series-parts", "series-long"])
+def test_options_are_shown_without_torch(name):
+    code = "import sys; from primal_attention.tasks.study import find_study; "
+    code += f"find_study({name!r}).Options(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 # ours beside its peers

@@ -27,7 +27,6 @@ from primal_attention.tasks.timeseries.data import (
 from primal_attention.tasks.timeseries.ts import is_number
 
 __all__ = [
-    "SETS",
     "archive_root",
     "as_cases",
     "check_archive",
@@ -39,16 +38,6 @@ __all__ = [
     "zero_padded",
 ]
 
-SETS = {
-    "ACSF1": 100, "Adiac": 390, "AllGestureWiimoteX": 300, "AllGestureWiimoteY": 300,
-    "AllGestureWiimoteZ": 300, "ArrowHead": 36, "BME": 30, "Beef": 30, "BeetleFly": 20,
-    "BirdChicken": 20, "CBF": 30, "Car": 60, "Chinatown": 20, "ChlorineConcentration": 467,
-    "CinCECGTorso": 40, "Coffee": 28, "Computers": 250, "CricketX": 390, "CricketY": 390,
-    "CricketZ": 390, "Crop": 7200, "DiatomSizeReduction": 16, "DistalPhalanxOutlineAgeGroup": 400,
-    "DistalPhalanxOutlineCorrect": 600, "DistalPhalanxTW": 400, "DodgerLoopDay": 78,
-    "DodgerLoopGame": 20, "DodgerLoopWeekend": 20,
-}  # fmt: skip
-"""The sets of the package whose names begin with A to D, and their training series."""
 _UNEQUAL = ("AllGestureWiimoteX", "AllGestureWiimoteY", "AllGestureWiimoteZ")
 """Sets with series of unequal length; in the others a missing value at the end is a gap."""
 _MAX_BYTES = 500_000_000
@@ -100,7 +89,7 @@ def read_archive(name: str, root: Path | None = None) -> tuple[SeriesCollection,
     """Return the training and the test part of a set.
 
     Args:
-        name: One of :data:`SETS`.
+        name: Name of a set of the package.
         root: Folder of the files; by default that of the installed package.
     """
     folder, is_equal = archive_root(root), name not in _UNEQUAL

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_attention.tasks.timeseries.contenders import MINIROCKET, OURS
 from primal_attention.tasks.timeseries.peer_study import ArchiveOptions, describe_parts
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ _DAMAGES = {
     "missing": "30 % missing",
 }
 """Kinds of damage and their names in tables."""
-_OURS, _ZEROS, _FILLED = "ours", "minirocket-zeros", "minirocket-stretched"
+_ZEROS, _FILLED = "minirocket-zeros", "minirocket-stretched"
 _METHODS = {
-    _OURS: "ours",
+    OURS: "ours",
     _ZEROS: "zero-padded MiniRocket",
     _FILLED: "stretched MiniRocket",
 }
@@ -90,7 +91,7 @@ class SeriesDamage(Study[SeriesDamageOptions]):
         import numpy as np
 
         from primal_attention.tasks.timeseries.archive import damaged, read_archive
-        from primal_attention.tasks.timeseries.peers import MINIROCKET, OURS, measure
+        from primal_attention.tasks.timeseries.peers import measure
 
         rng = np.random.default_rng([cell["seed"], _SETS.index(cell["set"])])
         whole = read_archive(cell["set"], options.root)
@@ -98,7 +99,7 @@ class SeriesDamage(Study[SeriesDamageOptions]):
         train, test = (
             _prepare(damaged(part, cell["damage"], rng), cell["method"], steps) for part in whole
         )
-        name = OURS if cell["method"] == _OURS else MINIROCKET
+        name = OURS if cell["method"] == OURS else MINIROCKET
         return {**measure(name, train, test, cell["seed"]), **describe_parts(train, test)}
 
     def describe(self, row: Row) -> str:
@@ -125,9 +126,9 @@ class SeriesDamage(Study[SeriesDamageOptions]):
 
 
 def _mark(method: str) -> str:
-    from primal_attention.tasks.timeseries.peers import MINIROCKET, OURS, mark
+    from primal_attention.tasks.timeseries.peers import mark
 
-    return mark(OURS if method == _OURS else MINIROCKET)
+    return mark(OURS if method == OURS else MINIROCKET)
 
 
 def _prepare(series: "SeriesCollection", method: str, steps: int) -> "SeriesCollection":
@@ -226,7 +227,7 @@ def _verdict(sets: Sequence[str], grid: Grid) -> str:
         order = sorted(_METHODS, key=lambda m: loss[m])
         told = ", ".join(f"{_METHODS[m]} {loss[m]:.1f}" for m in order)
         best = max(left, key=lambda m: left[m])
-        sides = [f"{_compare(loss[_OURS], loss[m])} {_METHODS[m]}" for m in (_ZEROS, _FILLED)]
+        sides = [f"{_compare(loss[OURS], loss[m])} {_METHODS[m]}" for m in (_ZEROS, _FILLED)]
         lines.append(
             f"**{_DAMAGES[damage].capitalize()}**: ours loses {' and '.join(sides)} (points lost: "
             f"{told}). {_METHODS[best]} has the highest accuracy, {left[best]:.1f} %."

@@ -13,10 +13,11 @@ from pathlib import Path
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_attention.tasks.timeseries.contenders import METHODS, MINIROCKET, OURS
 
 __all__ = ["SeriesLong", "SeriesLongOptions"]
 
-_METHODS = ("ours", "minirocket")
+_METHODS = (OURS, MINIROCKET)
 _GOAL_GB = 2.0
 
 
@@ -74,7 +75,7 @@ class SeriesLong(Study[SeriesLongOptions]):
 
     def tables(self, rows: Sequence[Row], options: SeriesLongOptions) -> Mapping[str, str | bytes]:
         """Return one line a shape and method, and whether the goal is reached."""
-        from primal_attention.tasks.timeseries.peers import METHODS, mark
+        from primal_attention.tasks.timeseries.peers import mark
 
         marks = {method: mark(method) for method in _METHODS}
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]
@@ -92,7 +93,7 @@ class SeriesLong(Study[SeriesLongOptions]):
             for row in kept
         ]
         largest = max(
-            (r for r in kept if r["method"] == "ours"), key=lambda r: r["peak_mb"], default=None
+            (r for r in kept if r["method"] == OURS), key=lambda r: r["peak_mb"], default=None
         )
         told = ""
         if largest is not None:

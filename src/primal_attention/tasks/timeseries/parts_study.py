@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_attention.tasks.timeseries.contenders import OURS, SETS
 from primal_attention.tasks.timeseries.peer_study import ArchiveOptions, describe_parts
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ class SeriesPartsOptions(ArchiveOptions):
 
     def known_sets(self) -> Sequence[str]:
         """Return the names of all sets of the study, group by group."""
-        from primal_attention.tasks.timeseries.archive import SETS
-
         return (*_UEA, *(name for name, cases in SETS.items() if cases >= _FEWEST), _GENERATED)
 
 
@@ -100,7 +99,7 @@ class SeriesParts(Study[SeriesPartsOptions]):
 
     def run(self, cell: Cell, options: SeriesPartsOptions, scratch: Path) -> Row:
         """Fit one variant on one set and score its test part."""
-        from primal_attention.tasks.timeseries.peers import OURS, measure
+        from primal_attention.tasks.timeseries.peers import measure
 
         train, test = _read(cell["set"], options)
         found = measure(OURS, train, test, cell["seed"], **_VARIANTS[cell["variant"]])
@@ -129,7 +128,7 @@ class SeriesParts(Study[SeriesPartsOptions]):
 
 
 def _mark(variant: str) -> str:
-    from primal_attention.tasks.timeseries.peers import OURS, mark
+    from primal_attention.tasks.timeseries.peers import mark
 
     return mark(OURS, **_VARIANTS[variant])
 

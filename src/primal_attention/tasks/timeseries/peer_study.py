@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_attention.tasks.timeseries.contenders import METHODS, SETS
 
 if TYPE_CHECKING:
     from primal_attention.tasks.timeseries.data import SeriesCollection
@@ -35,8 +36,6 @@ class ArchiveOptions:
 
     def known_sets(self) -> Sequence[str]:
         """Return the names of all sets of the study, in the order of its tables."""
-        from primal_attention.tasks.timeseries.archive import SETS
-
         return tuple(SETS)
 
     def chosen_sets(self) -> Sequence[str]:
@@ -52,8 +51,6 @@ class SeriesPeersOptions(ArchiveOptions):
     """Names of methods; by default all."""
 
     def __post_init__(self) -> None:
-        from primal_attention.tasks.timeseries.peers import METHODS
-
         super().__post_init__()
         one_of(self, "methods", METHODS)
 
@@ -67,7 +64,7 @@ class SeriesPeers(Study[SeriesPeersOptions]):
     def cells(self, options: SeriesPeersOptions) -> list[Cell]:
         """Return all methods of a set together, all sets once before any again."""
         from primal_attention.tasks.timeseries.archive import check_archive
-        from primal_attention.tasks.timeseries.peers import METHODS, mark
+        from primal_attention.tasks.timeseries.peers import mark
 
         check_archive(options.chosen_sets(), options.root)
         marks = {name: mark(name) for name in options.methods or METHODS}
@@ -98,7 +95,7 @@ class SeriesPeers(Study[SeriesPeersOptions]):
     def tables(self, rows: Sequence[Row], options: SeriesPeersOptions) -> Mapping[str, str | bytes]:
         """Return a verdict, averages, the table of all sets, and a picture."""
         from primal_attention.tasks.timeseries import peer_tables as show
-        from primal_attention.tasks.timeseries.peers import METHODS, mark
+        from primal_attention.tasks.timeseries.peers import mark
 
         marks = {name: mark(name) for name in METHODS}
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]

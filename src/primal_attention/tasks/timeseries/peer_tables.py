@@ -11,11 +11,10 @@ import numpy as np
 from primal_attention.command import needs
 from primal_attention.output import markdown_table, page
 from primal_attention.tasks.study import Row
-from primal_attention.tasks.timeseries.peers import METHODS, MINIROCKET, OURS
+from primal_attention.tasks.timeseries.contenders import HYDRA, METHODS, MINIROCKET, OURS
 
 __all__ = ["Comparison", "bullets", "picture", "set_table", "summary_table", "verdict"]
 
-HYDRA = "multirocket-hydra"
 _TIE = 1e-9
 """Accuracies that differ by less are equal: they are means of fractions."""
 

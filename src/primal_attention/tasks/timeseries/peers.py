@@ -5,10 +5,10 @@ that cannot take unequal lengths gets zeros beyond the ends.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,16 @@ from primal_attention.command import needs
 from primal_attention.settings import fingerprint
 from primal_attention.tasks.study import Row
 from primal_attention.tasks.timeseries.archive import as_cases, interpolated, zero_padded
+from primal_attention.tasks.timeseries.contenders import (
+    HYDRA,
+    METHODS,
+    MINIROCKET,
+    OURS,
+    Method,
+)
 from primal_attention.tasks.timeseries.data import SeriesCollection
 
 __all__ = [
-    "METHODS",
-    "MINIROCKET",
-    "OURS",
-    "Method",
     "make_classifier",
     "mark",
     "measure",
@@ -32,45 +35,12 @@ __all__ = [
     "warm_up",
 ]
 
-OURS, MINIROCKET = "ours", "minirocket"
 _BATCH = 1000
 """Series that are classified at once; bounds the memory of every method."""
 _FLOOR = 1e-3
 """Smallest probability that counts: one zero of a forest would make the mean infinite."""
 _WARM = 120
 """Generated series before the first timed fit: enough for every part of ours."""
-
-
-class Method(NamedTuple):
-    """A classifier of the comparison."""
-
-    title: str
-    """Name in tables."""
-    options: Mapping[str, Any]
-    """Arguments besides the seed."""
-    has_gaps: bool = False
-    """Whether it takes missing values."""
-    has_lengths: bool = False
-    """Whether it takes series of unequal length."""
-    has_chances: bool = False
-    """Whether its probabilities are more than zeros and ones."""
-    is_random: bool = True
-    """Whether a seed changes it."""
-
-
-METHODS = {
-    OURS: Method("ours", {}, has_gaps=True, has_lengths=True, has_chances=True),
-    MINIROCKET: Method("MiniRocket", {}),
-    "multirocket-hydra": Method("MultiRocketHydra", {}),
-    "quant": Method("QUANT", {}, has_chances=True),
-    "dtw": Method(
-        "1-NN DTW",
-        {"distance": "dtw", "distance_params": {"window": 0.1}},
-        has_lengths=True,
-        is_random=False,
-    ),
-}
-"""Methods by name, in the order of the tables."""
 
 
 def make_classifier(name: str, seed: int, **changes: Any) -> Any:
@@ -100,7 +70,7 @@ def _classes() -> dict[str, Callable[..., Any]]:
     return {
         OURS: PrimalTimeSeriesClassifier,
         MINIROCKET: MiniRocketClassifier,
-        "multirocket-hydra": MultiRocketHydraClassifier,
+        HYDRA: MultiRocketHydraClassifier,
         "quant": QUANTClassifier,
         "dtw": KNeighborsTimeSeriesClassifier,
     }
