@@ -5,7 +5,7 @@ from .data import (
     collate_series,
     series_from_arrays,
 )
-from .estimator import PrimalTimeSeriesClassifier
+from .estimator import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
 from .files import list_series, load_series, read_npz, read_series, series_root
 from .model import SeriesClassifier, SeriesConfig
 from .regression import SeriesValueTask
@@ -15,6 +15,7 @@ from .ts import read_ts
 
 __all__ = [
     "PrimalTimeSeriesClassifier",
+    "PrimalTimeSeriesRegressor",
     "SeriesClassifier",
     "SeriesCollection",
     "SeriesConfig",

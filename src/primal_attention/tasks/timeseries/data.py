@@ -120,6 +120,16 @@ class SeriesCollection:
         y = None if self.y is None else self.y[index]
         return replace(self, x=self.x[index], length=self.length[index], y=y)
 
+    def append(self, more: "SeriesCollection") -> "SeriesCollection":
+        """Return these cases and then others with as many channels."""
+        steps = max(self.x.shape[1], more.x.shape[1])
+        x = [np.pad(s.x, ((0, 0), (0, steps - s.x.shape[1]), (0, 0))) for s in (self, more)]
+        y = None
+        if self.y is not None and more.y is not None:
+            y = np.concatenate([self.y, more.y])
+        length = np.concatenate([self.length, more.length])
+        return replace(self, x=np.concatenate(x), length=length, y=y)
+
     def cut(self, length: int | None) -> "SeriesCollection":
         """Return the first ``length`` steps of every series; all of them if ``None``."""
         if length is None or self.x.shape[1] <= length:

@@ -1,8 +1,10 @@
-"""Primal-Attention as an aeon classifier.
+"""Estimators of whole series for aeon: a classifier and a regressor.
 
-The class needs aeon, the rest of the package does not: it is defined when its name is first used.
+The classes need aeon, the rest of the package does not: they are defined when first used.
 """
 
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,114 +13,271 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, needs
+from primal_attention.command import UserError, did_you_mean, needs, progress
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.saving import SavedEstimator, restore_classes
 from primal_attention.tasks.task import Task
+from primal_attention.tasks.timeseries.blend.fitting import (
+    Closed,
+    add_attention,
+    fit_closed,
+    score_series,
+)
+from primal_attention.tasks.timeseries.blend.model import PARTS, SeriesBlend
+from primal_attention.tasks.timeseries.blend.shares import explained
 from primal_attention.tasks.timeseries.data import (
     SeriesCollection,
     SeriesDataset,
-    collate_series,
     series_from_arrays,
 )
-from primal_attention.tasks.timeseries.model import SeriesClassifier
+from primal_attention.tasks.timeseries.regression import SeriesValueTask
 from primal_attention.tasks.timeseries.settings import SeriesOptions
-from primal_attention.tasks.timeseries.task import SeriesTask
+from primal_attention.tasks.timeseries.task import SeriesTask, WholeSeriesTask
 from primal_attention.tasks.trained import check_finite
 
-with needs("timeseries", "PrimalTimeSeriesClassifier"):
+with needs("timeseries", "An estimator of time series"):
     from aeon.classification.base import BaseClassifier
+    from aeon.regression.base import BaseRegressor
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from primal_attention.tasks.timeseries.model import SeriesClassifier
     from primal_attention.training import History
+    from primal_attention.training.scores import Answers
 
-__all__ = ["PrimalTimeSeriesClassifier"]
+__all__ = ["PrimalTimeSeriesClassifier", "PrimalTimeSeriesRegressor"]
 
-_EPOCHS = 20
-"""Epochs in the history of a fit."""
+_FOLDS = 3
+"""Models of the attention part; each holds out its share of the series."""
+_FEWEST = 100
+"""Series below which the attention part is left out: it learns little from fewer."""
+_EXPLAINED = 0.5
+"""Share of the uncertainty above which the other parts suffice for series of one channel: on the
+development sets attention brought nothing there."""
+_EPOCHS, _STEPS, _BATCH = 20, 240, 32
+"""Training of one model; with many series there are more steps."""
 _PASSES = 6
-"""Fewest passes over the training data."""
-_PREDICT_BATCH = 256
-"""Series that are classified at once."""
+"""Fewest passes over the series in a training."""
+_PREDICT_BATCH = 512
+"""Series that are predicted at once."""
 
 
-class PrimalTimeSeriesClassifier(SavedEstimator, BaseClassifier):  # type: ignore[misc]
-    """Transformer with linear attention for series of any length, number of channels and gaps.
+class _SeriesEstimator(SavedEstimator):
+    """What classifier and regressor share: parameters, the fit of the parts, folders."""
 
-    Channels are standardised by the training data, missing values interpolated, long series cut
-    into patches. The defaults are meant to be left alone; they are those of the column "ours" of
-    the reproduction study, chosen on held-out training data of six sets.
+    _task: ClassVar[type[Task]]
+    _model: ClassVar[type[PretrainedModel]] = SeriesBlend
+    task_: WholeSeriesTask
+    model_: SeriesBlend
+    history_: "History | None"
+    metadata_: dict[str, Any]
+
+    def __init__(
+        self,
+        attention: str = "primal-dual",
+        parts: tuple[str, ...] = PARTS,
+        time_limit: float | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.attention = attention
+        self.parts = parts
+        self.time_limit = time_limit
+        self.random_state = random_state
+        self.verbose = verbose
+        super().__init__()
+
+    @property
+    def shares_(self) -> dict[str, float]:
+        """Share of every part in the answers, by name; parts without one are not there."""
+        parts = self.model_.config.parts
+        return dict(zip(parts, self.model_.shares.tolist(), strict=True))
+
+    def _fit_series(self, series: SeriesCollection) -> None:
+        from sklearn.utils import check_random_state
+
+        begun = time.monotonic()
+        self._check_settings()
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        task: Any = self._task.fit(series)  # type: ignore[attr-defined]
+        series = task.prepare(series).series
+        options = SeriesOptions(attention=self.attention)
+        config = task.build(options).config
+        closed = fit_closed(
+            series,
+            config,
+            parts=self.parts,
+            seed=seed,
+            seconds=self.time_limit,
+            report=lambda part: self._tell(f"{part} of {len(series)} series"),
+        )
+        self.task_, self.model_, self.history_ = task, closed.model, None
+        left = None if self.time_limit is None else self.time_limit - (time.monotonic() - begun)
+        if "attention" in self.parts and self._needs_attention(closed, left):
+            models, scores = self._train(series, options, seed, left)
+            self.model_ = add_attention(closed, models, scores)
+        self._tell("shares " + ", ".join(f"{k} {v:.2f}" for k, v in self.shares_.items()))
+
+    def _needs_attention(self, closed: Closed, left: float | None) -> bool:
+        """Return whether to train the attention part beside the others."""
+        if not closed.model.config.parts:
+            return True
+        is_late = left is not None and left < 0.1 * (self.time_limit or 0)
+        has_channels = closed.model.config.num_channels > 1
+        return (
+            len(closed.y) >= _FEWEST
+            and not is_late
+            and (has_channels or explained(closed.answers, closed.y) < _EXPLAINED)
+        )
+
+    def _train(
+        self, series: SeriesCollection, options: SeriesOptions, seed: int, left: float | None
+    ) -> "tuple[list[SeriesClassifier], NDArray[np.float64]]":
+        """Return the models of the attention part, and scores of the series held out of each."""
+        from primal_attention.training import TrainingConfig, fit
+
+        task = self.task_
+        fold = _folds(task.strata(series), min(_FOLDS, len(series)), seed)
+        models: list[SeriesClassifier] = []
+        scores = np.zeros((len(series), task.sizes["num_classes"]))
+        for k in range(fold.max() + 1):
+            self._tell(f"attention, {k + 1} of {fold.max() + 1} models")
+            held, rest = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
+            model = _build(task, options, seed + k)
+            steps = max(_STEPS, _PASSES * -(-len(rest) // _BATCH))
+            config = TrainingConfig(
+                epochs=_EPOCHS,
+                epoch_steps=-(-steps // _EPOCHS),
+                batch_size=_BATCH,
+                lr=2e-3,
+                max_seconds=None if left is None else max(left / _FOLDS, 0.1),
+                seed=seed,
+            )
+            # the weights of the last epoch: calibration mends a loss that rises again
+            self.history_ = fit(
+                model,
+                SeriesDataset(series.take(rest)),
+                config=config,
+                objective=task.objective,
+                collate=task.collate,
+                verbose=self.verbose,
+            )
+            scores[held] = score_series(model, series.take(held))
+            models.append(model)
+        return models, scores
+
+    def _check_settings(self) -> None:
+        given = self.parts
+        if isinstance(given, str) or not given or not set(given) <= set(PARTS):
+            wrong = given if isinstance(given, str) else next(iter(set(given) - set(PARTS)), "")
+            raise ValueError(
+                f"parts must name some of {', '.join(PARTS)}, got {given!r}."
+                f"{did_you_mean(str(wrong), PARTS)}"
+            )
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise ValueError(f"time_limit must be a number of seconds, got {self.time_limit!r}.")
+
+    def _tell(self, line: str) -> None:
+        if self.verbose or (self.verbose is None and sys.stderr.isatty()):
+            progress(line)
+
+    def _answers(self, X: Any) -> "Answers":
+        data = self.task_.prepare(self.task_.without_labels(_series(X)))
+        answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
+        check_finite(answers)
+        return answers
+
+    def _check_fitted(self) -> None:
+        self._check_is_fitted()  # type: ignore[attr-defined]
+
+    @classmethod
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        return {"attention": model.config.attention}
+
+    def _plain_parameters(self) -> dict[str, Any]:
+        found = super()._plain_parameters()
+        return {**found, "parts": list(found["parts"])}
+
+    def _extra(self) -> dict[str, Any]:
+        return {"metadata": {key: _plain(value) for key, value in self.metadata_.items()}}
+
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        self.metadata_ = dict(_part_of(content, "metadata")) if content else self._metadata()
+        self.is_fitted = True
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return what aeon knows of the training series, from a folder of ``primal train``."""
+        channels = len(self.task_.mean)
+        return {"multivariate": channels > 1, "n_channels": channels}
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
+        """Return the parameters of aeon's checks."""
+        return {}
+
+
+_TAGS = {
+    "X_inner_type": ["np-list", "numpy3D"],
+    "algorithm_type": "hybrid",
+    "capability:missing_values": True,
+    "capability:multivariate": True,
+    "capability:unequal_length": True,
+}
+
+
+class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
+    """Classifier for series of any length, number of channels and gaps.
+
+    A blend of three parts: convolutions with a ridge head, quantiles with a forest, and a
+    transformer with linear attention. Every part answers for training series that it did not
+    learn from, and the likelihood of these answers decides its share. The attention part joins in
+    with at least 100 series, if it helps; it does where channels or distant steps must be compared.
+
+    Missing values are interpolated. Series of unequal length are stretched to the median length for
+    the first two parts. Probabilities are calibrated. There is nothing to tune.
 
     Parameters
     ----------
     attention : str, default="primal-dual"
         Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
 
-    attention_options : dict, default=None
-        Options of that attention, such as ``{"rank": 8}``.
+    parts : tuple of str, default=("convolutions", "quantiles", "attention")
+        Parts to fit.
 
-    primal_layers : str, default="all"
-        Blocks that use ``attention``: ``"all"`` or ``"last:k"``. The others use softmax.
-
-    eta : float, default=0.1
-        Weight of the KSVD term of primal layers.
-
-    stem : {"both", "conv", "patch"}, default="both"
-        How time steps become tokens: convolutions of three widths, one linear map per patch, or the
-        sum of the two.
-
-    dim : int, default=64
-        Model width.
-
-    num_heads : int, default=4
-        Heads; must divide ``dim``.
-
-    num_layers : int, default=2
-        Blocks.
-
-    max_tokens : int, default=48
-        Longer series are cut into this many patches.
-
-    dropout : float, default=0.2
-        Dropout of every branch.
-
-    jitter : float, default=0.1
-        Strength of the changes of a training series each time it is seen: its pace, its start, the
-        scale of its channels, and noise. With 0 every pass sees the same series.
-
-    n_steps : int, default=240
-        Optimiser steps; more if they would not make six passes over the training data.
-
-    batch_size : int, default=32
-        Series per step.
-
-    lr : float, default=2e-3
-        Peak learning rate.
+    time_limit : float or None, default=None
+        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
+        is left. None takes as long as the parts need.
 
     random_state : int, RandomState instance or None, default=None
-        Draws the parameters, the order of the batches and the jitter.
+        Draws thresholds, trees and weights. An integer gives the same classifier each time, unless
+        ``time_limit`` ends its fit.
 
     verbose : bool or None, default=None
-        Whether ``fit`` shows its progress: a bar, or lines where there is no terminal. None draws a
-        bar on a terminal and prints nothing elsewhere.
+        Whether ``fit`` tells what it does. None does so on a terminal only.
 
     Attributes
     ----------
-    model_ : SeriesClassifier
-        The trained model.
+    shares_ : dict
+        Share of every part in the probabilities.
+
+    model_ : SeriesBlend
+        The fitted parts.
 
     task_ : SeriesTask
         Classes, and mean and deviation of every channel of the training data.
 
-    history_ : History
-        Loss, KSVD term and learning rate, epoch by epoch; None after :meth:`load`.
+    history_ : History or None
+        Training of the attention part's last model; None without one, and after :meth:`load`.
 
     References
     ----------
     Y. Chen, Q. Tao, F. Tonin, J. A. K. Suykens, "Primal-Attention: Self-attention through
     Asymmetric Kernel SVD in Primal Representation", NeurIPS 2023.
+
+    A. Dempster, D. F. Schmidt, G. I. Webb, "MiniRocket: A Very Fast (Almost) Deterministic
+    Transform for Time Series Classification", KDD 2021; "QUANT: A Minimalist Interval Method for
+    Time Series Classification", DMKD 2024.
 
     Examples
     --------
@@ -128,146 +287,129 @@ class PrimalTimeSeriesClassifier(SavedEstimator, BaseClassifier):  # type: ignor
     >>> y = np.array(["rising", "falling"] * 10)
     >>> slope = np.where(y == "rising", 1.0, -1.0)[:, None, None]
     >>> X = slope * np.linspace(-1, 1, 20) + 0.1 * rng.normal(size=(20, 1, 20))
-    >>> clf = PrimalTimeSeriesClassifier(dim=16, n_steps=40, random_state=0).fit(X, y)
-    >>> float(clf.score(X, y))
-    1.0
+    >>> clf = PrimalTimeSeriesClassifier(random_state=0).fit(X, y)
+    >>> float(clf.score(X, y)), sorted(clf.shares_)
+    (1.0, ['convolutions', 'quantiles'])
     """
 
     _task: ClassVar[type[Task]] = SeriesTask
-    _model: ClassVar[type[PretrainedModel]] = SeriesClassifier
-    _tags = {  # noqa: RUF012 the name and the type are aeon's
-        "X_inner_type": ["np-list", "numpy3D"],
-        "algorithm_type": "deeplearning",
-        "capability:missing_values": True,
-        "capability:multivariate": True,
-        "capability:unequal_length": True,
-    }
-
-    def __init__(
-        self,
-        attention: str = "primal-dual",
-        attention_options: dict[str, Any] | None = None,
-        primal_layers: str | tuple[int, ...] = "all",
-        eta: float = 0.1,
-        stem: str = "both",
-        dim: int = 64,
-        num_heads: int = 4,
-        num_layers: int = 2,
-        max_tokens: int = 48,
-        dropout: float = 0.2,
-        jitter: float = 0.1,
-        n_steps: int = 240,
-        batch_size: int = 32,
-        lr: float = 2e-3,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | None = None,
-    ) -> None:
-        self.attention = attention
-        self.attention_options = attention_options
-        self.primal_layers = primal_layers
-        self.eta = eta
-        self.stem = stem
-        self.dim = dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.max_tokens = max_tokens
-        self.dropout = dropout
-        self.jitter = jitter
-        self.n_steps = n_steps
-        self.batch_size = batch_size
-        self.lr = lr
-        self.random_state = random_state
-        self.verbose = verbose
-        super().__init__()
+    _tags = _TAGS
 
     def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
-        from sklearn.utils import check_random_state
-
-        from primal_attention.training import TrainingConfig, fit
-
-        series = self._series(X)
         labels = np.searchsorted(self.classes_, y).astype(np.int64)
-        series = replace(series, y=labels, classes=tuple(map(str, self.classes_)))
-        self.task_ = SeriesTask.fit(series)
-        options = SeriesOptions(
-            stem=self.stem,  # type: ignore[arg-type]
-            max_tokens=self.max_tokens,
-            dim=self.dim,
-            num_heads=self.num_heads,
-            num_layers=self.num_layers,
-            attention=self.attention,
-            attention_options=self.attention_options or {},
-            primal_layers=self.primal_layers,
-            dropout=self.dropout,
-        )
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model_ = self.task_.build(options)
-        steps = max(self.n_steps, _PASSES * -(-len(series) // self.batch_size))
-        training = TrainingConfig(
-            epochs=_EPOCHS if steps >= _EPOCHS else 1,
-            epoch_steps=-(-steps // _EPOCHS) if steps >= _EPOCHS else steps,
-            batch_size=self.batch_size,
-            lr=self.lr,
-            eta=self.eta,
-            seed=seed,
-        )
-        data = SeriesDataset(self.task_.prepare(series).series, self.jitter)
-        self.history_: History | None = fit(
-            self.model_, data, config=training, collate=collate_series, verbose=self.verbose
-        )
+        names = tuple(map(str, self.classes_))
+        self._fit_series(replace(_series(X), y=labels, classes=names))
         return self
 
     def _predict(self, X: Any) -> NDArray[Any]:
         return self.classes_[self._predict_proba(X).argmax(1)]
 
     def _predict_proba(self, X: Any) -> NDArray[np.float64]:
-        data = self.task_.prepare(self.task_.without_labels(self._series(X)))
-        answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
-        check_finite(answers)
-        return answers["logits"].double().softmax(-1).numpy()
-
-    def _series(self, X: Any) -> SeriesCollection:
-        return series_from_arrays(list(X))
-
-    def _check_fitted(self) -> None:
-        self._check_is_fitted()
-
-    @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
-        config = model.config
-        names = ("attention", "primal_layers", "stem", "dim", "num_heads", "num_layers")
-        parameters = {name: getattr(config, name) for name in (*names, "max_tokens", "dropout")}
-        return {**parameters, "attention_options": dict(config.attention_options) or None}
+        return self._answers(X)["logits"].double().softmax(-1).numpy()
 
     def _extra(self) -> dict[str, Any]:
         return {
-            "classes": [c.item() if hasattr(c, "item") else c for c in self.classes_],
+            "classes": [_plain(c) for c in self.classes_],
             "classes_dtype": self.classes_.dtype.str,
-            "metadata": {key: _plain(value) for key, value in self.metadata_.items()},
+            **super()._extra(),
         }
 
     def _restore(self, content: Mapping[str, Any]) -> None:
-        names = self.task_.classes
+        self.classes_ = np.array(self.task_.classes)  # type: ignore[attr-defined]
         if content:
-            for key in ("classes", "classes_dtype", "metadata"):
-                if key not in content:
-                    raise UserError(f"it has no {key}.")
-            dtype = content["classes_dtype"]
-            self.classes_ = restore_classes(content["classes"], dtype, len(names))
-            self.metadata_ = dict(content["metadata"])
-        else:  # of primal train
-            self.classes_, channels = np.array(names), len(self.task_.mean)
-            self.metadata_ = {"multivariate": channels > 1, "n_channels": channels}
+            values, dtype = (_part_of(content, key) for key in ("classes", "classes_dtype"))
+            self.classes_ = restore_classes(values, dtype, len(self.classes_))
         self.n_classes_ = len(self.classes_)
         self._class_dictionary = {c: i for i, c in enumerate(self.classes_)}
-        self.is_fitted = True
+        super()._restore(content)
 
-    @classmethod
-    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
-        """Return parameters with which aeon's checks run in seconds."""
-        return {"dim": 8, "num_heads": 2, "num_layers": 1, "max_tokens": 8, "n_steps": 4}
+
+class PrimalTimeSeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
+    """Regressor for series of any length, number of channels and gaps: one number a series.
+
+    The same three parts as in :class:`PrimalTimeSeriesClassifier`; the squared error on series that
+    a part did not learn from decides its share.
+
+    Parameters
+    ----------
+    attention : str, default="primal-dual"
+        Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
+
+    parts : tuple of str, default=("convolutions", "quantiles", "attention")
+        Parts to fit.
+
+    time_limit : float or None, default=None
+        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
+        is left. None takes as long as the parts need.
+
+    random_state : int, RandomState instance or None, default=None
+        Draws thresholds, trees and weights. An integer gives the same regressor each time, unless
+        ``time_limit`` ends its fit.
+
+    verbose : bool or None, default=None
+        Whether ``fit`` tells what it does. None does so on a terminal only.
+
+    Attributes
+    ----------
+    shares_ : dict
+        Share of every part in the answers.
+
+    model_ : SeriesBlend
+        The fitted parts.
+
+    task_ : SeriesValueTask
+        Mean and deviation of the targets and of every channel of the training data.
+
+    history_ : History or None
+        Training of the attention part's last model; None without one, and after :meth:`load`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from primal_attention.tasks.timeseries import PrimalTimeSeriesRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.uniform(1, 3, size=40)
+    >>> X = np.sin(y[:, None, None] * np.linspace(0, 6, 50)) + 0.1 * rng.normal(size=(40, 1, 50))
+    >>> reg = PrimalTimeSeriesRegressor(random_state=0).fit(X[:30], y[:30])
+    >>> bool(np.abs(reg.predict(X[30:]) - y[30:]).mean() < 0.15)
+    True
+    """
+
+    _task: ClassVar[type[Task]] = SeriesValueTask
+    _tags = _TAGS
+
+    def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
+        self._fit_series(replace(_series(X), y=np.asarray(y, np.float64)))
+        return self
+
+    def _predict(self, X: Any) -> NDArray[np.float64]:
+        return self._answers(X)["values"].double().numpy()
+
+
+def _series(X: Any) -> SeriesCollection:
+    return series_from_arrays(list(X))
+
+
+def _build(task: Any, options: SeriesOptions, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.build(options)
+
+
+def _folds(strata: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
+    """Return the fold of every case; each has about the same share of every group."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    fold = np.empty(len(strata), np.int64)
+    fold[order] = np.arange(len(strata)) % count
+    return fold
+
+
+def _part_of(content: Mapping[str, Any], key: str) -> Any:
+    if key not in content:
+        raise UserError(f"it has no {key}.")
+    return content[key]
 
 
 def _plain(value: Any) -> Any:

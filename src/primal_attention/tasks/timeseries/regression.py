@@ -91,7 +91,8 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
             )
 
     @classmethod
-    def _strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+        """Return one group for all."""
         import numpy as np
 
         return np.zeros(len(series), np.int64)

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.command import UserError, needs, user_errors
 from primal_attention.tasks.files import TABLE_SUFFIXES, list_some
 from primal_attention.tasks.sources import Recognition, Source, check_target, is_series_table
 from primal_attention.tasks.task import ClassificationTask, Parts, Task
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from primal_attention.analysis import Report
+    from primal_attention.models import PretrainedModel
+    from primal_attention.tasks.results import Result
     from primal_attention.tasks.timeseries.data import SeriesCollection, SeriesDataset
     from primal_attention.tasks.timeseries.model import SeriesClassifier
+    from primal_attention.tasks.trained import TrainedModel
 
 __all__ = ["SeriesTask", "WholeSeriesTask"]
 
@@ -133,7 +137,7 @@ class WholeSeriesTask(Task):
 
     @classmethod
     @abstractmethod
-    def _strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
         """Return the group of every series; every part gets the same share of each group."""
 
     @classmethod
@@ -144,6 +148,8 @@ class WholeSeriesTask(Task):
         from primal_attention.tasks.splits import choose, hold_out
         from primal_attention.tasks.timeseries.data import SeriesDataset
 
+        with needs("timeseries", "A model of series"):
+            import aeon  # noqa: F401  two of its parts need it, after the training
         with user_errors(str(settings.train or "")):
             official, test = _read_parts(settings, numbers=cls.has_numbers)
         pool = np.arange(len(official))
@@ -152,7 +158,7 @@ class WholeSeriesTask(Task):
             if official.y is None or (test is not None and test.y is None):
                 raise UserError("the files to train on and to score need labels.")
             cls._check_targets(official, parts=3 if test is None else 2)
-            strata = cls._strata(official)
+            strata = cls.strata(official)
             if test is None:
                 pool, held = hold_out(strata, settings.test_share, settings.seed + 1)
             chosen = pool[choose(strata[pool], settings.train_size)]
@@ -163,7 +169,7 @@ class WholeSeriesTask(Task):
             whole = task.prepare(official).series  # all of a file: a broken case keeps its number
         with user_errors(str(settings.test or "the test part")):
             scored = whole.take(held) if test is None else task.prepare(test).series
-        scored = scored.take(choose(cls._strata(scored), settings.test_size))
+        scored = scored.take(choose(cls.strata(scored), settings.test_size))
         return task, Parts(
             SeriesDataset(whole.take(train), settings.jitter),
             SeriesDataset(whole.take(valid)),
@@ -237,6 +243,32 @@ class WholeSeriesTask(Task):
 
         return collate_series(items)
 
+    def finish(self, model: "PretrainedModel", data: Parts) -> "TrainedModel":
+        """Return the blend of the trained attention part and the closed-form parts."""
+        import numpy as np
+
+        from primal_attention.tasks.timeseries.blend.fitting import (
+            add_attention,
+            fit_closed,
+            score_series,
+        )
+        from primal_attention.tasks.timeseries.blend.model import PARTS
+        from primal_attention.tasks.trained import TrainedModel
+
+        train, valid = (getattr(part, "series") for part in (data.train, data.valid))  # noqa: B009
+        closed = fit_closed(train.append(valid), model.config, parts=PARTS, seed=0)
+        held = len(train) + np.arange(len(valid))
+        attention: Any = model
+        return TrainedModel(
+            self, add_attention(closed, [attention], score_series(attention, valid), held)
+        )
+
+    def explain(self, report: "Report", results: "Sequence[Result]", data: Parts) -> None:
+        """Add the parts of every blend, with their shares and their own scores."""
+        from primal_attention.tasks.timeseries.blend.showing import show_parts
+
+        show_parts(report, results, data.test, self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesTask(WholeSeriesTask, ClassificationTask):
@@ -267,7 +299,8 @@ class SeriesTask(WholeSeriesTask, ClassificationTask):
         check_classes(series.classes)
 
     @classmethod
-    def _strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+        """Return the classes."""
         import numpy as np
 
         return np.asarray(series.y)
