@@ -5,8 +5,9 @@ The classes need aeon, the rest of the package does not: they are defined when f
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -52,11 +53,13 @@ _FOLDS = 3
 """Models of the attention part; each holds out its share of the series."""
 _FEWEST = 100
 """Series below which the attention part is left out: it learns little from fewer."""
-_EXPLAINED = 0.5
-"""Share of the uncertainty above which the other parts suffice for series of one channel: on the
-development sets attention brought nothing there."""
-_EPOCHS, _STEPS, _BATCH = 20, 240, 32
+_EXPLAINED = 0.1
+"""If the other parts explain less than this share of the uncertainty, attention trains longer. If
+they explain more, it is left out for series of one channel: it brought nothing on such sets."""
+_EPOCHS, _STEPS, _LONG_STEPS, _BATCH = 20, 240, 800, 32
 """Training of one model; with many series there are more steps."""
+_JITTER = 0.1
+"""Change of the series in a long training, which would learn the series by heart."""
 _PASSES = 6
 """Fewest passes over the series in a training."""
 _PREDICT_BATCH = 512
@@ -114,25 +117,27 @@ class _SeriesEstimator(SavedEstimator):
         )
         self.task_, self.model_, self.history_ = task, closed.model, None
         left = None if self.time_limit is None else self.time_limit - (time.monotonic() - begun)
-        if "attention" in self.parts and self._needs_attention(closed, left):
-            models, scores = self._train(series, options, seed, left)
+        is_hard = explained(closed.answers, closed.y) < _EXPLAINED
+        if "attention" in self.parts and self._needs_attention(closed, left, is_hard):
+            models, scores = self._train(series, options, seed, left, is_hard)
             self.model_ = add_attention(closed, models, scores)
         self._tell("shares " + ", ".join(f"{k} {v:.2f}" for k, v in self.shares_.items()))
 
-    def _needs_attention(self, closed: Closed, left: float | None) -> bool:
+    def _needs_attention(self, closed: Closed, left: float | None, is_hard: bool) -> bool:
         """Return whether to train the attention part beside the others."""
         if not closed.model.config.parts:
             return True
         is_late = left is not None and left < 0.1 * (self.time_limit or 0)
         has_channels = closed.model.config.num_channels > 1
-        return (
-            len(closed.y) >= _FEWEST
-            and not is_late
-            and (has_channels or explained(closed.answers, closed.y) < _EXPLAINED)
-        )
+        return len(closed.y) >= _FEWEST and not is_late and (has_channels or is_hard)
 
     def _train(
-        self, series: SeriesCollection, options: SeriesOptions, seed: int, left: float | None
+        self,
+        series: SeriesCollection,
+        options: SeriesOptions,
+        seed: int,
+        left: float | None,
+        is_hard: bool,
     ) -> "tuple[list[SeriesClassifier], NDArray[np.float64]]":
         """Return the models of the attention part, and scores of the series held out of each."""
         from primal_attention.training import TrainingConfig, fit
@@ -145,7 +150,7 @@ class _SeriesEstimator(SavedEstimator):
             self._tell(f"attention, {k + 1} of {fold.max() + 1} models")
             held, rest = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
             model = _build(task, options, seed + k)
-            steps = max(_STEPS, _PASSES * -(-len(rest) // _BATCH))
+            steps = max(_LONG_STEPS if is_hard else _STEPS, _PASSES * -(-len(rest) // _BATCH))
             config = TrainingConfig(
                 epochs=_EPOCHS,
                 epoch_steps=-(-steps // _EPOCHS),
@@ -157,7 +162,7 @@ class _SeriesEstimator(SavedEstimator):
             # the weights of the last epoch: calibration mends a loss that rises again
             self.history_ = fit(
                 model,
-                SeriesDataset(series.take(rest)),
+                SeriesDataset(series.take(rest), _JITTER if is_hard else 0.0),
                 config=config,
                 objective=task.objective,
                 collate=task.collate,
@@ -168,15 +173,24 @@ class _SeriesEstimator(SavedEstimator):
         return models, scores
 
     def _check_settings(self) -> None:
-        given = self.parts
-        if isinstance(given, str) or not given or not set(given) <= set(PARTS):
-            wrong = given if isinstance(given, str) else next(iter(set(given) - set(PARTS)), "")
+        given: Any = self.parts
+        named = list(given) if isinstance(given, Collection) and not isinstance(given, str) else []
+        unknown = [name for name in named if name not in PARTS]
+        if not named or unknown:
+            wrong = unknown[0] if unknown else given
             raise ValueError(
-                f"parts must name some of {', '.join(PARTS)}, got {given!r}."
-                f"{did_you_mean(str(wrong), PARTS)}"
+                f"parts must be a tuple with some of {', '.join(PARTS)}, got {given!r}."
+                f"{did_you_mean(wrong, PARTS) if isinstance(wrong, str) else ''}"
             )
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise ValueError(f"time_limit must be a number of seconds, got {self.time_limit!r}.")
+        limit: Any = self.time_limit
+        if limit is not None and not (isinstance(limit, Real) and limit > 0):
+            raise ValueError(
+                f"time_limit must be a positive number of seconds or None, got {limit!r}."
+            )
+        if not isinstance(self.attention, str):
+            raise TypeError(
+                f"attention must be a name of list_attentions(), got {self.attention!r}."
+            )
 
     def _tell(self, line: str) -> None:
         if self.verbose or (self.verbose is None and sys.stderr.isatty()):

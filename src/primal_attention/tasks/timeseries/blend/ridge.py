@@ -26,6 +26,8 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MOST_CASES = 8192
 """With more cases some features decide alone: the decomposition takes the cube of the smaller."""
 _MOST_FEATURES = 4096
+_COLUMNS = 4096
+"""Features that are held in double precision at once."""
 _PROBED = 1000
 """Cases that choose the mixture."""
 
@@ -122,8 +124,12 @@ def _choose_shares(
 
 
 def _gram(features: NDArray[np.float32]) -> Matrix:
-    wide = features.astype(np.float64)
-    return wide @ wide.T
+    """Return the products of all rows, in double precision."""
+    total = np.zeros((len(features), len(features)))
+    for start in range(0, features.shape[1], _COLUMNS):
+        wide = features[:, start : start + _COLUMNS].astype(np.float64)
+        total += wide @ wide.T
+    return total
 
 
 def _centred(gram: Matrix) -> Matrix:
