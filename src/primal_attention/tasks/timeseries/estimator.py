@@ -183,7 +183,7 @@ class _SeriesEstimator(SavedEstimator):
                 f"{did_you_mean(wrong, PARTS) if isinstance(wrong, str) else ''}"
             )
         limit: Any = self.time_limit
-        if limit is not None and not (isinstance(limit, Real) and limit > 0):
+        if limit is not None and not (isinstance(limit, Real) and float(limit) > 0):
             raise ValueError(
                 f"time_limit must be a positive number of seconds or None, got {limit!r}."
             )

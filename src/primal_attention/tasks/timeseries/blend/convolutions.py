@@ -4,7 +4,7 @@ A feature is the share of a series in which a dilated convolution exceeds a thre
 training data. The features are a feature map, the ridge head its primal solution.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,10 @@ class RocketSizes:
     features: int
     """Features, and thresholds."""
 
+    def __post_init__(self) -> None:
+        if self.order not in (0, 1):
+            raise ValueError(f"order must be 0 or 1, got {self.order}.")
+
 
 class _Rocket(nn.Module):
     """A fitted MiniRocket transform of aeon."""
@@ -70,10 +74,13 @@ class _Rocket(nn.Module):
         return made
 
     def forward(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        x = np.diff(x, n=self.sizes.order)
+        arrays = {name: getattr(self, name).numpy() for name in self.names}
+        _check_arrays(arrays, *x.shape[1:])
         rocket: Any = _mini_rocket(self.sizes.features, 0)
-        rocket.parameters = tuple(getattr(self, name).numpy() for name in self.names)
+        rocket.parameters = tuple(arrays.values())
         rocket._n_jobs = 1
-        found: NDArray[np.float32] = rocket._transform(np.diff(x, n=self.sizes.order))
+        found: NDArray[np.float32] = rocket._transform(x)
         return found
 
 
@@ -122,8 +129,30 @@ class Convolutions(nn.Module):
     def forward(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the scores of series ``[cases, channels, time]``."""
         features = np.concatenate([rocket(x) for rocket in self.rockets], axis=1)
-        scores = (features @ self.weight.numpy()).astype(np.float64)
-        return scores + self.bias.numpy()
+        # double precision: the order of sums, and so a rounding, depends on the number of cases
+        return features.astype(np.float64) @ self.weight.double().numpy() + self.bias.numpy()
+
+
+def _check_arrays(arrays: Mapping[str, NDArray[Any]], channels: int, steps: int) -> None:
+    """Raise if an array of a transform points outside another: compiled code does not look."""
+    counts, dilations, features = (
+        arrays[name].astype(np.int64) for name in ("channel_counts", "dilations", "features")
+    )
+    index = arrays["channels"]
+    is_whole = (
+        (dilations > 0).all()
+        and (8 * dilations < steps).all()
+        and (features >= 0).all()
+        and _KERNELS * features.sum() == len(arrays["thresholds"])
+        and (counts > 0).all()
+        and counts.sum() == len(index)
+        and ((index >= 0) & (index < channels)).all()
+    )
+    if not is_whole:
+        raise ValueError(
+            f"The convolutions of the model do not fit series of {channels} channels and {steps} "
+            "steps; its file is damaged."
+        )
 
 
 def _mini_rocket(features: int, seed: int) -> "MiniRocket":

@@ -92,12 +92,12 @@ class Forest(nn.Module):
         """Return the mean answer to every row of features, ``[cases, outputs]``."""
         feature, threshold = self.feature.numpy(), self.threshold.numpy()
         left, right = self.left.numpy(), self.right.numpy()
+        self._check_arrays(x.shape[1])
         case = np.repeat(np.arange(len(x)), self.sizes.trees)
         node = np.tile(self.root.numpy(), len(x))
         leaf = np.zeros_like(node)
         place = np.arange(len(node))
-        # a walk ends within as many steps as there are nodes; damaged arrays might go in circles
-        for _ in range(self.sizes.nodes + 1):
+        while True:  # children come after their parents, so every walk ends
             asked = feature[node]
             done = asked < 0
             leaf[place[done]] = left[node[done]]
@@ -106,8 +106,24 @@ class Forest(nn.Module):
                 break
             case, node, place, asked = case[going], node[going], place[going], asked[going]
             node = np.where(x[case, asked] <= threshold[node], left[node], right[node])
-        else:
-            raise ValueError("The trees of the model go in circles; its file is damaged.")
-        answers = self.answer.numpy()[leaf].reshape(len(x), self.sizes.trees, -1)
+        answers = self.answer.numpy()[leaf].reshape(len(x), self.sizes.trees, self.answer.shape[1])
         mean: NDArray[np.float64] = answers.mean(1, dtype=np.float64)
         return mean
+
+    def _check_arrays(self, features: int) -> None:
+        """Raise if an array points outside another, or a walk would not end."""
+        node = np.arange(self.sizes.nodes)
+        feature, left, right = self.feature.numpy(), self.left.numpy(), self.right.numpy()
+        root = self.root.numpy()
+        is_leaf = feature < 0
+        is_sound = (left > node) & (right > node) & (left < len(node)) & (right < len(node))
+        is_answer = (left >= 0) & (left < self.sizes.leaves)
+        if not (
+            np.where(is_leaf, is_answer, is_sound).all()
+            and (feature < features).all()
+            and ((root >= 0) & (root < len(node))).all()
+        ):
+            raise ValueError(
+                f"The trees of the model do not fit cases of {features} features; its file is "
+                "damaged."
+            )

@@ -29,6 +29,7 @@ PARTS: tuple[Part, ...] = ("convolutions", "quantiles", "attention")
 
 _FLOOR = 1e-4
 """Least probability of a class."""
+_MOST_ATTENTIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,21 @@ class BlendConfig(SeriesConfig):
     """The quantile part."""
     num_attentions: int = 0
     """Models of the attention part, whose mean answer counts; the other settings describe them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_count("length")
+        # the largest are for files with wrong numbers: those would take memory, or for ever
+        most = 4 * max(self.patch * self.max_tokens, 16)
+        if self.length > most:
+            raise ValueError(
+                f"length must be at most {most:,}, four times patch · max_tokens, got "
+                f"{self.length:,}."
+            )
+        if not 0 <= self.num_attentions <= _MOST_ATTENTIONS:
+            raise ValueError(
+                f"num_attentions must be from 0 to {_MOST_ATTENTIONS}, got {self.num_attentions:,}."
+            )
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -1,5 +1,6 @@
 """The quantile part: quantiles of intervals (QUANT) and extremely randomised trees."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,9 @@ def quantile_features(x: NDArray[np.float32], divisor: int = 4) -> NDArray[np.fl
         from aeon.transformations.collection.interval_based import QUANTTransformer
 
     transform: Any = QUANTTransformer(quantile_divisor=divisor)
-    transform._fit(x[:1])  # the intervals depend on the length alone
+    with warnings.catch_warnings():  # aeon calls numpy functions of tensors
+        warnings.simplefilter("ignore", DeprecationWarning)
+        transform._fit(x[:1])  # the intervals depend on the length alone
     series = torch.from_numpy(x)
     steps = avg_pool1d(pad(series.diff(), (2, 2), "replicate"), 5, 1)
     views = (series, steps, series.diff(n=2), torch.fft.rfft(series).abs())
@@ -126,6 +129,8 @@ def _out_of_bag(forest: Any, features: NDArray[np.float32]) -> NDArray[np.float6
         out = np.ones(len(features), bool)
         out[sample] = False
         answer = np.zeros((len(features), tree.tree_.value.shape[2]))
-        answer[out] = tree.tree_.predict(features[out]).reshape(int(out.sum()), -1)
+        # also for a sample with all cases, which few cases sometimes have
+        answer[out] = tree.tree_.predict(features[out]).reshape(-1, answer.shape[1])
         total, count = total + answer, count + out[:, None]
-    return np.where(count > 0, total / np.maximum(count, 1), total.sum(0) / count.sum())
+    mean = total.sum(0) / max(count.sum(), 1)
+    return np.where(count > 0, total / np.maximum(count, 1), mean)
