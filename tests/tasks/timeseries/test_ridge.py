@@ -141,3 +141,10 @@ def test_a_sample_of_the_cases_chooses_the_mixture(monkeypatch):
     found = fit_ridge(blocks, y, rng())
     assert found.weights[0] is None
     assert len(found.held_out) == 60
+
+
+def test_the_shortest_time_still_gives_a_fit():
+    block, y = cases(300, 400)
+    hurried = fit_ridge([block, block**2], y, rng(), seconds=1e-9)
+    assert sum(w.any(1).sum() for w in hurried.weights if w is not None) <= 100
+    assert fit_ridge([block, block**2], y, rng()).error < hurried.error < y.var(0).mean() * 1.1

@@ -108,7 +108,11 @@ class Convolutions(nn.Module):
 
     @classmethod
     def fit(
-        cls, x: NDArray[np.float32], targets: NDArray[np.float64], seed: int
+        cls,
+        x: NDArray[np.float32],
+        targets: NDArray[np.float64],
+        seed: int,
+        seconds: float | None = None,
     ) -> "tuple[Convolutions, NDArray[np.float64]]":
         """Return the part and its leave-one-out answers to the training series.
 
@@ -116,9 +120,11 @@ class Convolutions(nn.Module):
             x: Series ``[cases, channels, time]`` of one length.
             targets: What to predict, ``[cases, outputs]``.
             seed: Seed of the thresholds.
+            seconds: Limit of the time; with many series the head then uses fewer features.
         """
         rockets = [_Rocket.fit(x, order, seed) for order in (0, 1)]
-        ridge = fit_ridge([rocket(x) for rocket in rockets], targets, np.random.default_rng(seed))
+        features = [rocket(x) for rocket in rockets]
+        ridge = fit_ridge(features, targets, np.random.default_rng(seed), seconds=seconds)
         used = [(r, w) for r, w in zip(rockets, ridge.weights, strict=True) if w is not None]
         made = cls([rocket.sizes for rocket, _ in used], targets.shape[1])
         made.rockets = nn.ModuleList(rocket for rocket, _ in used)

@@ -75,7 +75,8 @@ def fit_closed(
         config: Sizes of the data, and the attention part that may follow.
         parts: Which of the two to fit; others are ignored.
         seed: Seed of thresholds and trees.
-        seconds: The quantile part is left out if the convolutions took half of this time.
+        seconds: Limit of the time. With many series the convolutions get fewer features, and the
+            quantile part is left out if they took half of it.
         report: Called with the name of each part before its fit.
     """
     y, outputs = np.asarray(series.y), config.num_classes
@@ -89,7 +90,7 @@ def fit_closed(
         targets = y[:, None].astype(np.float64)
         if outputs > 1:
             targets = np.where(y[:, None] == np.arange(outputs), 1.0, -1.0)
-        convolutions, scores = Convolutions.fit(x, targets, seed)
+        convolutions, scores = Convolutions.fit(x, targets, seed, seconds)
         model = _with(model, "convolutions", convolutions, rockets=convolutions.sizes)
         model.sharpness[0] = choose_sharpness(scores, y)
         answers["convolutions"] = sharpened(scores, float(model.sharpness[0]))
