@@ -248,8 +248,9 @@ class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ign
     learn from, and the likelihood of these answers decides its share. The attention part joins in
     with at least 100 series, if it helps; it does where channels or distant steps must be compared.
 
-    Missing values are interpolated. Series of unequal length are stretched to the median length for
-    the first two parts. Probabilities are calibrated. There is nothing to tune.
+    Missing values are interpolated. For the first two parts series of unequal length are padded to
+    the longest of the training data; what is longer is cut. Probabilities are calibrated. There is
+    nothing to tune.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from primal_attention.tasks.timeseries.blend.convolutions import Convolutions
-from primal_attention.tasks.timeseries.blend.model import BlendConfig, Part, SeriesBlend, stretched
+from primal_attention.tasks.timeseries.blend.model import BlendConfig, Part, SeriesBlend, padded
 from primal_attention.tasks.timeseries.blend.quantiles import Quantiles
 from primal_attention.tasks.timeseries.blend.shares import (
     choose_share,
@@ -37,7 +37,7 @@ from primal_attention.training.evaluation import eval_mode
 __all__ = ["Closed", "add_attention", "fit_closed", "score_series"]
 
 _SHORTEST = 16
-"""Shorter series are stretched: a convolution spans nine steps, and intervals need some."""
+"""Shorter series are padded: a convolution spans nine steps, and intervals need some."""
 _PRIOR = 60
 """Strength of the prior in favour of equal shares, in series."""
 _WEAK_PRIOR = 5
@@ -80,8 +80,8 @@ def fit_closed(
         report: Called with the name of each part before its fit.
     """
     y, outputs = np.asarray(series.y), config.num_classes
-    length = max(int(np.median(series.length)), _SHORTEST)
-    x = stretched(series.x, series.length, length)
+    length = max(int(series.length.max()), _SHORTEST)
+    x = padded(series.x, series.length, length)
     model = SeriesBlend(BlendConfig(**asdict(config), length=length))
     answers: dict[Part, NDArray[np.float64]] = {}
     begun = time.monotonic()
