@@ -1,6 +1,7 @@
-"""Classify time series with a scikit-learn estimator.
+"""Classify time series with an aeon estimator, and see which of its parts decide.
 
-Series of one channel are sine waves of two frequencies in noise.
+Series of one channel are sine waves of two frequencies in noise. Their lengths differ, and a tenth
+of the values is missing.
 """
 
 import numpy as np
@@ -9,10 +10,13 @@ from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
 
 rng = np.random.default_rng(0)
 labels = np.array(["slow", "fast"])[np.arange(120) % 2]
-frequency = np.where(labels == "slow", 2.0, 5.0)[:, None, None]
-time = np.linspace(0, 2 * np.pi, 60)
-series = np.sin(frequency * (time + rng.uniform(0, 6, (120, 1, 1))))  # [cases channels length]
-series += 0.3 * rng.normal(size=series.shape)
+series = []
+for label in labels:
+    time = np.arange(rng.integers(50, 70)) * 0.1 + rng.uniform(0, 6)
+    wave = np.sin((2.0 if label == "slow" else 5.0) * time) + 0.3 * rng.normal(size=len(time))
+    wave[rng.random(len(time)) < 0.1] = np.nan
+    series.append(wave[None])  # [channels length]
 
-model = PrimalTimeSeriesClassifier(n_steps=100, random_state=0).fit(series[:80], labels[:80])
+model = PrimalTimeSeriesClassifier(random_state=0).fit(series[:80], labels[:80])
 print(f"accuracy on new series: {model.score(series[80:], labels[80:]):.2f}")
+print({part: round(share, 2) for part, share in model.shares_.items()})

@@ -49,8 +49,8 @@ class SeriesCollection:
     length: NDArray[np.int64]
     """True lengths, from 1 to the time axis of ``x``."""
     y: NDArray[np.int64] | NDArray[np.float64] | None = None
-    """Target of every case: its class, a whole number that indexes ``classes``, or a number of type
-    ``float64``; ``None`` if the series have no targets."""
+    """Classes of the cases, whole numbers that index ``classes``, or numbers of type ``float64``;
+    ``None`` if the series have no targets."""
     classes: tuple[str, ...] = ()
     """Names of the classes; empty if the targets are numbers."""
 
