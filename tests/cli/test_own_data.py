@@ -314,19 +314,7 @@ def test_an_estimator_and_the_command_line_read_each_others_folders(tmp_path):
     assert main(["train", "arrays.npz", *QUICK]) == 0
     clf = PrimalTimeSeriesClassifier.load("outputs/arrays/primal-dual")
     assert np.array_equal(clf.predict(x), pa.load("outputs/arrays").predict(x))
-    clf = PrimalTimeSeriesClassifier(dim=16, n_steps=4, random_state=0).fit(x, y)
+    clf = PrimalTimeSeriesClassifier(random_state=0).fit(x, y)
     clf.save("saved")
     assert np.array_equal(clf.predict(x), pa.load("saved").predict("arrays.npz"))
     assert main(["predict", "saved", "arrays.npz"]) == 0
-
-
-def test_estimators_show_progress_when_asked(capsys):
-    pytest.importorskip("aeon")
-    from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
-
-    x, y = slopes()
-    options = {"dim": 16, "n_steps": 4, "random_state": 0}
-    PrimalTimeSeriesClassifier(**options).fit(x, y)
-    assert capsys.readouterr().err == ""
-    PrimalTimeSeriesClassifier(**options, verbose=True).fit(x, y)
-    assert "100 %  epoch 1  training loss" in capsys.readouterr().err

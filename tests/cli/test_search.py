@@ -57,4 +57,4 @@ def test_mistakes_are_told_in_a_sentence(model, fails, series_run):
     assert "must end in .html" in fails("search", model, "a", "--images", "images", "-o", "a.pdf")
     assert "at least 1, got 0" in fails("search", model, "a", "--images", "images", "-k", "0")
     told = fails("search", series_run / "primal", "a", "--images", "images")
-    assert "holds a SeriesClassifier, not what ImageTextMatcher saves" in told
+    assert "holds a SeriesBlend, not what ImageTextMatcher saves" in told

@@ -24,12 +24,14 @@ from primal_attention.tasks.retrieval.context_model import ContextConfig, Contex
 from primal_attention.tasks.tabular import NPTConfig, NPTModel
 from primal_attention.tasks.tabular.aligned_model import AlignedConfig, AlignedMap
 from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.timeseries.blend.model import BlendConfig, SeriesBlend
 
 SMALL = {"dim": 8, "num_heads": 2, "num_layers": 1}
 MODELS = [
     EncoderClassifier(EncoderConfig(num_classes=2, num_features=3, **SMALL)),
     CausalDecoder(DecoderConfig(vocab_size=5, positions="learned", max_length=9, **SMALL)),
     SeriesClassifier(SeriesConfig(num_classes=2, num_channels=1, **SMALL)),
+    SeriesBlend(BlendConfig(num_classes=2, num_channels=1, length=16, num_attentions=2, **SMALL)),
     NextEventModel(NextEventConfig(num_types=3, mark_levels=(2,), **SMALL)),
     EventClassifier(EventClassifierConfig(num_types=3, num_classes=2, **SMALL)),
     InterpolationModel(InterpolationConfig(num_channels=2, **SMALL)),
@@ -39,7 +41,12 @@ MODELS = [
     ContextEncoder(ContextConfig(anchors=4, input="linear", **SMALL)),
 ]
 HUGE = 10**9
-FREE = {"VisualParser.mfr_group", "SeriesClassifier.max_tokens", "EventClassifier.components"}
+FREE = {
+    "EventClassifier.components",
+    "SeriesBlend.max_tokens",
+    "SeriesClassifier.max_tokens",
+    "VisualParser.mfr_group",
+}
 """Numbers that take no memory."""
 
 

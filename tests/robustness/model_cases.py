@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from primal_attention.command import UserError
@@ -195,12 +196,25 @@ def _reranker(folder: Path) -> Case:
 def _aeon(folder: Path) -> Case:
     from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
 
-    x, path = np.random.default_rng(0).normal(size=(8, 1, 10)), folder / "estimator"
-    sizes: Any = {"dim": 8, "num_heads": 2, "num_layers": 1, "max_tokens": 8, "n_steps": 2}
-    model = PrimalTimeSeriesClassifier(**sizes, random_state=0)
-    model.fit(x, np.array(["a", "b"] * 4)).save(path)
+    x, path = np.random.default_rng(0).normal(size=(8, 2, 10)), folder / "estimator"
     kind = PrimalTimeSeriesClassifier
+    kind(random_state=0).fit(x, np.array(["a", "b"] * 4)).save(path)
     return _estimator("classifier of series", path, kind, x, "predict_proba")
+
+
+@case("regressor of series")
+def _aeon_numbers(folder: Path) -> Case:
+    from primal_attention.tasks.timeseries import PrimalTimeSeriesRegressor
+    from primal_attention.tasks.timeseries import estimator as module
+
+    x, path = np.random.default_rng(0).normal(size=(8, 1, 10)), folder / "estimator"
+    kind = PrimalTimeSeriesRegressor
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_LONG_STEPS": 1, "_STEPS": 1, "_EPOCHS": 1, "_FOLDS": 2}.items():
+            patch.setattr(module, name, value)
+        model = kind(parts=("attention",), random_state=0).fit(x, np.linspace(0, 1, 8))
+    model.save(path)
+    return _estimator("regressor of series", path, kind, x, "predict")
 
 
 # runs

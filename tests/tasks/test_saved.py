@@ -37,7 +37,7 @@ from primal_attention.tasks.tabular import (
     OTAlignedClassifier,
     OTAlignedRegressor,
 )
-from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
 from primal_attention.tasks.trained import load_trained, save_trained
 
 RNG = np.random.default_rng(0)
@@ -83,9 +83,13 @@ def fitted(kind):
         return kind(**TINY).fit(LOG, Y[:12])
     if kind is IrregularSeriesRegressor:
         return kind(**TINY, references=4).fit(VALUES)
-    if kind is PrimalTimeSeriesClassifier:
-        sizes = {k: v for k, v in TINY.items() if k != "epochs"}
-        return kind(**sizes, n_steps=2).fit(SERIES, Y[:12])
+    if kind in (PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor):
+        targets = Y[:12] if kind is PrimalTimeSeriesClassifier else np.linspace(0, 1.5, 12)
+        with pytest.MonkeyPatch.context() as patch:
+            name = "primal_attention.tasks.timeseries.estimator"
+            for limit, value in {"_STEPS": 2, "_LONG_STEPS": 2, "_EPOCHS": 1, "_FOLDS": 2}.items():
+                patch.setattr(f"{name}.{limit}", value)
+            return kind(parts=("attention",), random_state=0).fit(SERIES, targets)
     if kind in (NPTClassifier, NPTRegressor):
         return kind(**NPT).fit(X, Y)
     if kind is NPTImputer:
@@ -108,6 +112,7 @@ ESTIMATORS = [
     EventSequenceClassifier,
     IrregularSeriesRegressor,
     PrimalTimeSeriesClassifier,
+    PrimalTimeSeriesRegressor,
     NPTClassifier,
     NPTRegressor,
     NPTImputer,
@@ -206,6 +211,7 @@ ASK = {
         lambda e: e.score(VALUES),
     ],
     PrimalTimeSeriesClassifier: [lambda e: e.predict(SERIES)],
+    PrimalTimeSeriesRegressor: [lambda e: e.predict(SERIES)],
     NPTClassifier: [lambda e: e.predict(X), lambda e: e.predict_proba(X)],
     NPTRegressor: [lambda e: e.predict(X), lambda e: e.predict_interval(X)],
     NPTImputer: [lambda e: e.transform(np.where(X > 1, np.nan, X))],
@@ -228,6 +234,16 @@ def test_an_estimator_never_answers_from_nan(kind):
     for ask in ASK[kind]:
         with pytest.raises(ValueError, match="no finite answer to"):
             ask(estimator)
+
+
+@pytest.mark.parametrize("kind", [PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor])
+@pytest.mark.parametrize("name", ["convolutions.weight", "quantiles.forest.answer", "shares"])
+def test_a_closed_form_part_never_answers_from_nan(kind, name):
+    targets = Y[:12] if kind is PrimalTimeSeriesClassifier else np.linspace(0, 1.5, 12)
+    estimator = kind(random_state=0).fit(SERIES, targets)
+    estimator.model_.get_buffer(name).fill_(torch.nan)
+    with pytest.raises(ValueError, match="no finite answer to"):
+        estimator.predict(SERIES)
 
 
 def test_a_series_that_overflows_has_no_class():

@@ -14,7 +14,7 @@ from primal_attention.models import ModelFileError, PretrainedModel
 from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
 from primal_attention.tasks.timeseries.blend.convolutions import Convolutions, _Rocket
 from primal_attention.tasks.timeseries.blend.fitting import add_attention, fit_closed
-from primal_attention.tasks.timeseries.blend.model import BlendConfig, SeriesBlend, stretched
+from primal_attention.tasks.timeseries.blend.model import BlendConfig, SeriesBlend, padded
 from primal_attention.tasks.timeseries.blend.shares import (
     choose_share,
     choose_sharpness,
@@ -161,18 +161,16 @@ def blend():
     return add_attention(closed, models, scores), torch.from_numpy(x.transpose(0, 2, 1).copy())
 
 
-@pytest.mark.parametrize("steps", [1, 2, 9, 20, 33])
-def test_stretching_is_linear_interpolation(steps):
+@pytest.mark.parametrize("steps", [1, 9, 20, 33])
+def test_short_series_are_padded_and_long_ones_cut(steps):
     rng = np.random.default_rng(0)
     x, length = rng.normal(size=(5, 20, 2)).astype(np.float32), np.array([20, 1, 2, 13, 19])
-    found = stretched(x, length, steps)
+    found = padded(x, length, steps)
+    assert found.shape == (5, 2, steps)
     for i, n in enumerate(length):
-        at = np.linspace(0, n - 1, steps)
-        for c in range(2):
-            expected = np.interp(at, np.arange(n), x[i, :n, c])
-            np.testing.assert_allclose(found[i, c], expected, rtol=1e-5, atol=1e-5)
-    same = stretched(x, np.full(5, 20), 20)
-    np.testing.assert_array_equal(same, x.transpose(0, 2, 1))
+        kept = min(n, steps)
+        np.testing.assert_array_equal(found[i, :, :kept], x[i, :kept].T)
+        assert (found[i, :, kept:] == 0).all()
 
 
 def test_the_answer_is_the_formula_of_the_module(blend):
@@ -211,6 +209,16 @@ def test_a_blend_survives_saving(blend, tmp_path):
     assert isinstance(back, SeriesBlend)
     assert back.config == model.config
     torch.testing.assert_close(back(x).logits, model(x).logits, rtol=0, atol=0)
+
+
+def test_a_series_far_longer_than_those_that_chose_the_patch_is_cut():
+    # primal train holds series out before it chooses the patch, and adds them for these parts
+    x, y = series(steps=300)
+    closed = fit_closed(collection(x, y), config(max_tokens=20), parts=("convolutions",), seed=0)
+    assert closed.model.config.length == 80
+    cut = torch.from_numpy(x[:, :, :80].transpose(0, 2, 1).copy())
+    whole = torch.from_numpy(x.transpose(0, 2, 1).copy())
+    torch.testing.assert_close(closed.model(whole).logits, closed.model(cut).logits)
 
 
 def test_attention_that_brings_nothing_gets_no_share():

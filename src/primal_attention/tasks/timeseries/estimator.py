@@ -106,7 +106,7 @@ class _SeriesEstimator(SavedEstimator):
         task: Any = self._task.fit(series)  # type: ignore[attr-defined]
         series = task.prepare(series).series
         options = SeriesOptions(attention=self.attention)
-        config = task.build(options).config
+        config = _build(task, options, seed).config
         closed = fit_closed(
             series,
             config,

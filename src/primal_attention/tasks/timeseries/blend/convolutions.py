@@ -61,9 +61,9 @@ class _Rocket(nn.Module):
 
     @classmethod
     def fit(cls, x: NDArray[np.float32], order: int, seed: int) -> "_Rocket":
-        rocket = _mini_rocket(_FEATURES[order], seed)
+        rocket: Any = _mini_rocket(_FEATURES[order], seed)
         with _same_numpy_state():  # aeon seeds the generator of the caller
-            rocket.fit(np.diff(x, n=order))
+            rocket._fit(np.diff(x, n=order))  # fit would warn of constant steps
         arrays = dict(zip(cls.names, rocket.parameters, strict=True))
         sizes = RocketSizes(
             order, *(len(arrays[name]) for name in ("dilations", "channels", "thresholds"))

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from primal_attention.tasks.timeseries.blend.convolutions import Convolutions
-from primal_attention.tasks.timeseries.blend.model import BlendConfig, Part, SeriesBlend, padded
+from primal_attention.tasks.timeseries.blend.model import (
+    BlendConfig,
+    Part,
+    SeriesBlend,
+    most_steps,
+    padded,
+)
 from primal_attention.tasks.timeseries.blend.quantiles import Quantiles
 from primal_attention.tasks.timeseries.blend.shares import (
     choose_share,
@@ -80,7 +86,7 @@ def fit_closed(
         report: Called with the name of each part before its fit.
     """
     y, outputs = np.asarray(series.y), config.num_classes
-    length = max(int(series.length.max()), _SHORTEST)
+    length = min(max(int(series.length.max()), _SHORTEST), most_steps(config))
     x = padded(series.x, series.length, length)
     model = SeriesBlend(BlendConfig(**asdict(config), length=length))
     answers: dict[Part, NDArray[np.float64]] = {}

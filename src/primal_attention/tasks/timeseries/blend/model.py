@@ -22,7 +22,7 @@ from primal_attention.tasks.timeseries.blend.quantiles import Quantiles
 from primal_attention.tasks.timeseries.blend.shares import sharpened
 from primal_attention.tasks.timeseries.model import SeriesClassifier, SeriesConfig
 
-__all__ = ["PARTS", "BlendConfig", "Part", "SeriesBlend", "padded"]
+__all__ = ["PARTS", "BlendConfig", "Part", "SeriesBlend", "most_steps", "padded"]
 
 Part = Literal["convolutions", "quantiles", "attention"]
 PARTS: tuple[Part, ...] = ("convolutions", "quantiles", "attention")
@@ -48,11 +48,10 @@ class BlendConfig(SeriesConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_count("length")
-        # the largest are for files with wrong numbers: those would take memory, or for ever
-        most = 4 * max(self.patch * self.max_tokens, 16)
-        if self.length > most:
+        # limits for files with wrong numbers: those would take memory, or for ever
+        if self.length > most_steps(self):
             raise ValueError(
-                f"length must be at most {most:,}, four times patch · max_tokens, got "
+                f"length must be at most {most_steps(self):,}, four times patch · max_tokens, got "
                 f"{self.length:,}."
             )
         if not 0 <= self.num_attentions <= _MOST_ATTENTIONS:
@@ -139,6 +138,11 @@ class SeriesBlend(PretrainedModel):
             answers = [sharpened(scores.numpy(), float(self.sharpness[1])) for scores in raw]
             found["attention"] = np.mean(answers, axis=0)
         return found
+
+
+def most_steps(config: SeriesConfig) -> int:
+    """Return the largest length of a blend: the patch depends on the longest training series."""
+    return 4 * max(config.patch * config.max_tokens, 16)
 
 
 def padded(x: NDArray[np.float32], length: NDArray[np.int64], steps: int) -> NDArray[np.float32]:
