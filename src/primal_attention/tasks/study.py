@@ -281,25 +281,25 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
     (
         "series",
         "repro",
-        "tasks.timeseries.peer_study:SeriesPeers",
+        "tasks.timeseries.comparison.peer_study:SeriesPeers",
         "our time-series classifier beside those of aeon on UCR sets",
     ),
     (
         "series-damage",
         "repro",
-        "tasks.timeseries.damage_study:SeriesDamage",
+        "tasks.timeseries.comparison.damage_study:SeriesDamage",
         "what unequal lengths and missing values cost time-series classifiers",
     ),
     (
         "series-parts",
         "repro",
-        "tasks.timeseries.parts_study:SeriesParts",
+        "tasks.timeseries.comparison.parts_study:SeriesParts",
         "what each part of our time-series classifier gains",
     ),
     (
         "series-long",
         "bench",
-        "tasks.timeseries.long_study:SeriesLong",
+        "tasks.timeseries.comparison.long_study:SeriesLong",
         "memory and time of time-series classifiers on long series",
     ),
     (

@@ -10,8 +10,9 @@ import pytest
 
 from primal_attention.command import UserError
 from primal_attention.tasks.study import find_study, read_rows, run_study
-from primal_attention.tasks.timeseries import archive, series_from_arrays
-from primal_attention.tasks.timeseries.archive import (
+from primal_attention.tasks.timeseries import series_from_arrays
+from primal_attention.tasks.timeseries.comparison import archive
+from primal_attention.tasks.timeseries.comparison.archive import (
     archive_root,
     as_cases,
     damaged,
@@ -21,17 +22,24 @@ from primal_attention.tasks.timeseries.archive import (
     stretched,
     zero_padded,
 )
-from primal_attention.tasks.timeseries.contenders import METHODS, SETS
-from primal_attention.tasks.timeseries.damage_study import SeriesDamage, SeriesDamageOptions
-from primal_attention.tasks.timeseries.long_study import SeriesLong, SeriesLongOptions
-from primal_attention.tasks.timeseries.parts_study import (
+from primal_attention.tasks.timeseries.comparison.contenders import METHODS, SETS
+from primal_attention.tasks.timeseries.comparison.damage_study import (
+    SeriesDamage,
+    SeriesDamageOptions,
+)
+from primal_attention.tasks.timeseries.comparison.long_study import SeriesLong, SeriesLongOptions
+from primal_attention.tasks.timeseries.comparison.parts_study import (
     SeriesParts,
     SeriesPartsOptions,
     two_waves,
 )
-from primal_attention.tasks.timeseries.peer_study import SeriesPeers, SeriesPeersOptions
-from primal_attention.tasks.timeseries.peer_tables import Comparison, summary_table, verdict
-from primal_attention.tasks.timeseries.peers import (
+from primal_attention.tasks.timeseries.comparison.peer_study import SeriesPeers, SeriesPeersOptions
+from primal_attention.tasks.timeseries.comparison.peer_tables import (
+    Comparison,
+    summary_table,
+    verdict,
+)
+from primal_attention.tasks.timeseries.comparison.peers import (
     mark,
     measure,
     one_thread,
@@ -406,7 +414,7 @@ def test_gains_are_differences_of_variants():
         "without attention": 0.91, "convolutions alone": 0.85, "attention alone": 0.5,
         "softmax": 0.92, "linear": 0.9,
     }  # fmt: skip
-    from primal_attention.tasks.timeseries.parts_study import _VARIANTS
+    from primal_attention.tasks.timeseries.comparison.parts_study import _VARIANTS
 
     rows = [
         {"set": name, "seed": 0, "variant": variant, "accuracy": score + shift,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_attention.tasks.timeseries.contenders import MINIROCKET, OURS
-from primal_attention.tasks.timeseries.peer_study import ArchiveOptions, describe_parts
+from primal_attention.tasks.timeseries.comparison.contenders import MINIROCKET, OURS
+from primal_attention.tasks.timeseries.comparison.peer_study import ArchiveOptions, describe_parts
 
 if TYPE_CHECKING:
     from primal_attention.tasks.timeseries.data import SeriesCollection
@@ -72,7 +72,7 @@ class SeriesDamage(Study[SeriesDamageOptions]):
 
     def cells(self, options: SeriesDamageOptions) -> list[Cell]:
         """Return all methods and kinds of damage of a set together, all sets before any again."""
-        from primal_attention.tasks.timeseries.archive import check_archive
+        from primal_attention.tasks.timeseries.comparison.archive import check_archive
 
         check_archive(options.chosen_sets(), options.root)
         marks = {method: _mark(method) for method in options.methods or _METHODS}
@@ -90,8 +90,8 @@ class SeriesDamage(Study[SeriesDamageOptions]):
         """Damage both parts, fit one method and score it."""
         import numpy as np
 
-        from primal_attention.tasks.timeseries.archive import damaged, read_archive
-        from primal_attention.tasks.timeseries.peers import measure
+        from primal_attention.tasks.timeseries.comparison.archive import damaged, read_archive
+        from primal_attention.tasks.timeseries.comparison.peers import measure
 
         rng = np.random.default_rng([cell["seed"], _SETS.index(cell["set"])])
         whole = read_archive(cell["set"], options.root)
@@ -126,14 +126,14 @@ class SeriesDamage(Study[SeriesDamageOptions]):
 
 
 def _mark(method: str) -> str:
-    from primal_attention.tasks.timeseries.peers import mark
+    from primal_attention.tasks.timeseries.comparison.peers import mark
 
     return mark(OURS if method == OURS else MINIROCKET)
 
 
 def _prepare(series: "SeriesCollection", method: str, steps: int) -> "SeriesCollection":
     """Return the series that a method gets: as they are, with zeros, or stretched."""
-    from primal_attention.tasks.timeseries.archive import stretched, zero_padded
+    from primal_attention.tasks.timeseries.comparison.archive import stretched, zero_padded
 
     if method == _ZEROS:
         return zero_padded(series, steps)
@@ -218,7 +218,7 @@ def _set_table(sets: Sequence[str], grid: Grid) -> str:
 
 def _verdict(sets: Sequence[str], grid: Grid) -> str:
     """Return who loses less, in sentences."""
-    from primal_attention.tasks.timeseries.peer_tables import bullets
+    from primal_attention.tasks.timeseries.comparison.peer_tables import bullets
 
     lines = []
     for damage in ("cut", "missing"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_attention.tasks.timeseries.contenders import METHODS, SETS
+from primal_attention.tasks.timeseries.comparison.contenders import METHODS, SETS
 
 if TYPE_CHECKING:
     from primal_attention.tasks.timeseries.data import SeriesCollection
@@ -63,8 +63,8 @@ class SeriesPeers(Study[SeriesPeersOptions]):
 
     def cells(self, options: SeriesPeersOptions) -> list[Cell]:
         """Return all methods of a set together, all sets once before any again."""
-        from primal_attention.tasks.timeseries.archive import check_archive
-        from primal_attention.tasks.timeseries.peers import mark
+        from primal_attention.tasks.timeseries.comparison.archive import check_archive
+        from primal_attention.tasks.timeseries.comparison.peers import mark
 
         check_archive(options.chosen_sets(), options.root)
         marks = {name: mark(name) for name in options.methods or METHODS}
@@ -78,8 +78,8 @@ class SeriesPeers(Study[SeriesPeersOptions]):
 
     def run(self, cell: Cell, options: SeriesPeersOptions, scratch: Path) -> Row:
         """Fit one method on the training part of one set, and score its test part."""
-        from primal_attention.tasks.timeseries.archive import read_archive
-        from primal_attention.tasks.timeseries.peers import measure
+        from primal_attention.tasks.timeseries.comparison.archive import read_archive
+        from primal_attention.tasks.timeseries.comparison.peers import measure
 
         train, test = read_archive(cell["set"], options.root)
         found = measure(cell["method"], train, test, cell["seed"])
@@ -94,8 +94,8 @@ class SeriesPeers(Study[SeriesPeersOptions]):
 
     def tables(self, rows: Sequence[Row], options: SeriesPeersOptions) -> Mapping[str, str | bytes]:
         """Return a verdict, averages, the table of all sets, and a picture."""
-        from primal_attention.tasks.timeseries import peer_tables as show
-        from primal_attention.tasks.timeseries.peers import mark
+        from primal_attention.tasks.timeseries.comparison import peer_tables as show
+        from primal_attention.tasks.timeseries.comparison.peers import mark
 
         marks = {name: mark(name) for name in METHODS}
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]

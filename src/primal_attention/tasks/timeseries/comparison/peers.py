@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from primal_attention.command import needs
 from primal_attention.settings import fingerprint
 from primal_attention.tasks.study import Row
-from primal_attention.tasks.timeseries.archive import as_cases, interpolated, zero_padded
-from primal_attention.tasks.timeseries.contenders import (
+from primal_attention.tasks.timeseries.comparison.archive import as_cases, interpolated, zero_padded
+from primal_attention.tasks.timeseries.comparison.contenders import (
     HYDRA,
     METHODS,
     MINIROCKET,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_attention.tasks.timeseries.contenders import OURS, SETS
-from primal_attention.tasks.timeseries.peer_study import ArchiveOptions, describe_parts
+from primal_attention.tasks.timeseries.comparison.contenders import OURS, SETS
+from primal_attention.tasks.timeseries.comparison.peer_study import ArchiveOptions, describe_parts
 
 if TYPE_CHECKING:
     from primal_attention.tasks.timeseries.data import SeriesCollection
@@ -99,7 +99,7 @@ class SeriesParts(Study[SeriesPartsOptions]):
 
     def run(self, cell: Cell, options: SeriesPartsOptions, scratch: Path) -> Row:
         """Fit one variant on one set and score its test part."""
-        from primal_attention.tasks.timeseries.peers import measure
+        from primal_attention.tasks.timeseries.comparison.peers import measure
 
         train, test = _read(cell["set"], options)
         found = measure(OURS, train, test, cell["seed"], **_VARIANTS[cell["variant"]])
@@ -128,7 +128,7 @@ class SeriesParts(Study[SeriesPartsOptions]):
 
 
 def _mark(variant: str) -> str:
-    from primal_attention.tasks.timeseries.peers import mark
+    from primal_attention.tasks.timeseries.comparison.peers import mark
 
     return mark(OURS, **_VARIANTS[variant])
 
@@ -167,7 +167,7 @@ def two_waves(cases: int, seed: int, steps: int = _STEPS) -> "SeriesCollection":
 
 
 def _read(name: str, options: SeriesPartsOptions) -> "tuple[SeriesCollection, SeriesCollection]":
-    from primal_attention.tasks.timeseries.archive import read_archive
+    from primal_attention.tasks.timeseries.comparison.archive import read_archive
     from primal_attention.tasks.timeseries.files import load_series
 
     if name == _GENERATED:
@@ -180,7 +180,7 @@ def _read(name: str, options: SeriesPartsOptions) -> "tuple[SeriesCollection, Se
 
 def _check_data(sets: Sequence[str], options: SeriesPartsOptions) -> None:
     """Raise if the files of a set are missing."""
-    from primal_attention.tasks.timeseries.archive import check_archive
+    from primal_attention.tasks.timeseries.comparison.archive import check_archive
     from primal_attention.tasks.timeseries.files import list_series
 
     if ucr := [name for name in sets if _group(name) == "one channel"]:
@@ -285,7 +285,7 @@ def _set_table(sets: Sequence[str], grid: Grid) -> str:
 
 def _verdict(sets: Sequence[str], grid: Grid) -> str:
     """Return which part gains most, and what each attention gains, group by group."""
-    from primal_attention.tasks.timeseries.peer_tables import bullets
+    from primal_attention.tasks.timeseries.comparison.peer_tables import bullets
 
     lines = []
     for group, names in _by_group(sets).items():

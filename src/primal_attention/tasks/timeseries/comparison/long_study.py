@@ -13,7 +13,7 @@ from pathlib import Path
 from primal_attention.output import markdown_table, page
 from primal_attention.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_attention.tasks.timeseries.contenders import METHODS, MINIROCKET, OURS
+from primal_attention.tasks.timeseries.comparison.contenders import METHODS, MINIROCKET, OURS
 
 __all__ = ["SeriesLong", "SeriesLongOptions"]
 
@@ -45,7 +45,7 @@ class SeriesLong(Study[SeriesLongOptions]):
 
     def cells(self, options: SeriesLongOptions) -> list[Cell]:
         """Return every method on every shape."""
-        from primal_attention.tasks.timeseries.peers import mark
+        from primal_attention.tasks.timeseries.comparison.peers import mark
 
         return [
             {
@@ -75,7 +75,7 @@ class SeriesLong(Study[SeriesLongOptions]):
 
     def tables(self, rows: Sequence[Row], options: SeriesLongOptions) -> Mapping[str, str | bytes]:
         """Return one line a shape and method, and whether the goal is reached."""
-        from primal_attention.tasks.timeseries.peers import mark
+        from primal_attention.tasks.timeseries.comparison.peers import mark
 
         marks = {method: mark(method) for method in _METHODS}
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]
@@ -118,7 +118,11 @@ def _measure(method: str, cases: int, steps: int, seed: int) -> Row:
     """Fit and predict generated series; runs in a process of its own."""
     import numpy as np
 
-    from primal_attention.tasks.timeseries.peers import make_classifier, one_thread, warm_up
+    from primal_attention.tasks.timeseries.comparison.peers import (
+        make_classifier,
+        one_thread,
+        warm_up,
+    )
 
     rng = np.random.default_rng(seed)
     y = np.arange(cases) % 2  # tells nothing of the series: no part is left out as not needed

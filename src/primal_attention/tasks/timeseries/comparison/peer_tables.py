@@ -11,7 +11,7 @@ import numpy as np
 from primal_attention.command import needs
 from primal_attention.output import markdown_table, page
 from primal_attention.tasks.study import Row
-from primal_attention.tasks.timeseries.contenders import HYDRA, METHODS, MINIROCKET, OURS
+from primal_attention.tasks.timeseries.comparison.contenders import HYDRA, METHODS, MINIROCKET, OURS
 
 __all__ = ["Comparison", "bullets", "picture", "set_table", "summary_table", "verdict"]
 

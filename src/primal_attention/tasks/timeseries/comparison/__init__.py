@@ -1,0 +1,1 @@
+"""Studies of the classifier beside those of aeon: accuracy and time, damage, parts, long series."""
