@@ -69,9 +69,8 @@ class BlendConfig(SeriesConfig):
 class SeriesBlend(PretrainedModel):
     """Answers to whole series by convolutions, quantiles and attention together.
 
-    With one output the answers are numbers, with several log-probabilities of classes. The model
-    is fitted by :func:`~primal_attention.tasks.timeseries.blend.fitting.fit_blend`, not by
-    gradients.
+    With one output the answers are numbers, with several log-probabilities of classes. The module
+    ``fitting`` beside this one makes such models; gradients do not flow through them.
 
     Args:
         config: Configuration of the model.
