@@ -8,6 +8,8 @@ import torch
 
 # two workers on two cores: more threads only wait for each other, in child processes too
 os.environ["OMP_NUM_THREADS"] = "1"
+# aeon's compiled code; numba ends a forked process that uses GNU OpenMP, and some tests fork
+os.environ["NUMBA_THREADING_LAYER"] = "forksafe"
 
 
 @pytest.fixture(autouse=True)

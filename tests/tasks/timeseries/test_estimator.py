@@ -413,6 +413,7 @@ def test_broken_folders_get_one_clear_sentence(tmp_path):
         "parts must be": {"parameters": {"parts": 3}},
         "has 3 classes, the model 2": {"classes": ["a", "b", "c"]},
         "which is not theirs": {"classes_dtype": "<U100000000"},
+        "its metadata are not": {"metadata": 5},
     }
     for message, change in wrong.items():
         write_sealed(tmp_path, {own: json.dumps(content | change)})
