@@ -217,7 +217,9 @@ class _SeriesEstimator(SavedEstimator):
         return {"metadata": {key: _plain(value) for key, value in self.metadata_.items()}}
 
     def _restore(self, content: Mapping[str, Any]) -> None:
-        self.metadata_ = dict(_part_of(content, "metadata")) if content else self._metadata()
+        self.metadata_ = _part_of(content, "metadata") if content else self._metadata()
+        if not isinstance(self.metadata_, dict):
+            raise UserError("its metadata are not names with values.")
         self.is_fitted = True
 
     def _metadata(self) -> dict[str, Any]:
