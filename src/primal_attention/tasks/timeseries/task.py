@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
@@ -255,13 +256,14 @@ class WholeSeriesTask(Task):
         from primal_attention.tasks.timeseries.blend.model import PARTS
         from primal_attention.tasks.trained import TrainedModel
 
-        train, valid = (getattr(part, "series") for part in (data.train, data.valid))  # noqa: B009
+        learned: Any = data.train
+        chosen: Any = data.valid
+        train, valid = learned.series, chosen.series
         closed = fit_closed(train.append(valid), model.config, parts=PARTS, seed=0)
         held = len(train) + np.arange(len(valid))
-        attention: Any = model
-        return TrainedModel(
-            self, add_attention(closed, [attention], score_series(attention, valid), held)
-        )
+        attention: Any = deepcopy(model).cpu()  # the other parts know the processor only
+        scores = score_series(attention, valid)
+        return TrainedModel(self, add_attention(closed, [attention], scores, held))
 
     def explain(self, report: "Report", results: "Sequence[Result]", data: Parts) -> None:
         """Add the parts of every blend, with their shares and their own scores."""
