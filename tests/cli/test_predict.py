@@ -156,7 +156,7 @@ def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails
     model = shutil.copytree(series_run / "primal", tmp_path / "model")
     path = model / "model" / "model.safetensors"
     weights = load_file(path)
-    weights["head.bias"].fill_(float("nan"))
+    weights["convolutions.bias"].fill_(float("nan"))
     save_file(weights, path)
     assert "model.safetensors was changed or damaged" in fails("predict", model, path)
     reseal(model)

@@ -254,13 +254,13 @@ def test_numbers_are_the_mean_of_the_parts():
 # damaged files
 
 POINTERS = {
-    "convolutions.rockets.0.dilations": ("convolutions of the model do not fit", 2**30),
-    "convolutions.rockets.0.features": ("convolutions of the model do not fit", 10**6),
-    "convolutions.rockets.0.channels": ("convolutions of the model do not fit", 2),
-    "convolutions.rockets.0.channel_counts": ("convolutions of the model do not fit", 10**6),
-    "quantiles.forest.left": ("trees of the model do not fit", -1),
-    "quantiles.forest.root": ("trees of the model do not fit", 10**7),
-    "quantiles.forest.feature": ("trees of the model do not fit", 10**7),
+    "convolutions.rockets.0.dilations": ("convolutions of the model do not belong", 2**30),
+    "convolutions.rockets.0.features": ("convolutions of the model do not belong", 10**6),
+    "convolutions.rockets.0.channels": ("convolutions of the model do not belong", 2),
+    "convolutions.rockets.0.channel_counts": ("convolutions of the model do not belong", 10**6),
+    "quantiles.forest.left": ("trees of the model do not belong", -1),
+    "quantiles.forest.root": ("trees of the model do not belong", 10**7),
+    "quantiles.forest.feature": ("trees of the model do not belong", 10**7),
 }
 
 

@@ -74,5 +74,5 @@ def test_damaged_arrays_are_refused(damage):
     trees(x)
     with torch.no_grad():
         damage(trees)
-    with pytest.raises(ValueError, match="trees of the model do not fit cases of 4 features"):
+    with pytest.raises(ValueError, match="trees of the model do not belong to cases of 4 features"):
         trees(x)

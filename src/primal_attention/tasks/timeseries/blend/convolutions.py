@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from primal_attention.command import needs
+from primal_attention.command import UserError, needs
 from primal_attention.tasks.timeseries.blend.ridge import fit_ridge
 
 if TYPE_CHECKING:
@@ -155,9 +155,9 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], channels: int, steps: int)
         and ((index >= 0) & (index < channels)).all()
     )
     if not is_whole:
-        raise ValueError(
-            f"The convolutions of the model do not fit series of {channels} channels and {steps} "
-            "steps; its file is damaged."
+        raise UserError(
+            f"the convolutions of the model do not belong to series of {channels} channels and "
+            f"{steps} steps; its file is damaged."
         )
 
 

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from primal_attention.command import UserError
+
 __all__ = ["Forest", "ForestSizes"]
 
 
@@ -123,7 +125,7 @@ class Forest(nn.Module):
             and (feature < features).all()
             and ((root >= 0) & (root < len(node))).all()
         ):
-            raise ValueError(
-                f"The trees of the model do not fit cases of {features} features; its file is "
-                "damaged."
+            raise UserError(
+                f"the trees of the model do not belong to cases of {features} features; its file "
+                "is damaged."
             )
