@@ -161,6 +161,7 @@ def _digits(side: int, seed: int) -> "tuple[SeriesTask, Parts]":
     import numpy as np
     import torch
     from sklearn.datasets import load_digits
+    from torch.utils.data import Subset
 
     from primal_attention.tasks.task import Parts
     from primal_attention.tasks.timeseries import SeriesTask, series_from_arrays
@@ -173,7 +174,9 @@ def _digits(side: int, seed: int) -> "tuple[SeriesTask, Parts]":
     train, valid, test = np.split(order[:1600], [1000, 1100])
     task = SeriesTask.fit(series.take(train))
     learn, choose, score = (task.prepare(series.take(part)) for part in (train, valid, test))
-    return task, Parts(learn, choose, score, train.tolist())
+    # subsets: the two attentions are compared alone, without the other parts of a blend
+    seen, held = (Subset(part, range(len(part))) for part in (learn, choose))
+    return task, Parts(seen, held, score, train.tolist())
 
 
 def _diagnostics(facts: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -245,7 +245,10 @@ class WholeSeriesTask(Task):
         return collate_series(items)
 
     def finish(self, model: "PretrainedModel", data: Parts) -> "TrainedModel":
-        """Return the blend of the trained attention part and the closed-form parts."""
+        """Return the blend of the trained attention part and the closed-form parts.
+
+        Parts that are no :class:`SeriesDataset`, such as a ``Subset``, leave the model as it is.
+        """
         import numpy as np
 
         from primal_attention.tasks.timeseries.blend.fitting import (
@@ -254,11 +257,12 @@ class WholeSeriesTask(Task):
             score_series,
         )
         from primal_attention.tasks.timeseries.blend.model import PARTS
+        from primal_attention.tasks.timeseries.data import SeriesDataset
         from primal_attention.tasks.trained import TrainedModel
 
-        learned: Any = data.train
-        chosen: Any = data.valid
-        train, valid = learned.series, chosen.series
+        if not (isinstance(data.train, SeriesDataset) and isinstance(data.valid, SeriesDataset)):
+            return super().finish(model, data)
+        train, valid = data.train.series, data.valid.series
         closed = fit_closed(train.append(valid), model.config, parts=PARTS, seed=0)
         held = len(train) + np.arange(len(valid))
         attention: Any = deepcopy(model).cpu()  # the other parts know the processor only
