@@ -8,10 +8,18 @@ import pytest
 import torch
 from aeon.transformations.collection.convolution_based import MiniRocket
 from safetensors.torch import load_file, save_file
+from torch.utils.data import Subset
 
 from primal_attention.files import write_sealed
 from primal_attention.models import ModelFileError, PretrainedModel
-from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.task import Parts
+from primal_attention.tasks.timeseries import (
+    SeriesClassifier,
+    SeriesConfig,
+    SeriesOptions,
+    SeriesTask,
+    series_from_arrays,
+)
 from primal_attention.tasks.timeseries.blend.convolutions import Convolutions, _Rocket
 from primal_attention.tasks.timeseries.blend.fitting import add_attention, fit_closed
 from primal_attention.tasks.timeseries.blend.model import BlendConfig, SeriesBlend, padded
@@ -316,3 +324,14 @@ def test_a_configuration_names_its_parts():
     assert BlendConfig(num_classes=2, num_channels=1, length=16, num_attentions=1).parts == (
         "attention",
     )
+
+
+def test_parts_that_are_no_series_leave_the_trained_model_alone():
+    rng = np.random.default_rng(0)
+    series = series_from_arrays(rng.normal(size=(12, 1, 20)), ["a", "b"] * 6)
+    task = SeriesTask.fit(series)
+    data = task.prepare(series)
+    model = task.build(SeriesOptions(dim=8, num_heads=2, num_layers=1))
+    part = Subset(data, range(len(data)))
+    assert task.finish(model, Parts(part, part, data)).model is model
+    assert isinstance(task.finish(model, Parts(data, data, data)).model, SeriesBlend)
