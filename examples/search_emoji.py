@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from primal_attention.tasks.multimodal import ImageTextMatcher
+from primal_attention.tasks.pairs import ImageTextMatcher
 
 torch.set_num_threads(1)
 emoji = np.load(Path(os.environ["PRIMAL_DATA"]) / "multimodal" / "emoji" / "emoji32.npz")

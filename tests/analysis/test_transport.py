@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from primal_attention.analysis import analysis_entry
-from primal_attention.analysis.transport import (
+from primal_attention.analysis.transport.maps import (
     TransportRecorder,
     gaussian_distance,
     layer_transport,

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
 from primal_attention.attention.positions import RelativePosition
-from primal_attention.bench.relative import RelativeOptions, RelativeStudy
 from primal_attention.functional import naive_toeplitz as naive
+from primal_studies.core.relative import RelativeOptions, RelativeStudy
 
 
 def layer(**options):

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from primal_attention.analysis.memory import PeakMemory
 from primal_attention.attention import ExplicitSoftmaxAttention, SoftmaxAttention
 from primal_attention.functional import naive
+from primal_attention.training.memory import PeakMemory
 
 SOFTMAX = (SoftmaxAttention, ExplicitSoftmaxAttention)
 

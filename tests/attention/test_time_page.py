@@ -8,7 +8,7 @@ from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.attention.base import JOINED_TIME
 from primal_attention.attention.time import Fusion
 from primal_attention.kernels import TIME_FEATURES
-from primal_attention.output import markdown_table
+from primal_attention.support.output import markdown_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "time.md"
 WAYS = ("stationary-bias", "rotary", "product")

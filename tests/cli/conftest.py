@@ -27,10 +27,10 @@ def write_ts(path: Path, cases: int, seed: int, channels: int = 2, labels: bool 
 
 
 def write_recipe(path: Path, kind: str, train: Path, test: Path) -> Path:
-    is_series = kind == "timeseries"
+    is_series = kind == "series"
     path.write_text(
         f"# A small {kind} recipe.\n"
-        f"task: {'timeseries' if is_series else 'longrange'}\n"
+        f"task: {'series' if is_series else 'longrange'}\n"
         f"data:\n  train: {train}\n  test: {test}\n"
         + ("" if is_series else f"  kind: {kind}\n")
         + "model:\n  dim: 16\n  num_heads: 2\n  num_layers: 2\n  attention: primal\n"
@@ -53,7 +53,7 @@ def series_recipe(tmp_path_factory) -> Path:
     write_ts(folder / "train.ts", 24, 0)
     write_ts(folder / "test.ts", 10, 1)
     return write_recipe(
-        folder / "slopes.yaml", "timeseries", folder / "train.ts", folder / "test.ts"
+        folder / "slopes.yaml", "series", folder / "train.ts", folder / "test.ts"
     )
 
 

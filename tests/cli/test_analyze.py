@@ -9,8 +9,8 @@ from tests.cli.test_convert import fails, save_bert
 
 from primal_attention.analysis import list_analyses
 from primal_attention.cli.main import main
-from primal_attention.files import write_sealed
 from primal_attention.models import EncoderClassifier, EncoderConfig
+from primal_attention.support.files import write_sealed
 from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.loading import load_any
 

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from tests.analysis.causal import models
+from tests.analysis.causes import models
 from tests.cli.test_convert import fails
 
-from primal_attention.analysis.causal.analysis import analyze_causes
+from primal_attention.analysis.causes.analysis import analyze_causes
 from primal_attention.analysis.options import CausesOptions
 from primal_attention.cli.main import main
 from primal_attention.models import EncoderClassifier, EncoderConfig

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from primal_attention.analysis.distributional import Cooccurrence, normalize_rows
+from primal_attention.analysis.counts import Cooccurrence, normalize_rows
 from primal_attention.cli.main import main
 
 TEXTS = ["The river bank flooded.", "The bank gave a loan", "a loan of money, the bank said"]

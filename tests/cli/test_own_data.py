@@ -36,7 +36,7 @@ def test_a_ts_file_needs_nothing_else(tmp_path, capsys, fails):
     write_ts(tmp_path / "my_train.ts", 20, 0)
     assert main(["train", "my_train.ts", *QUICK]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("my_train.ts: time series in the UEA format (task timeseries).\n")
+    assert printed.startswith("my_train.ts: time series in the UEA format (task series).\n")
     assert "12 to train, 4 to choose the epoch, 4 to score" in printed
     assert "There is no test file: 20% of my_train.ts were held out" in printed
     assert "num_heads" not in printed
@@ -120,7 +120,7 @@ def test_numbers_of_series_are_trained_scored_and_predicted(tmp_path, capsys, fa
         assert main(["eval", "outputs/numbers", "--data", file, "--out", "s.json"]) == 0
         rmse = np.sqrt(np.mean((np.array(found) - y) ** 2))
         assert abs(json.loads(Path("s.json").read_text())["RMSE"] - rmse) < 1e-3 * rmse
-    told = fails("train", "numbers.ts", "--task", "timeseries", "--out", "o")
+    told = fails("train", "numbers.ts", "--task", "series", "--out", "o")
     assert "numbers to predict; this task predicts classes. Choose --task series-values" in told
 
 
@@ -154,7 +154,7 @@ def test_files_on_the_command_line_replace_the_set_of_a_recipe(tmp_path, capsys)
 def test_paths_in_a_recipe_start_at_the_recipe(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     write_ts(tmp_path / "recipes" / "a.ts", 20, 0)
-    (tmp_path / "recipes" / "r.yaml").write_text("task: timeseries\ndata: {train: a.ts}\n")
+    (tmp_path / "recipes" / "r.yaml").write_text("task: series\ndata: {train: a.ts}\n")
     assert main(["train", "recipes/r.yaml", *QUICK]) == 0
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
     told = fails("train", "mixed")
     assert "1 .mp3" in told
     assert "weights" in fails("train", "odd.npz")
-    assert "there is no task 'timeserie'. Did you mean 'timeseries'" in fails(
+    assert "there is no task 'serie'. Did you mean 'series'" in fails(
         "train", "my_train.ts", "--task", "timeserie"
     )
     told = fails("train", "my_train.ts", "--tarhget", "x")
@@ -213,7 +213,7 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
 def test_a_target_with_many_numbers_is_a_quantity(tmp_path, fails):
     rows = [f"{i},{i % 3},{i / 7}" for i in range(60)]
     (tmp_path / "prices.csv").write_text("\n".join(["a,b,price", *rows]) + "\n")
-    told = fails("train", "prices.csv", "--target", "price", "--task", "timeseries")
+    told = fails("train", "prices.csv", "--target", "price", "--task", "series")
     assert "'price' holds 60 different numbers, which is a quantity and not a class" in told
 
 
@@ -228,9 +228,9 @@ def test_two_tasks_that_read_a_file_are_named(tmp_path, fails):
         write_ts(tmp_path / "a.ts", 20, 0)
         told = fails("train", "a.ts")
         assert "timeseries (time series in the UEA format) and other (other series)" in told
-        assert "choose with --task timeseries or --task other" in told
-        assert main(["train", "a.ts", "--task", "timeseries", *QUICK]) == 0
-        assert main(["train", "--task", "timeseries", "a.ts", *QUICK, "--overwrite"]) == 0
+        assert "choose with --task series or --task other" in told
+        assert main(["train", "a.ts", "--task", "series", *QUICK]) == 0
+        assert main(["train", "--task", "series", "a.ts", *QUICK, "--overwrite"]) == 0
     finally:
         del TASKS["other"]
 
@@ -307,7 +307,7 @@ def test_a_model_of_the_command_line_is_used_in_python(tmp_path):
 
 def test_an_estimator_and_the_command_line_read_each_others_folders(tmp_path):
     pytest.importorskip("aeon")
-    from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+    from primal_attention.tasks.series import PrimalTimeSeriesClassifier
 
     x, y = slopes()
     np.savez(tmp_path / "arrays.npz", X=x, y=y)

@@ -11,8 +11,8 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from primal_attention.cli.main import main
-from primal_attention.files import SUMS, write_sealed
-from primal_attention.tasks.timeseries import read_ts
+from primal_attention.support.files import SUMS, write_sealed
+from primal_attention.tasks.series import read_ts
 
 from .conftest import write_ts
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from primal_attention.cli.recipes import find_recipe, recipe_paths, recipe_summary
-from primal_attention.command import UserError
-from primal_attention.files import read_yaml
 from primal_attention.models import EncoderOptions
-from primal_attention.settings import build, to_yaml
+from primal_attention.support.command import UserError
+from primal_attention.support.files import read_yaml
+from primal_attention.support.settings import build, to_yaml
 from primal_attention.tasks.experiment import recipe_type
 from primal_attention.tasks.longrange import LRA, TokenTask, model_config, training_config
 from primal_attention.tasks.task import DataSettings

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from primal_attention.cli.main import main
-from primal_attention.files import locked
+from primal_attention.support.files import locked
 
 from .conftest import write_ts
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from primal_attention.cli.main import main
-from primal_attention.tasks.retrieval import DiffusionReranker
-from primal_attention.tasks.retrieval.sets import make_curves, search_all
+from primal_attention.datasets.lists import make_curves, search_all
+from primal_attention.tasks.lists import DiffusionReranker
 
 
 @pytest.fixture

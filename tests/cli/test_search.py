@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from primal_attention.cli.main import main
-from primal_attention.tasks.multimodal import TextTokenizer
-from primal_attention.tasks.multimodal.settings import PairOptions
-from primal_attention.tasks.multimodal.task import PairTask
+from primal_attention.tasks.pairs import TextTokenizer
+from primal_attention.tasks.pairs.settings import PairOptions
+from primal_attention.tasks.pairs.task import PairTask
 from primal_attention.tasks.trained import save_trained
 
 

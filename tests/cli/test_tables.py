@@ -16,7 +16,7 @@ from primal_attention.cli.main import main
 pytest.importorskip("sklearn")
 pd = pytest.importorskip("pandas")
 
-from primal_attention.tasks.tabular import NPTClassifier, NPTImputer, NPTRegressor  # noqa: E402
+from primal_attention.tasks.tables import NPTClassifier, NPTImputer, NPTRegressor  # noqa: E402
 
 QUICK = [
     *("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
@@ -105,7 +105,7 @@ def test_a_report_compares_and_explains(kind, request):
 
 def test_the_output_says_what_was_read_and_what_it_will_cost(numbers):
     told = (numbers / "printed.txt").read_text()
-    assert told.startswith("houses.csv: a table, 'price' from 6 columns (task tabular).\n")
+    assert told.startswith("houses.csv: a table, 'price' from 6 columns (task tables).\n")
     assert "the number 'price' from 6 columns; 60 to train, 12 to choose the epoch, 17 to" in told
     assert "A row without 'price' was left out. There is no test file: 20% of houses.csv" in told
     assert "Training softmax: about " in told
@@ -234,15 +234,15 @@ WORDS = {"who": ["a name of four"] * 40, "city": ["Ulm", "Rom"] * 20, "age": ran
 @pytest.mark.parametrize(
     ("columns", "target", "task"),
     [
-        (NUMBERED, ["slow", "fast"] * 20, "timeseries"),
-        ({str(i): NUMBERED[f"t{i}"] for i in range(5)}, [1, 2] * 20, "timeseries"),
-        ({"case": np.arange(40) // 4, **NAMED}, np.arange(40) // 4 % 2, "timeseries"),
-        (NAMED, ["setosa", "virginica"] * 20, "tabular"),
-        (NAMED, np.linspace(0, 1, 40), "tabular"),
-        (NUMBERED, np.linspace(0, 1, 40), "tabular"),
-        ({"case": range(40), **NAMED}, [0, 1] * 20, "tabular"),
-        ({**NUMBERED, "t9": ["a", "b"] * 20}, [0, 1] * 20, "tabular"),
-        ({**WORDS, "x": range(40), "y": range(40)}, [0, 1] * 20, "tabular"),
+        (NUMBERED, ["slow", "fast"] * 20, "series"),
+        ({str(i): NUMBERED[f"t{i}"] for i in range(5)}, [1, 2] * 20, "series"),
+        ({"case": np.arange(40) // 4, **NAMED}, np.arange(40) // 4 % 2, "series"),
+        (NAMED, ["setosa", "virginica"] * 20, "tables"),
+        (NAMED, np.linspace(0, 1, 40), "tables"),
+        (NUMBERED, np.linspace(0, 1, 40), "tables"),
+        ({"case": range(40), **NAMED}, [0, 1] * 20, "tables"),
+        ({**NUMBERED, "t9": ["a", "b"] * 20}, [0, 1] * 20, "tables"),
+        ({**WORDS, "x": range(40), "y": range(40)}, [0, 1] * 20, "tables"),
         ({"text": ["win money"] * 40, **NAMED}, ["ham", "spam"] * 20, "longrange"),
         ({"user": [1, 2] * 20, "time": range(40), "event": "a"}, [0, 1] * 20, "event-labels"),
     ],
@@ -254,13 +254,13 @@ WORDS = {"who": ["a name of four"] * 40, "city": ["Ulm", "Rom"] * 20, "age": ran
 def test_a_file_is_read_by_one_task(columns, target, task, capsys):
     pd.DataFrame({**columns, "asked": target}).to_csv("t.csv", index=False)
     assert recognised(capsys, "t.csv", "--target", "asked") == task
-    assert recognised(capsys, "t.csv", "--target", "asked", "--task", "tabular") == "tabular"
+    assert recognised(capsys, "t.csv", "--target", "asked", "--task", "tables") == "tables"
 
 
 def test_usual_names_of_a_target_need_no_option(capsys, fails):
     for name in ("target", "label"):
         pd.DataFrame({**NAMED, name: [0, 1] * 20}).to_csv("t.csv", index=False)
-        assert recognised(capsys, "t.csv") == "tabular"
+        assert recognised(capsys, "t.csv") == "tables"
         saved = yaml.safe_load(Path("new.yaml").read_text())["data"]
         assert saved.get("target", "target") == name  # a default is not written
     pd.DataFrame({**NAMED, "kind": [0, 1] * 20}).to_csv("t.csv", index=False)
@@ -313,7 +313,7 @@ def table(**columns: object) -> str:
 def test_tables_that_cannot_be_learned_from_are_told(text, options, message, fails):
     Path("t.csv").write_text(text)
     target = [] if "--target" in options else ["--target", "t"]
-    assert message in fails("train", "t.csv", "--task", "tabular", *target, *options, *QUICK)
+    assert message in fails("train", "t.csv", "--task", "tables", *target, *options, *QUICK)
 
 
 def test_a_test_file_must_belong_to_the_table(tmp_path, fails):

@@ -16,10 +16,10 @@ import yaml
 from safetensors.torch import load_file
 
 from primal_attention.cli.main import main
-from primal_attention.files import locked, read_yaml
-from primal_attention.settings import build
+from primal_attention.support.files import locked, read_yaml
+from primal_attention.support.settings import build
 from primal_attention.tasks.experiment import recipe_type
-from primal_attention.tasks.timeseries import SeriesTask, read_ts
+from primal_attention.tasks.series import SeriesTask, read_ts
 from primal_attention.training.checkpoint import checkpoints_in
 from primal_attention.training.data import Order
 
@@ -41,10 +41,10 @@ def test_a_run_leaves_models_settings_table_spectra_and_report(series_run):
     for name in ("primal", "softmax"):
         folder = series_run / name
         assert (folder / "model" / "model.safetensors").exists()
-        recipe = build(recipe_type("timeseries"), read_yaml(folder / "config.yaml"))
+        recipe = build(recipe_type("series"), read_yaml(folder / "config.yaml"))
         assert recipe.compare == ("softmax",)
         task = json.loads((folder / "task.json").read_text())
-        assert task["task"] == "timeseries"
+        assert task["task"] == "series"
         assert task["values"]["classes"] == ["down", "up"]
         assert (folder / "config.yaml").read_text().startswith("# A small timeseries recipe.\n")
     assert "The recipe says: A small timeseries recipe." in (series_run / "report.html").read_text()
@@ -304,7 +304,7 @@ def test_broken_items_are_told_by_their_place_in_the_file(series_recipe, fails):
     told = fails("train", series_recipe, "--training.lr", "1e30", "--data.train-size", "16")
     step = int(told.partition("Step ")[2].split()[0])
     items = told.partition("the items ")[2].partition(" of")[0]
-    recipe = build(recipe_type("timeseries"), read_yaml(series_recipe))
+    recipe = build(recipe_type("series"), read_yaml(series_recipe))
     settings = replace(recipe.data, train_size=16)
     _, parts = SeriesTask.load(settings)
     rows = parts.rows
@@ -353,10 +353,10 @@ def test_two_processes_train_what_one_does(series_recipe, tmp_path):
 
 def test_a_named_set_needs_no_file_and_the_last_line_says_what_to_do(tmp_path, capsys):
     quick = ["--training.epochs", "1", "--training.max-seconds", "1"]
-    words = ["--task", "retrieval", "--data.name", "curves", *quick, "--out", str(tmp_path / "r")]
+    words = ["--task", "lists", "--data.name", "curves", *quick, "--out", str(tmp_path / "r")]
     assert main(["train", *words]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert last.startswith("Use it: primal rerank")
     assert "primal predict" not in last
-    assert main(["train", "--task", "retrieval", "--out", str(tmp_path / "s")]) == 2
+    assert main(["train", "--task", "lists", "--out", str(tmp_path / "s")]) == 2
     assert "which recipe?" in capsys.readouterr().err

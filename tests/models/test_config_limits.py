@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from primal_attention.files import write_sealed
 from primal_attention.models import (
     CausalDecoder,
     DecoderConfig,
@@ -16,15 +15,16 @@ from primal_attention.models import (
     ModelFileError,
     PretrainedModel,
 )
+from primal_attention.support.files import write_sealed
 from primal_attention.tasks.events import EventClassifier, EventClassifierConfig
 from primal_attention.tasks.events.interpolation import InterpolationConfig, InterpolationModel
 from primal_attention.tasks.events.model import NextEventConfig, NextEventModel
-from primal_attention.tasks.multimodal import MultimodalConfig, VisualParser
-from primal_attention.tasks.retrieval.context_model import ContextConfig, ContextEncoder
-from primal_attention.tasks.tabular import NPTConfig, NPTModel
-from primal_attention.tasks.tabular.aligned_model import AlignedConfig, AlignedMap
-from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
-from primal_attention.tasks.timeseries.blend.model import BlendConfig, SeriesBlend
+from primal_attention.tasks.lists.context_model import ContextConfig, ContextEncoder
+from primal_attention.tasks.pairs import MultimodalConfig, VisualParser
+from primal_attention.tasks.series import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.series.blend.model import BlendConfig, SeriesBlend
+from primal_attention.tasks.tables import NPTConfig, NPTModel
+from primal_attention.tasks.tables.aligned_model import AlignedConfig, AlignedMap
 
 SMALL = {"dim": 8, "num_heads": 2, "num_layers": 1}
 MODELS = [

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from primal_attention.files import write_sealed
 from primal_attention.models import (
     CausalDecoder,
     DecoderConfig,
@@ -17,6 +16,7 @@ from primal_attention.models import (
     ModelFileError,
     PretrainedModel,
 )
+from primal_attention.support.files import write_sealed
 
 ENCODER = EncoderConfig(
     num_classes=3,
@@ -129,7 +129,7 @@ def test_options_that_an_attention_does_not_have_are_named():
 
 
 def test_a_model_of_a_task_loads_in_a_new_process(tmp_path):
-    from primal_attention.tasks.timeseries import SeriesClassifier, SeriesConfig
+    from primal_attention.tasks.series import SeriesClassifier, SeriesConfig
 
     config = SeriesConfig(num_classes=2, num_channels=1, dim=16)
     SeriesClassifier(config).save_pretrained(tmp_path)

@@ -74,9 +74,9 @@ def text_model(folder: Path) -> Path:
 
 
 def series_model(folder: Path) -> Path:
-    from primal_attention.tasks.timeseries.data import series_from_arrays
-    from primal_attention.tasks.timeseries.settings import SeriesOptions
-    from primal_attention.tasks.timeseries.task import SeriesTask
+    from primal_attention.tasks.series.data import series_from_arrays
+    from primal_attention.tasks.series.settings import SeriesOptions
+    from primal_attention.tasks.series.task import SeriesTask
 
     rng = np.random.default_rng(0)
     cases = [rng.normal(size=(2, n)) for n in (5, 7, 6, 8)]
@@ -87,9 +87,9 @@ def series_model(folder: Path) -> Path:
 
 
 def value_model(folder: Path) -> Path:
-    from primal_attention.tasks.timeseries.data import SeriesCollection
-    from primal_attention.tasks.timeseries.regression import SeriesValueTask
-    from primal_attention.tasks.timeseries.settings import SeriesOptions
+    from primal_attention.tasks.series.data import SeriesCollection
+    from primal_attention.tasks.series.regression import SeriesValueTask
+    from primal_attention.tasks.series.settings import SeriesOptions
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(6, 5, 2)).astype(np.float32)
@@ -116,7 +116,7 @@ def table() -> Any:
 
 
 def table_model(folder: Path) -> Path:
-    from primal_attention.tasks.tabular import NPTClassifier
+    from primal_attention.tasks.tables import NPTClassifier
 
     frame = table()
     model = NPTClassifier(d_embed=8, depth=2, heads=2, steps=4, random_state=0)
@@ -144,9 +144,9 @@ def vectors() -> Any:
 
 
 def pair_task() -> Any:
-    from primal_attention.tasks.multimodal import TextTokenizer
-    from primal_attention.tasks.multimodal.settings import PairOptions
-    from primal_attention.tasks.multimodal.task import PairTask
+    from primal_attention.tasks.pairs import TextTokenizer
+    from primal_attention.tasks.pairs.settings import PairOptions
+    from primal_attention.tasks.pairs.task import PairTask
 
     task = PairTask(TextTokenizer.learn(["a red square", "a blue circle"]), size=16, length=8)
     return task, task.build(PairOptions(dim=16, num_heads=2))

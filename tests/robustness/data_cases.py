@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from primal_attention.cli.plans import make_plan
-from primal_attention.command import UserError
 from primal_attention.models.config import EncoderOptions
+from primal_attention.support.command import UserError
 from primal_attention.tasks.experiment import check_experiment
 from primal_attention.tasks.longrange.task import TokenTask
 from primal_attention.tasks.task import find_task
@@ -235,7 +235,7 @@ def _series_table(folder: Path) -> Case:
             rows.append(f"s{i},{x:.3f},{y:.3f},{['down', 'up'][i % 2]}")
     (path / "new.csv").write_text("\n".join(rows) + "\n")
     model = series_model(folder)
-    train = plan("new.csv", "--task", "timeseries")
+    train = plan("new.csv", "--task", "series")
     reads = (predict(model, "new.csv"), score(model, "new.csv"), train)
     return Case("series in .csv", path, reads, check=check_rows)
 
@@ -276,7 +276,7 @@ def _table(ending: str) -> Builder:
             table().to_csv(path / file, index=False)
         else:
             table().to_parquet(path / file)
-        train = plan(file, "--task", "tabular", "--target", "price")
+        train = plan(file, "--task", "tables", "--target", "price")
         reads = (predict(model, file), score(model, file), train)
         return Case(f"table in {ending}", path, reads, check=check_rows)
 
@@ -391,7 +391,7 @@ def _rerank(folder: Path) -> Case:
         with np.load(here.parent / "o.npz") as found:
             return {key: found[key] for key in found.files}
 
-    train = plan("x.npz", "--task", "retrieval", "--data.candidates", "8")
+    train = plan("x.npz", "--task", "lists", "--data.candidates", "8")
 
     def both(here: Path) -> Any:
         train(here)
@@ -444,7 +444,7 @@ def _search(folder: Path) -> Case:
 
 @case("counts of words")
 def _counts(folder: Path) -> Case:
-    from primal_attention.analysis.distributional import Cooccurrence
+    from primal_attention.analysis.counts import Cooccurrence
 
     path = clean(folder)
     Cooccurrence.from_corpus(WORDS, window=2).save(path / "counts.npz")
@@ -476,7 +476,7 @@ def _corpus(folder: Path) -> Case:
 
 @case("causal graph")
 def _graph(folder: Path) -> Case:
-    from primal_attention.analysis.causal import PAG
+    from primal_attention.analysis.causes import PAG
 
     path = clean(folder)
     graph = PAG([[0, 2, 0], [3, 0, 1], [0, 2, 0]], ("a", "b", "c"))

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from primal_attention.cli.main import main
-from primal_attention.command import UserError, exit_code
+from primal_attention.support.command import UserError, exit_code
 
 from .mutations import mutate
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from primal_attention.command import UserError
 from primal_attention.models import EncoderClassifier, EncoderConfig, ModelFileError
+from primal_attention.support.command import UserError
 from primal_attention.tasks.trained import load_trained
 
 from .cases import (
@@ -99,7 +99,7 @@ def _estimator(name: str, path: Path, kind: Any, data: Any, answer: str) -> Case
 
 @case("estimator of tables")
 def _npt(folder: Path) -> Case:
-    from primal_attention.tasks.tabular import NPTClassifier
+    from primal_attention.tasks.tables import NPTClassifier
 
     path = table_model(folder)
     frame = table().drop(columns="price")[:5]
@@ -108,7 +108,7 @@ def _npt(folder: Path) -> Case:
 
 @case("estimator of numbers")
 def _npt_regressor(folder: Path) -> Case:
-    from primal_attention.tasks.tabular import NPTRegressor
+    from primal_attention.tasks.tables import NPTRegressor
 
     frame, path = table(), folder / "estimator"
     model = NPTRegressor(d_embed=8, depth=2, heads=2, steps=4, random_state=0)
@@ -118,7 +118,7 @@ def _npt_regressor(folder: Path) -> Case:
 
 @case("aligned estimator")
 def _aligned(folder: Path) -> Case:
-    from primal_attention.tasks.tabular import OTAlignedClassifier
+    from primal_attention.tasks.tables import OTAlignedClassifier
 
     frame, path = table(), folder / "estimator"
     features = frame[["size", "color"]]
@@ -129,7 +129,8 @@ def _aligned(folder: Path) -> Case:
 
 @case("estimator of events")
 def _next_event(folder: Path) -> Case:
-    from primal_attention.tasks.events import EventSequences, NextEventPredictor
+    from primal_attention.datasets import EventSequences
+    from primal_attention.tasks.events import NextEventPredictor
 
     log = EventSequences.from_frame(event_log(), sequence="user", unit="days")
     sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 1}
@@ -145,7 +146,8 @@ def _next_event(folder: Path) -> Case:
 
 @case("classifier of events")
 def _event_classes(folder: Path) -> Case:
-    from primal_attention.tasks.events import EventSequenceClassifier, EventSequences
+    from primal_attention.datasets import EventSequences
+    from primal_attention.tasks.events import EventSequenceClassifier
 
     log, path = EventSequences.from_frame(event_log(), sequence="user", unit="days"), folder / "x"
     sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "epochs": 1}
@@ -158,7 +160,7 @@ def _event_classes(folder: Path) -> Case:
 def _matcher(folder: Path) -> Case:
     from PIL import Image
 
-    from primal_attention.tasks.multimodal import ImageTextMatcher
+    from primal_attention.tasks.pairs import ImageTextMatcher
 
     matcher = ImageTextMatcher(image_size=16, max_words=8, dim=16)
     matcher.task_, matcher.model_ = pair_task()
@@ -177,7 +179,7 @@ def _matcher(folder: Path) -> Case:
 
 @case("re-ranker")
 def _reranker(folder: Path) -> Case:
-    from primal_attention.tasks.retrieval import ContextReranker
+    from primal_attention.tasks.lists import ContextReranker
 
     x = vectors()
     model = ContextReranker(candidates=8, anchors=4, dim=8, depth=1, steps=2)
@@ -194,7 +196,7 @@ def _reranker(folder: Path) -> Case:
 
 @case("classifier of series")
 def _aeon(folder: Path) -> Case:
-    from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier
+    from primal_attention.tasks.series import PrimalTimeSeriesClassifier
 
     x, path = np.random.default_rng(0).normal(size=(8, 2, 10)), folder / "estimator"
     kind = PrimalTimeSeriesClassifier
@@ -204,8 +206,8 @@ def _aeon(folder: Path) -> Case:
 
 @case("regressor of series")
 def _aeon_numbers(folder: Path) -> Case:
-    from primal_attention.tasks.timeseries import PrimalTimeSeriesRegressor
-    from primal_attention.tasks.timeseries import estimator as module
+    from primal_attention.tasks.series import PrimalTimeSeriesRegressor
+    from primal_attention.tasks.series import estimator as module
 
     x, path = np.random.default_rng(0).normal(size=(8, 1, 10)), folder / "estimator"
     kind = PrimalTimeSeriesRegressor

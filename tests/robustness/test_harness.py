@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
 
 from . import harness
 from .harness import Case, problems

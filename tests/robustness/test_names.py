@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.settings import build
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.settings import build
 from primal_attention.tasks.experiment import check_experiment, recipe_type
 from primal_attention.tasks.longrange.settings import TokenSettings
 from primal_attention.tasks.longrange.task import TokenTask
-from primal_attention.tasks.timeseries.settings import SeriesSettings
-from primal_attention.tasks.timeseries.task import SeriesTask
+from primal_attention.tasks.series.settings import SeriesSettings
+from primal_attention.tasks.series.task import SeriesTask
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
 from primal_attention.surgery import ConversionError, SurgeryConfig, convert, load_pretrained
 from primal_attention.surgery.loading import load_any
 

@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from primal_attention.attention import Attention, create_attention
-from primal_attention.command import UserError
-from primal_attention.files import locked
 from primal_attention.models import EncoderClassifier, EncoderConfig
+from primal_attention.support.command import UserError
+from primal_attention.support.files import locked
 from primal_attention.surgery import SurgeryConfig, convert, distillation
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_outputs

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.surgery.conftest import Encoder, hidden, text
 
-from primal_attention.files import write_sealed
+from primal_attention.support.files import write_sealed
 from primal_attention.surgery import (
     ConversionError,
     SurgeryConfig,

@@ -6,9 +6,9 @@ import numpy as np
 import pandas
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
 from primal_attention.tasks.longrange import TokenSettings, TokenTask
-from primal_attention.tasks.timeseries import SeriesSettings, SeriesTask, read_series
+from primal_attention.tasks.series import SeriesSettings, SeriesTask, read_series
 
 
 def test_parts_have_the_sizes_asked_for(tmp_path):

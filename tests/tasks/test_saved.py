@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.command import UserError
-from primal_attention.files import UnsealedWarning
+from primal_attention.datasets import EventSequences, IrregularSeries
 from primal_attention.models import EncoderClassifier, EncoderConfig, PretrainedModel
+from primal_attention.support.command import UserError
+from primal_attention.support.files import UnsealedWarning
 from primal_attention.surgery import (
     ConversionError,
     SurgeryConfig,
@@ -23,21 +24,19 @@ from primal_attention.surgery import (
 )
 from primal_attention.tasks.events import (
     EventSequenceClassifier,
-    EventSequences,
-    IrregularSeries,
     IrregularSeriesRegressor,
     NextEventPredictor,
 )
-from primal_attention.tasks.multimodal import ImageTextMatcher
-from primal_attention.tasks.retrieval import ContextReranker
-from primal_attention.tasks.tabular import (
+from primal_attention.tasks.lists import ContextReranker
+from primal_attention.tasks.pairs import ImageTextMatcher
+from primal_attention.tasks.series import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
+from primal_attention.tasks.tables import (
     NPTClassifier,
     NPTImputer,
     NPTRegressor,
     OTAlignedClassifier,
     OTAlignedRegressor,
 )
-from primal_attention.tasks.timeseries import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
 from primal_attention.tasks.trained import load_trained, save_trained
 
 RNG = np.random.default_rng(0)
@@ -86,7 +85,7 @@ def fitted(kind):
     if kind in (PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor):
         targets = Y[:12] if kind is PrimalTimeSeriesClassifier else np.linspace(0, 1.5, 12)
         with pytest.MonkeyPatch.context() as patch:
-            name = "primal_attention.tasks.timeseries.estimator"
+            name = "primal_attention.tasks.series.estimator"
             for limit, value in {"_STEPS": 2, "_LONG_STEPS": 2, "_EPOCHS": 1, "_FOLDS": 2}.items():
                 patch.setattr(f"{name}.{limit}", value)
             return kind(parts=("attention",), random_state=0).fit(SERIES, targets)
@@ -101,7 +100,7 @@ def fitted(kind):
     if kind is ImageTextMatcher:
         options = {"image_size": 16, "max_words": 5, "dim": 8, "epochs": 1, "random_state": 0}
         with pytest.MonkeyPatch.context() as patch:
-            name = "primal_attention.tasks.multimodal.estimator.TRAINING"
+            name = "primal_attention.tasks.pairs.estimator.TRAINING"
             patch.setattr(name, {"training": {"min_steps": 1, "monitor": "loss"}})
             return kind(**options).fit(IMAGES, TEXTS)
     return kind(**OT).fit(X, Y)

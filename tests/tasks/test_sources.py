@@ -6,9 +6,9 @@ import lzma
 import numpy as np
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
+from primal_attention.tasks.series import read_series
 from primal_attention.tasks.sources import look_at
-from primal_attention.tasks.timeseries import read_series
 
 
 def test_columns_of_tables_are_numbers_texts_and_quantities(tmp_path):

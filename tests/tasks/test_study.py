@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
 from primal_attention.tasks.study import Study, command_line, read_rows, run_study
 
 

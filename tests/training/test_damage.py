@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from training_cases import config, data, model
 
-from primal_attention.command import exit_code
-from primal_attention.files import SUMS, write_sealed
+from primal_attention.support.command import exit_code
+from primal_attention.support.files import SUMS, write_sealed
 from primal_attention.training import CheckpointError, fit
 from primal_attention.training.checkpoint import (
     Checkpoint,

@@ -15,8 +15,8 @@ import torch
 from test_processes import HERE, free_port
 from training_cases import config, data, model
 
-from primal_attention.command import UserError
-from primal_attention.files import SealedFolder, locked, read_tensors
+from primal_attention.support.command import UserError
+from primal_attention.support.files import SealedFolder, locked, read_tensors
 from primal_attention.training import fit
 from primal_attention.training.checkpoint import Checkpoint, checkpoints_in, latest_checkpoint
 

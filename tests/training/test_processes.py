@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from training_cases import config, data, model
 
-from primal_attention.command import UserError
-from primal_attention.files import locked
+from primal_attention.support.command import UserError
+from primal_attention.support.files import locked
 from primal_attention.training import cross_entropy, evaluate, fit
 from primal_attention.training.checkpoint import Checkpoint, latest_checkpoint
 

@@ -1,4 +1,4 @@
-from . import causal
+from . import causes, counts, depth, flow, transport
 from .attention_maps import (
     MapSpectrum,
     layer_inputs,
@@ -8,9 +8,6 @@ from .attention_maps import (
     singular_values,
 )
 from .capture import CapturedLayer, CapturedScores
-from .cost import Cost, FitCost, compare_costs, fit_cost
-from .flow import FlowResult, modality_flow
-from .memory import PeakMemory, kept_for_backward
 from .options import (
     CausesOptions,
     DepthOptions,
@@ -19,7 +16,6 @@ from .options import (
     SpectrumOptions,
     TransportOptions,
 )
-from .plots import plot_confusion, plot_curves, plot_dots, plot_values
 from .registry import (
     AnalysisEntry,
     AnalysisResult,
@@ -27,7 +23,6 @@ from .registry import (
     list_analyses,
     register_analysis,
 )
-from .report import Report, to_png
 from .spectrum import (
     LayerSpectrum,
     SpectrumResult,
@@ -36,21 +31,6 @@ from .spectrum import (
     plot_spectra,
     spectrum_summary,
 )
-from .transport import (
-    LayerTransport,
-    MapMetrics,
-    PathMetrics,
-    PathResult,
-    RootMetrics,
-    TransportRecorder,
-    TransportResult,
-    analyze_transport,
-    layer_transport,
-    map_metrics,
-    monge_gap,
-    path_metrics,
-    root_metrics,
-)
 
 __all__ = [
     "AnalysisEntry",
@@ -58,52 +38,29 @@ __all__ = [
     "CapturedLayer",
     "CapturedScores",
     "CausesOptions",
-    "Cost",
     "DepthOptions",
-    "FitCost",
     "FlowOptions",
-    "FlowResult",
     "HeadsOptions",
     "LayerSpectrum",
-    "LayerTransport",
-    "MapMetrics",
     "MapSpectrum",
-    "PathMetrics",
-    "PathResult",
-    "PeakMemory",
-    "Report",
-    "RootMetrics",
     "SpectrumOptions",
     "SpectrumResult",
     "TransportOptions",
-    "TransportRecorder",
-    "TransportResult",
     "analysis_entry",
     "analyze_spectrum",
-    "analyze_transport",
-    "causal",
-    "compare_costs",
-    "fit_cost",
-    "kept_for_backward",
+    "causes",
+    "counts",
+    "depth",
+    "flow",
     "layer_inputs",
     "layer_spectra",
-    "layer_transport",
     "list_analyses",
-    "map_metrics",
     "map_spectra",
     "mass_at_rank",
-    "modality_flow",
-    "monge_gap",
-    "path_metrics",
-    "plot_confusion",
-    "plot_curves",
-    "plot_dots",
     "plot_spectra",
-    "plot_values",
     "rank_for_mass",
     "register_analysis",
-    "root_metrics",
     "singular_values",
     "spectrum_summary",
-    "to_png",
+    "transport",
 ]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.analysis.report import Report
-from primal_attention.command import did_you_mean
+from primal_attention.report.page import Report
+from primal_attention.support.command import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn
@@ -196,7 +196,7 @@ register_analysis(
     "causes",
     summary="Which tokens lead to a decision: causal graphs, checked by runs without the tokens.",
     options="primal_attention.analysis.options:CausesOptions",
-    function="primal_attention.analysis.causal.analysis:analyze_causes",
+    function="primal_attention.analysis.causes.analysis:analyze_causes",
     needs_our_layers=False,
     needs_tokenizer=True,
 )
@@ -204,7 +204,7 @@ register_analysis(
     "heads",
     summary="How much the heads of the first layer follow the word pairs of a corpus.",
     options="primal_attention.analysis.options:HeadsOptions",
-    function="primal_attention.analysis.distributional.heads:analyze_heads",
+    function="primal_attention.analysis.counts.heads:analyze_heads",
     needs_our_layers=False,
     needs_tokenizer=True,
 )
@@ -220,5 +220,5 @@ register_analysis(
     "transport",
     summary="How far every attention layer is from an optimal map of its tokens.",
     options="primal_attention.analysis.options:TransportOptions",
-    function="primal_attention.analysis.transport:analyze_transport",
+    function="primal_attention.analysis.transport.maps:analyze_transport",
 )

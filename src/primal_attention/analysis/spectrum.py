@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from primal_attention.analysis.attention_maps import Batch, batch_arguments, singular_values
 from primal_attention.analysis.capture import capture_call
 from primal_attention.analysis.options import SpectrumOptions
-from primal_attention.analysis.plots import add_legend, model_colors, panel_layout
 from primal_attention.analysis.registry import AnalysisResult
-from primal_attention.analysis.report import Report, to_png
 from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
-from primal_attention.output import to_json
+from primal_attention.report.page import Report, to_png
+from primal_attention.report.plots import add_legend, model_colors, panel_layout
+from primal_attention.support.output import to_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,7 +3,7 @@
     y = softmax_j( q_i·k_j / √d + b_j ) v,        b_j = u·k_j
 
 Row-normalised counts of word pairs are exactly such attention: the logits are PMI, and the key bias
-is the log probability of the key (``analysis.distributional``). So counts can start the layer:
+is the log probability of the key (``analysis.counts``). So counts can start the layer:
 :meth:`DistributionalTokenAttention.fit_tables_` sets its projections from queries, keys and biases
 of word types. Their products are logits at temperature 1; the projection of queries takes up
 ``√d``. With ``q' = [q / √d, 1]`` and ``k' = [k, b]`` the layer is plain softmax attention.

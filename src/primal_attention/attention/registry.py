@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.attention.base import Attention, Capabilities
-from primal_attention.command import did_you_mean
+from primal_attention.support.command import did_you_mean
 
 if TYPE_CHECKING:
     from primal_attention.attention.time import Fusion, TimeOptions

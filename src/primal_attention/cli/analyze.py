@@ -13,11 +13,11 @@ from primal_attention.analysis.registry import (
     list_analyses,
     registered_analyses,
 )
-from primal_attention.analysis.report import Report
 from primal_attention.cli.folders import check_folder, new_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
-from primal_attention.command import UserError, progress
-from primal_attention.settings import parse
+from primal_attention.report.page import Report
+from primal_attention.support.command import UserError, progress
+from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     options: Any = parse(kind, argv, prog="primal analyze")
     check_folder(options.out, _MARKER, overwrite=options.overwrite, source=options.model)
 
-    from primal_attention.output import markdown_table, to_json, write_atomically
+    from primal_attention.support.output import markdown_table, to_json, write_atomically
 
     loaded = load(options, original=options.original)
     batches = read_batches(options, loaded)

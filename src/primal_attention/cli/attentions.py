@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from primal_attention.files import read_text
-from primal_attention.output import replace_between, write_atomically
+from primal_attention.support.files import read_text
+from primal_attention.support.output import replace_between, write_atomically
 
 __all__ = ["attention_table", "renewed", "stored_table", "update_page"]
 
-_LISTED, _MEASURED = "attentions", "family"
-"""Marks around the table of the registry, and around that of the measurement."""
+_LISTED = "attentions"
+"""Marks around the table of the registry."""
 _STORED = Path(__file__).with_name("attentions.md")
 
 
@@ -39,23 +39,11 @@ def stored_table() -> list[list[str]]:
 
 
 def renewed(page: Path) -> str:
-    """Return a page with the tables that it has marks for as they should be."""
-    from primal_attention.bench.family_table import choice_table
-    from primal_attention.tasks.study import read_rows
-
-    text = read_text(page)
-    if f"<!-- {_MEASURED}: start -->" in text:
-        folder = page.parent.parent / "results" / "family"
-        rows = read_rows(folder)
-        if not rows:
-            raise ValueError(f"Nothing was measured yet; run primal bench family --out {folder}.")
-        text = replace_between(text, _MEASURED, choice_table(rows))
-        if f"<!-- {_LISTED}: start -->" not in text:
-            return text
-    return replace_between(text, _LISTED, attention_table())
+    """Return a page with the table that it has marks for as it should be."""
+    return replace_between(read_text(page), _LISTED, attention_table())
 
 
 def update_page(page: Path) -> None:
-    """Rewrite the tables of a page, and the stored one."""
+    """Rewrite the table of a page, and the stored one."""
     write_atomically(page, renewed(page))
     write_atomically(_STORED, attention_table())

@@ -1,7 +1,7 @@
 """``primal bench``: time, memory and errors; ``layers`` unless a study is named."""
 
-from primal_attention.bench.allocator import keep_memory
 from primal_attention.cli import studies
+from primal_attention.support.allocator import keep_memory
 
 __all__ = ["main"]
 

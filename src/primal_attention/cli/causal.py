@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from primal_attention.command import UserError, did_you_mean, progress
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, did_you_mean, progress
+from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
     from primal_attention.analysis.registry import AnalysisResult
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     options: Any = parse(_ACTIONS[action], rest, prog=f"primal causal {action}")
 
     from primal_attention.cli.inputs import one_sentence
-    from primal_attention.output import markdown_table, write_atomically
+    from primal_attention.support.output import markdown_table, write_atomically
 
     loaded = _load(options)
     progress(f"reading layer {options.layer}")
@@ -153,7 +153,7 @@ def _load(options: CausalInput) -> "LoadedModel":
 
 
 def _explain(options: CausalExplainCommand, loaded: "LoadedModel") -> Any:
-    from primal_attention.analysis.causal import explain
+    from primal_attention.analysis.causes import explain
 
     return explain(
         loaded.model,
@@ -173,8 +173,8 @@ def _explain(options: CausalExplainCommand, loaded: "LoadedModel") -> Any:
 def _graph(options: CausalGraphCommand, loaded: "LoadedModel") -> "AnalysisResult":
     import inspect
 
-    from primal_attention.analysis.causal.analysis import graphs_around
-    from primal_attention.analysis.causal.text import encode
+    from primal_attention.analysis.causes.analysis import graphs_around
+    from primal_attention.analysis.causes.text import encode
 
     takes = inspect.signature(loaded.model.forward).parameters
     encoded = encode(loaded.tokenizer, options.text, loaded.model)

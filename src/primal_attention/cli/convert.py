@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.cli.folders import check_folder, new_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
-from primal_attention.command import UserError, progress
-from primal_attention.files import parse_json
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, progress
+from primal_attention.support.files import parse_json
+from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     check_folder(options.out, _MARKER, overwrite=options.overwrite, source=options.model)
     values = _mechanism_options(options.option)
 
-    from primal_attention.output import markdown_table, to_json, write_atomically
+    from primal_attention.support.output import markdown_table, to_json, write_atomically
     from primal_attention.surgery import converted_layers, save_converted
     from primal_attention.surgery.outcome import convert_and_compare
 
@@ -143,7 +143,7 @@ def _record(options: Convert, outcome: "Outcome") -> dict[str, Any]:
 
 def _page(options: Convert, outcome: "Outcome", rows: list[list[str]], advice: "Advice") -> Any:
     """Return the report: verdict, numbers, converted layers, and the advice behind the choice."""
-    from primal_attention.analysis import Report
+    from primal_attention.report import Report
 
     before, after = outcome.costs["original"], outcome.costs["converted"]
     page = Report(f"{outcome.model} with {outcome.attention} attention", outcome.verdict())

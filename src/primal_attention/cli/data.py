@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.cli.list import aligned
-from primal_attention.command import UserError, user_errors
-from primal_attention.settings import parse
-from primal_attention.tasks.datasets import (
+from primal_attention.datasets.public import (
     PublicSet,
     checksum,
     data_folder,
@@ -18,6 +16,8 @@ from primal_attention.tasks.datasets import (
     find_set,
     public_sets,
 )
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.settings import parse
 
 __all__ = ["main"]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.output import markdown_table, write_atomically
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.output import markdown_table, write_atomically
+from primal_attention.support.settings import parse
 
 __all__ = ["main"]
 

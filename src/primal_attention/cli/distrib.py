@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from primal_attention.cli.distrib_probe import DistribProbeCommand, probe
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.files import open_text, read_json_lines
-from primal_attention.output import markdown_table, write_atomically
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.files import open_text, read_json_lines
+from primal_attention.support.output import markdown_table, write_atomically
+from primal_attention.support.settings import parse
 
 __all__ = ["main"]
 
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
 
 
 def _count(options: DistribCountCommand) -> None:
-    from primal_attention.analysis.distributional import Cooccurrence
+    from primal_attention.analysis.counts import Cooccurrence
 
     if options.out.suffix != ".npz":
         raise UserError(f"--out must end in .npz, got {options.out}.")
@@ -149,15 +149,15 @@ def _documents(path: Path, field: str) -> Iterator[str]:
 
 
 def _load(path: Path) -> Any:
-    from primal_attention.analysis.distributional import Cooccurrence
+    from primal_attention.analysis.counts import Cooccurrence
 
     with user_errors(""):
         return Cooccurrence.load(path)
 
 
 def _attend(options: DistribAttendCommand) -> None:
-    from primal_attention.analysis.distributional import plot_weights, split_words
-    from primal_attention.analysis.report import to_png
+    from primal_attention.analysis.counts import plot_weights, split_words
+    from primal_attention.report.page import to_png
 
     if options.out is not None and options.out.suffix not in (".png", ".json"):
         raise UserError(f"--out must end in .png or .json, got {options.out}.")
@@ -192,7 +192,7 @@ def _attend(options: DistribAttendCommand) -> None:
 def _attention(counts: Any, options: DistribAttendCommand, words: list[str]) -> Any:
     import torch
 
-    from primal_attention.analysis.distributional import DistributionalAttention
+    from primal_attention.analysis.counts import DistributionalAttention
 
     is_pmi = options.rank is not None or options.content
     transform = options.transform or ("pmi" if is_pmi else "counts")
@@ -217,7 +217,7 @@ def _attention(counts: Any, options: DistribAttendCommand, words: list[str]) -> 
 
 
 def _vectors(options: DistribVectorsCommand) -> None:
-    from primal_attention.analysis.distributional import glove_fit, ksvd_embeddings, pmi_svd
+    from primal_attention.analysis.counts import glove_fit, ksvd_embeddings, pmi_svd
 
     if not options.words and options.out is None:
         raise UserError("nothing to do: name words whose neighbours to print, or give --out.")

@@ -7,8 +7,8 @@ from typing import Annotated
 import tyro
 
 from primal_attention.cli.inputs import one_sentence
-from primal_attention.command import UserError, progress
-from primal_attention.output import markdown_table, write_atomically
+from primal_attention.support.command import UserError, progress
+from primal_attention.support.output import markdown_table, write_atomically
 
 __all__ = ["DistribProbeCommand", "probe"]
 
@@ -53,12 +53,12 @@ def probe(options: DistribProbeCommand) -> None:
     """Print the finding and the table; write the file."""
     import torch
 
-    from primal_attention.analysis.distributional import (
+    from primal_attention.analysis.counts import (
         Cooccurrence,
         plot_head_beside_counts,
         probe_heads,
     )
-    from primal_attention.analysis.report import to_png
+    from primal_attention.report.page import to_png
     from primal_attention.surgery.loading import load_any
     from primal_attention.surgery.optional import quiet_transformers
 

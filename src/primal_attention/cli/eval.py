@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.files import read_yaml
-from primal_attention.settings import build, parse, to_yaml
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files import read_yaml
+from primal_attention.support.settings import build, parse, to_yaml
 
 __all__ = ["main"]
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         raise UserError("--part chooses a part of the file --data; give that too.")
     import torch
 
-    from primal_attention.output import markdown_table, to_json, write_atomically
+    from primal_attention.support.output import markdown_table, to_json, write_atomically
     from primal_attention.tasks.experiment import recipe_type
     from primal_attention.tasks.trained import check_finite, check_lengths, load_trained
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from primal_attention.command import UserError
+from primal_attention.support.command import UserError
 
 __all__ = ["check_folder", "new_folder"]
 

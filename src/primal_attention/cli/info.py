@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from primal_attention.command import user_errors
-from primal_attention.settings import parse
+from primal_attention.support.command import user_errors
+from primal_attention.support.settings import parse
 
 __all__ = ["main"]
 

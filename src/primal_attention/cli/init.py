@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.cli.plans import make_plan
-from primal_attention.command import UserError, user_errors
-from primal_attention.output import write_atomically
-from primal_attention.settings import commented_yaml
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.output import write_atomically
+from primal_attention.support.settings import commented_yaml
 from primal_attention.tasks.task import TASKS
 
 __all__ = ["main"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from primal_attention.command import UserError, progress
+from primal_attention.support.command import UserError, progress
 
 if TYPE_CHECKING:
     from primal_attention.surgery.loading import LoadedModel
@@ -102,7 +102,7 @@ def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, 
 
 
 def _lines(path: Path) -> list[str]:
-    from primal_attention.files import read_lines
+    from primal_attention.support.files import read_lines
 
     # samples to measure on, where blank lines part paragraphs; no result is counted by line
     return [line.strip() for line in read_lines(path) if line.strip()]

@@ -9,7 +9,7 @@ import tyro
 
 from primal_attention.cli.attentions import stored_table
 from primal_attention.cli.recipes import recipe_paths, recipe_summary
-from primal_attention.settings import parse
+from primal_attention.support.settings import parse
 from primal_attention.tasks.task import TASKS
 
 __all__ = ["aligned", "main"]

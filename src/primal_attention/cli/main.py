@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from primal_attention.command import UserError, did_you_mean, exit_code
+from primal_attention.support.command import UserError, did_you_mean, exit_code
 
 __all__ = ["main"]
 
@@ -20,6 +20,7 @@ _COMMANDS = {
     "distrib": "attention from counts: word pairs of a corpus, their attention, word vectors",
     "rerank": "the results of a search in a better order, from the vectors alone",
     "search": "images for a text, with a model of image-text pairs; writes a page",
+    "demo": "what it is for: a page with a verdict, in three minutes",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
     "data": "public data sets: where they come from and belong; download them",
@@ -28,7 +29,7 @@ _COMMANDS = {
 }
 
 _EXAMPLES = """examples:
-  primal bench demo                                  what it is for: a page with a verdict
+  primal demo                                        what it is for: a page with a verdict
   primal train japanese-vowels                       a table, spectra and report.html in a minute
   primal train my_train.ts                           your own data: the kind is recognised
   primal train table.csv --target label --training.epochs 5     any setting, from the command line

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tyro
 
 from primal_attention.cli.recipes import find_recipe, is_run, read_recipe, recipe_comment
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.settings import build, parse, unchecked
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.settings import build, parse, unchecked
 from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
 from primal_attention.tasks.sources import Recognition, Source, look_at
 from primal_attention.tasks.task import TASKS, find_task

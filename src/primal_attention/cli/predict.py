@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.settings import parse, to_yaml
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.settings import parse, to_yaml
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         raise UserError("--batch-size and --threads must be at least 1.")
     import torch
 
-    from primal_attention.output import to_csv, write_atomically
+    from primal_attention.support.output import to_csv, write_atomically
     from primal_attention.tasks.trained import load_trained
 
     torch.set_num_threads(options.threads)

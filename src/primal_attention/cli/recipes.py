@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from primal_attention.command import UserError, did_you_mean
-from primal_attention.files import read_lines, read_yaml
+from primal_attention.support.command import UserError, did_you_mean
+from primal_attention.support.files import read_lines, read_yaml
 from primal_attention.tasks.sources import existing
 from primal_attention.tasks.task import find_task
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.files import list_arrays, read_array, read_arrays, read_json
-from primal_attention.output import write_atomically
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.files import list_arrays, read_array, read_arrays, read_json
+from primal_attention.support.output import write_atomically
+from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.retrieval.base import Reranker
+    from primal_attention.tasks.lists.base import Reranker
 
 __all__ = ["main"]
 
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
 def _run(options: RerankCommand) -> None:
     import numpy as np
 
-    from primal_attention.tasks.retrieval.report import compare_lists
+    from primal_attention.tasks.lists.report import compare_lists
 
     arrays = _read(options)
     is_self = "queries" not in arrays
@@ -200,7 +200,7 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
     """Return the exact search by cosine; an item does not find itself."""
     import numpy as np
 
-    from primal_attention.tasks.retrieval.gallery import as_vectors
+    from primal_attention.tasks.lists.gallery import as_vectors
 
     xq, xb = (as_vectors(x, n, normalize) for x, n in ((queries, "queries"), (gallery, "gallery")))
     found = []
@@ -216,7 +216,7 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
 
 
 def _method(name: str) -> "Reranker":
-    from primal_attention.tasks import retrieval
+    from primal_attention.tasks import lists as retrieval
 
     makers: dict[str, Callable[[], Reranker]] = {
         "context": retrieval.ContextReranker.pretrained,
@@ -259,7 +259,7 @@ def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:
 
 
 def _print_revisited(path: Path, before: Any, after: Any, items: int) -> None:
-    from primal_attention.tasks.retrieval import evaluate_revisited
+    from primal_attention.tasks.lists import evaluate_revisited
 
     content = read_json(path, object)
     truth = content.get("gnd") if isinstance(content, dict) else content
@@ -291,7 +291,7 @@ def _write(path: Path, found: Any) -> None:
 
 
 def _write_page(options: RerankCommand, change: Any, gallery: Any, is_self: bool) -> None:
-    from primal_attention.tasks.retrieval.report import report_page
+    from primal_attention.tasks.lists.report import report_page
 
     if options.report is None:
         return

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.settings import parse
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.multimodal import ImageTextMatcher
-    from primal_attention.tasks.multimodal.estimator import Hit
+    from primal_attention.tasks.pairs import ImageTextMatcher
+    from primal_attention.tasks.pairs.estimator import Hit
 
 __all__ = ["main"]
 
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
 
 
 def _run(options: SearchCommand) -> None:
-    from primal_attention.tasks.multimodal import ImageTextMatcher
-    from primal_attention.tasks.multimodal.images import list_images
+    from primal_attention.tasks.pairs import ImageTextMatcher
+    from primal_attention.tasks.pairs.images import list_images
 
     matcher = ImageTextMatcher.load(options.model)
     files = list_images(options.images)
@@ -107,7 +107,7 @@ def _search(
 def _reranker(name: str) -> Any:
     if name == "none":
         return None
-    from primal_attention.tasks import retrieval
+    from primal_attention.tasks import lists as retrieval
 
     makers: Any = {
         "diffusion": retrieval.DiffusionReranker,
@@ -120,8 +120,8 @@ def _reranker(name: str) -> Any:
 def _write_page(
     options: SearchCommand, found: "Sequence[tuple[str, list[Hit], str]]", count: int
 ) -> None:
-    from primal_attention.analysis import Report
-    from primal_attention.tasks.multimodal.showing import Card, gallery_html
+    from primal_attention.report import Report
+    from primal_attention.tasks.pairs.showing import Card, gallery_html
 
     report = Report(
         f"Search in {options.images.name or options.images}",

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from primal_attention.command import UserError, progress, user_errors
-from primal_attention.settings import parse
-from primal_attention.tasks.study import STUDIES, find_study, run_study
+from primal_attention.support.command import UserError, progress, user_errors
+from primal_attention.support.settings import parse
+from primal_attention.tasks.study import find_study, known_studies, run_study
 
 __all__ = ["main"]
 
@@ -53,7 +53,7 @@ def main(group: str, argv: list[str], default: str | None = None) -> int:
 
 
 def _help(group: str) -> str:
-    studies = {name: e.summary for name, e in STUDIES.items() if e.group == group}
+    studies = {name: e.summary for name, e in known_studies().items() if e.group == group}
     width = max(map(len, studies), default=0) + 2
     rows = "\n".join(f"  {name:<{width}}{summary}" for name, summary in studies.items())
     return (

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.cli.plans import Plan, TrainOptions, make_plan
 from primal_attention.cli.recipes import is_run, read_recipe, recipe_paths, recipe_summary
-from primal_attention.command import UserError, user_errors
-from primal_attention.settings import build, flatten, to_yaml
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.settings import build, flatten, to_yaml
 from primal_attention.tasks.experiment import Recipe, recipe_type, trained_models
 from primal_attention.tasks.task import Parts, Task, find_task
 

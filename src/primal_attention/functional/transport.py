@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from primal_attention.command import needs
 from primal_attention.functional.sinkhorn import (
     FactoredScaling,
     SinkhornSolution,
@@ -30,6 +29,7 @@ from primal_attention.functional.sinkhorn import (
     sinkhorn,
     sinkhorn_divergence,
 )
+from primal_attention.support.command import needs
 
 __all__ = [
     "EXACT_UP_TO",
@@ -158,7 +158,7 @@ def wasserstein(
         tensor(1.)
     """
     if backend == "pot":
-        with needs("ot", "backend='pot'"):
+        with needs("transport", "backend='pot'"):
             import ot
         cost = cost_matrix(x, y, p)
         u, v = (

@@ -6,7 +6,6 @@ first use. Everything else needs only torch.
 
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.command import needs
 from primal_attention.ksvd.balanced import BalancedFeatures, balance_features, balanced_svd
 from primal_attention.ksvd.kernels import (
     FEATURE_MAPS,
@@ -33,6 +32,7 @@ from primal_attention.ksvd.solvers import (
     nystrom_svd,
     swap_sides,
 )
+from primal_attention.support.command import needs
 
 if TYPE_CHECKING:
     from primal_attention.ksvd.estimator import KernelSVD

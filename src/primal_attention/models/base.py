@@ -19,17 +19,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.attention import PublishesTerms
-from primal_attention.command import UserError
-from primal_attention.files import (
+from primal_attention.models.depth_rule import DepthNotice
+from primal_attention.support.command import UserError
+from primal_attention.support.files import (
     SealedFolder,
     parse_json,
     parse_tensors,
     to_bytes,
     write_sealed,
 )
-from primal_attention.models.depth_rule import DepthNotice
-from primal_attention.output import to_json
-from primal_attention.settings import build
+from primal_attention.support.output import to_json
+from primal_attention.support.settings import build
 
 __all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
 

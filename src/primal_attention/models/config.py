@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, get_args
 
-from primal_attention.command import did_you_mean
-from primal_attention.settings import check_value
+from primal_attention.support.command import did_you_mean
+from primal_attention.support.settings import check_value
 
 __all__ = [
     "DecoderConfig",

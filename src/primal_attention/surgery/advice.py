@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any, NamedTuple
 
-from primal_attention.analysis.plots import panel_layout
 from primal_attention.analysis.registry import AnalysisResult
-from primal_attention.analysis.report import Report, to_png
-from primal_attention.output import markdown_table, to_json
+from primal_attention.report.page import Report, to_png
+from primal_attention.report.plots import panel_layout
+from primal_attention.support.output import markdown_table, to_json
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 
 __all__ = ["Advice", "AdviceTable", "HeadStatistics", "LayerCost", "LayerFit"]

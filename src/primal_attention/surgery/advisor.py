@@ -20,7 +20,6 @@ from primal_attention.analysis.attention_maps import (
     mass_at_rank,
     rank_for_mass,
 )
-from primal_attention.analysis.cost import compare_costs
 from primal_attention.analysis.spectrum import untrained_twin
 from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.functional import effective_rank
@@ -39,6 +38,7 @@ from primal_attention.surgery.recording import (
     recorded_r2,
 )
 from primal_attention.surgery.targets import inspect_targets
+from primal_attention.training.cost import compare_costs
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["advise"]

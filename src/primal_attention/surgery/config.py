@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from primal_attention.attention import attention_entry, create_attention
-from primal_attention.command import did_you_mean
+from primal_attention.support.command import did_you_mean
 
 __all__ = ["ConversionError", "SurgeryConfig"]
 

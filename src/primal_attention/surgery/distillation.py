@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from primal_attention.attention import PublishesTerms, ksvd_loss
-from primal_attention.files import read_json
-from primal_attention.output import to_json, write_atomically
-from primal_attention.settings import check_limits
+from primal_attention.support.files import read_json
+from primal_attention.support.output import to_json, write_atomically
+from primal_attention.support.settings import check_limits
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (

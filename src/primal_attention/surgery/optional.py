@@ -5,7 +5,7 @@ import importlib.util
 from importlib.metadata import version
 from typing import Any
 
-from primal_attention.command import MissingPackageError, install_hint
+from primal_attention.support.command import MissingPackageError, install_hint
 
 __all__ = ["quiet_transformers", "require_transformers"]
 

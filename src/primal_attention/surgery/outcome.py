@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from primal_attention.analysis.cost import Cost, compare_costs
 from primal_attention.surgery.advice import Advice
 from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import convert
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.recording import layer_r2, output_r2, run_batch
+from primal_attention.training.cost import Cost, compare_costs
 
 __all__ = ["Outcome", "convert_and_compare"]
 

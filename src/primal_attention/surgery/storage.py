@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.command import UserError
-from primal_attention.files import (
+from primal_attention.support.command import UserError
+from primal_attention.support.files import (
     SealedFolder,
     parse_json,
     parse_tensors,
@@ -24,7 +24,7 @@ from primal_attention.files import (
     to_bytes,
     write_sealed,
 )
-from primal_attention.output import to_json
+from primal_attention.support.output import to_json
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.conversion import (
     Conversion,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from primal_attention.output import markdown_table
+from primal_attention.support.output import markdown_table
 from primal_attention.surgery.checks import Target, examine
 from primal_attention.surgery.config import ConversionError, SurgeryConfig
 from primal_attention.surgery.hosts import HostLibrary, host_libraries

@@ -16,7 +16,7 @@ from primal_attention.attention import (
     attention_entry,
     create_attention,
 )
-from primal_attention.command import needs
+from primal_attention.support.command import needs
 from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.hosts import HostLibrary, plain_projection, refuse_other_parts
 from primal_attention.surgery.layers import (

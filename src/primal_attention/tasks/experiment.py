@@ -18,17 +18,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from primal_attention.command import user_errors
-from primal_attention.output import remove_folder, to_json, write_atomically
-from primal_attention.settings import check_limits, to_yaml
+from primal_attention.support.command import user_errors
+from primal_attention.support.output import remove_folder, to_json, write_atomically
+from primal_attention.support.settings import check_limits, to_yaml
 from primal_attention.tasks.results import Result, write_report
 from primal_attention.tasks.task import Parts, Task, find_task, save_task
 from primal_attention.tasks.trained import check_lengths, save_trained
 from primal_attention.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from primal_attention.analysis import FitCost
     from primal_attention.models import PretrainedModel
+    from primal_attention.training import FitCost
 
 __all__ = [
     "Recipe",
@@ -280,7 +280,7 @@ def _cost(run: _Run, name: str) -> "FitCost":
     """Return what a training will cost, from a few steps of a fresh model."""
     import torch
 
-    from primal_attention.analysis import fit_cost
+    from primal_attention.training import fit_cost
 
     config, data = run.recipe.training, run.data.train
     total = len(data)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.output import hardware, to_csv, write_atomically
+from primal_attention.support.output import hardware, to_csv, write_atomically
 from primal_attention.tasks.task import Parts, Task
 
 if TYPE_CHECKING:
@@ -207,7 +207,8 @@ def write_report(
         settings: The recipe as YAML.
         comment: What the recipe says about itself, line by line.
     """
-    from primal_attention.analysis import Report, plot_curves, plot_spectra, to_png
+    from primal_attention.analysis import plot_spectra
+    from primal_attention.report import Report, plot_curves, to_png
 
     sizes = [len(part) for part in data[:3]]  # type: ignore[arg-type]
     lead = (
@@ -268,7 +269,7 @@ def _tiles(results: Sequence[Result]) -> dict[str, str]:
 
 
 def _curves(results: Sequence[Result]) -> Any:
-    from primal_attention.analysis import plot_curves
+    from primal_attention.report import plot_curves
 
     panels: dict[str, dict[str, list[float]]] = {"loss": {}}
     for result in results:

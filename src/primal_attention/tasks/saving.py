@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.files import parse_json
-from primal_attention.output import to_json
-from primal_attention.settings import check_value
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.files import parse_json
+from primal_attention.support.output import to_json
+from primal_attention.support.settings import check_value
 from primal_attention.tasks.task import ESTIMATOR, Task, open_folder
 from primal_attention.tasks.trained import read_trained, save_trained
 

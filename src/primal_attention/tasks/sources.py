@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from primal_attention.command import UserError, did_you_mean
-from primal_attention.files import MAX_BYTES, list_arrays, read_json_lines
-from primal_attention.tasks.files import TABLE_SUFFIXES, ending, list_some, read_table
+from primal_attention.support.command import UserError, did_you_mean
+from primal_attention.support.files import MAX_BYTES, list_arrays, read_json_lines
+from primal_attention.support.files.tables import TABLE_SUFFIXES, ending, list_some, read_table
 
 __all__ = [
     "Column",

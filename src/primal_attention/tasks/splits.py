@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError
-from primal_attention.tasks.files import list_some
+from primal_attention.support.command import UserError
+from primal_attention.support.files.tables import list_some
 
 __all__ = [
     "Split",

@@ -12,6 +12,7 @@ the tables. A result folder has no other writer::
 A folder has one writer: while a study runs, a second one in its folder is refused.
 """
 
+import functools
 import json
 import math
 import os
@@ -21,21 +22,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from primal_attention.command import UserError, did_you_mean
-from primal_attention.files import locked, parse_json, read_lines
-from primal_attention.output import hardware, remove_folder, to_json, write_atomically
-from primal_attention.settings import fingerprint
+from primal_attention.support.command import MissingPackageError, UserError, did_you_mean
+from primal_attention.support.files import locked, parse_json, read_lines
+from primal_attention.support.output import hardware, remove_folder, to_json, write_atomically
+from primal_attention.support.settings import fingerprint
 
 __all__ = [
-    "STUDIES",
+    "STUDY_GROUP",
     "Cell",
     "Row",
     "Study",
     "StudyEntry",
     "find_study",
+    "known_studies",
     "read_rows",
     "run_study",
 ]
@@ -47,6 +50,9 @@ Row = Mapping[str, Any]
 OptionsT = TypeVar("OptionsT")
 
 _ROWS, _ABOUT = "rows.jsonl", "about.json"
+
+STUDY_GROUP = "primal.studies"
+"""Group of the entry points by which packages bring studies."""
 
 
 class Study(ABC, Generic[OptionsT]):
@@ -177,8 +183,9 @@ def _write(
 
 def command_line(study: Study[Any], options: Any) -> str:
     """Return the command that runs a study with these options."""
-    group = STUDIES[study.name].group if study.name in STUDIES else "repro"
-    words = ["primal", group, study.name]
+    entry = known_studies().get(study.name)
+    group = entry.group if entry else "repro"
+    words = ["primal", *dict.fromkeys((group, study.name))]  # `primal demo` is its own group
     default = study.Options()
     for field in fields(options):
         value = getattr(options, field.name)
@@ -263,238 +270,23 @@ class StudyEntry:
 
     where: str
     """Module and class, ``module:Class``."""
-    group: Literal["bench", "repro"]
-    """Command that runs it: costs and errors, or published tables."""
+    group: Literal["bench", "repro", "demo"]
+    """Command that runs it: costs and errors, published tables, or the demo."""
     summary: str
     """One line for the list of studies."""
 
 
-_TABLE: tuple[tuple[str, Literal["bench", "repro"], str, str], ...] = (
-    ("uea", "repro", "tasks.timeseries.study:TableOne", "Table 1: accuracy on the UEA sets"),
-    (
-        "uea-ablation",
-        "repro",
-        "tasks.timeseries.study:Ablation",
-        "one change at a time on UEA sets",
-    ),
-    ("uea-trainings", "repro", "tasks.timeseries.study:Trainings", "the training of Table 1"),
-    (
-        "series",
-        "repro",
-        "tasks.timeseries.comparison.peer_study:SeriesPeers",
-        "our time-series classifier beside those of aeon on UCR sets",
-    ),
-    (
-        "series-damage",
-        "repro",
-        "tasks.timeseries.comparison.damage_study:SeriesDamage",
-        "what unequal lengths and missing values cost time-series classifiers",
-    ),
-    (
-        "series-parts",
-        "repro",
-        "tasks.timeseries.comparison.parts_study:SeriesParts",
-        "what each part of our time-series classifier gains",
-    ),
-    (
-        "series-long",
-        "bench",
-        "tasks.timeseries.comparison.long_study:SeriesLong",
-        "memory and time of time-series classifiers on long series",
-    ),
-    (
-        "longrange-accuracy",
-        "repro",
-        "tasks.longrange.study:Accuracy",
-        "Long Range Arena: accuracy at equal processor time or equal steps",
-    ),
-    (
-        "events",
-        "repro",
-        "tasks.events.study:TimeCodes",
-        "time codes on StackOverflow badges (Xu et al. 2019)",
-    ),
-    (
-        "events-peers",
-        "repro",
-        "tasks.events.peer_study:Peers",
-        "next events: ours beside RMTPP, THP and AttNHP",
-    ),
-    (
-        "events-planted",
-        "repro",
-        "tasks.events.planted:Planted",
-        "periods, decays and likelihoods of processes that are known",
-    ),
-    (
-        "tables",
-        "repro",
-        "tasks.tabular.study:Tables",
-        "attention between rows beside trees and boosting on small tables",
-    ),
-    (
-        "ot-accuracy",
-        "repro",
-        "tasks.tabular.aligned_study:AlignedAccuracy",
-        "classes aligned by transport: accuracy and geometry",
-    ),
-    (
-        "tables-probes",
-        "repro",
-        "tasks.tabular.probe_study:Probes",
-        "which attention between rows looks up duplicates",
-    ),
-    (
-        "ot-clouds",
-        "repro",
-        "tasks.tabular.cloud_study:CloudPaths",
-        "how training moves clouds of points: coded and corrected metrics",
-    ),
-    (
-        "pairs-mechanism",
-        "repro",
-        "tasks.multimodal.mechanism_study:Mechanism",
-        "parsers and masked features in a vision-language model (Xue et al. 2021)",
-    ),
-    (
-        "pairs-emoji",
-        "repro",
-        "tasks.multimodal.emoji_study:EmojiStudy",
-        "finding emoji by their names in a style that was never seen",
-    ),
-    (
-        "rerank",
-        "repro",
-        "tasks.retrieval.study:RerankStudy",
-        "re-ranking on objects and palms that no method saw, and after transfer",
-    ),
-    (
-        "rerank-pretrained",
-        "bench",
-        "bench.rerank_pretrained:RerankPretrainedStudy",
-        "the re-ranker of the package on data that it never saw",
-    ),
-    (
-        "rerank-cost",
-        "bench",
-        "bench.rerank_cost:RerankCostStudy",
-        "time and memory of re-ranking a list, dual-tied and softmax, over its length",
-    ),
-    (
-        "tables-corruption",
-        "repro",
-        "tasks.tabular.corruption_study:Corruption",
-        "what predictions on small tables take from other rows",
-    ),
-    (
-        "tables-scale",
-        "repro",
-        "tasks.tabular.scale_study:Scale",
-        "primal attention between 100,000 rows: time, memory, streaming",
-    ),
-    (
-        "counts",
-        "repro",
-        "bench.counts:CountsStudy",
-        "attention from the counts of a corpus, and what trained heads know of them",
-    ),
-    (
-        "corpus-init",
-        "repro",
-        "bench.corpus_init:CorpusInitStudy",
-        "learning curves of primal layers that start at the counts of a corpus",
-    ),
-    ("relative", "repro", "bench.relative:RelativeStudy", "relative positions (Luo et al. 2021)"),
-    (
-        "schoenbat-kernels",
-        "repro",
-        "bench.schoenbat_kernels:KernelStudy",
-        "four kernels of SchoenbAt (Guo et al. 2025)",
-    ),
-    (
-        "skyformer-trained",
-        "repro",
-        "bench.skyformer_trained:TrainedStudy",
-        "low-rank attention on trained models (Chen et al. 2021)",
-    ),
-    (
-        "causal-text",
-        "repro",
-        "bench.causal_text:TextStudy",
-        "explanations of a sentiment classifier: causal graphs beside fair baselines",
-    ),
-    (
-        "causal-recommend",
-        "repro",
-        "bench.causal_recommend:RecommendStudy",
-        "explanations of recommended films: size and specificity, by method",
-    ),
-    ("demo", "bench", "bench.demo:DemoStudy", "what primal attention is for, in three minutes"),
-    ("layers", "bench", "bench.layers:LayerStudy", "time and memory of attentions over length"),
-    ("family", "bench", "bench.family:FamilyStudy", "time, memory and error of every attention"),
-    ("peers", "bench", "bench.peers:PeerStudy", "our layers beside the public packages"),
-    (
-        "longrange-cost",
-        "bench",
-        "bench.longrange_cost:CostStudy",
-        "a training step on the shapes of Long Range Arena",
-    ),
-    (
-        "instability",
-        "bench",
-        "bench.instability:InstabilityStudy",
-        "how far outputs move when parameters move",
-    ),
-    (
-        "approximation",
-        "bench",
-        "bench.approximation:ApproximationStudy",
-        "error of random features in attention",
-    ),
-    (
-        "kernel-convergence",
-        "bench",
-        "bench.kernel_convergence:ConvergenceStudy",
-        "error of random features by their number",
-    ),
-    ("nystrom", "bench", "bench.nystrom:NystromStudy", "error of landmarks"),
-    ("toeplitz", "bench", "bench.toeplitz:ToeplitzStudy", "error of sums weighted by distance"),
-    ("time", "bench", "bench.time_cost:TimeCostStudy", "what times cost in attention"),
-    (
-        "flow-cost",
-        "bench",
-        "bench.flow_cost:FlowCostStudy",
-        "flow between modalities in a primal layer: time and memory",
-    ),
-    (
-        "causal-cost",
-        "bench",
-        "bench.causal_cost:CausalCostStudy",
-        "partial correlations between tokens: hat matrix and inverse",
-    ),
-    ("ksvd", "bench", "bench.ksvd:SolverStudy", "solvers of the asymmetric kernel SVD"),
-    ("ksvd-loss", "bench", "bench.ksvd_loss:LossStudy", "what the published KSVD loss does"),
-    (
-        "depth-sweep",
-        "bench",
-        "bench.depth_sweep:DepthSweepStudy",
-        "loss by depth at equal size, beside the rule",
-    ),
-    (
-        "depth-teacher",
-        "bench",
-        "bench.depth_teacher:DepthTeacherStudy",
-        "one wide layer that learns two narrow ones, an illustration",
-    ),
-    ("surgery-minilm", "bench", "bench.surgery:MinilmStudy", "a sentence encoder, converted"),
-    ("surgery-smollm2", "bench", "bench.surgery:Smollm2Study", "a language model, converted"),
-)
+@functools.cache
+def known_studies() -> Mapping[str, StudyEntry]:
+    """Return all studies by name, those of every installed package that brings some.
 
-STUDIES = {
-    name: StudyEntry(f"primal_attention.{where}", group, summary)
-    for name, group, where, summary in _TABLE
-}
-"""All studies by name. A module is imported when its study is used."""
+    A package brings studies through the entry-point group ``primal.studies``; each entry point
+    leads to a mapping from names to :class:`StudyEntry`. Nothing else of the package is imported.
+    """
+    found: dict[str, StudyEntry] = {}
+    for point in sorted(entry_points(group=STUDY_GROUP), key=lambda point: point.name):
+        found |= point.load()
+    return found
 
 
 def find_study(name: str, group: str | None = None) -> Study[Any]:
@@ -503,11 +295,17 @@ def find_study(name: str, group: str | None = None) -> Study[Any]:
     Raises:
         UserError: If there is no such study; the message lists those there are.
     """
-    known = [key for key, entry in STUDIES.items() if group in (None, entry.group)]
+    entries = known_studies()
+    known = [key for key, entry in entries.items() if group in (None, entry.group)]
+    if not known:
+        raise MissingPackageError(
+            "no study is installed: the studies are a package of their own, "
+            "primal-attention-studies. In a checkout of the repository: pip install -e ./studies"
+        )
     if name not in known:
         raise UserError(
             f"there is no study {name!r}.{did_you_mean(name, known)} Studies: {', '.join(known)}."
         )
-    module, _, kind = STUDIES[name].where.partition(":")
+    module, _, kind = entries[name].where.partition(":")
     found: type[Study[Any]] = getattr(import_module(module), kind)
     return found()

@@ -14,18 +14,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from primal_attention.command import UserError, did_you_mean, user_errors
-from primal_attention.files import SUMS, SealedFolder, parse_json, write_sealed
-from primal_attention.output import to_json
-from primal_attention.settings import build
+from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.files import SUMS, SealedFolder, parse_json, write_sealed
+from primal_attention.support.output import to_json
+from primal_attention.support.settings import build
 from primal_attention.tasks.sources import Recognition, Source
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
-    from primal_attention.analysis import LayerSpectrum, Report
+    from primal_attention.analysis import LayerSpectrum
     from primal_attention.models import PretrainedModel
+    from primal_attention.report import Report
     from primal_attention.tasks.results import Result
     from primal_attention.tasks.trained import TrainedModel
     from primal_attention.training.evaluation import Evaluation
@@ -350,7 +351,7 @@ class ClassificationTask(Task):
 
     def show(self, report: "Report", results: "Sequence[Result]") -> None:
         """Add the confusion matrices."""
-        from primal_attention.analysis import plot_confusion
+        from primal_attention.report import plot_confusion
 
         report.section("Confusion").figure(
             plot_confusion({r.name: self.confusion(r.test.answers) for r in results}, self.classes),
@@ -390,7 +391,7 @@ class RegressionTask(Task):
 
     def show(self, report: "Report", results: "Sequence[Result]") -> None:
         """Add a picture of predicted against true numbers."""
-        from primal_attention.analysis import plot_values
+        from primal_attention.report import plot_values
 
         pairs = {
             r.name: (r.test.answers["labels"].tolist(), r.test.answers["values"].tolist())
@@ -430,11 +431,11 @@ class _Registered(TaskEntry):
 
 
 TASKS: dict[str, TaskEntry] = {
-    "timeseries": TaskEntry(
-        "primal_attention.tasks.timeseries.task:SeriesTask", "classify whole time series"
+    "series": TaskEntry(
+        "primal_attention.tasks.series.task:SeriesTask", "classify whole time series"
     ),
     "series-values": TaskEntry(
-        "primal_attention.tasks.timeseries.regression:SeriesValueTask",
+        "primal_attention.tasks.series.regression:SeriesValueTask",
         "predict a number for each time series",
     ),
     "longrange": TaskEntry(
@@ -453,16 +454,16 @@ TASKS: dict[str, TaskEntry] = {
         "primal_attention.tasks.events.irregular:IrregularTask",
         "values of irregular series with missing channels at any time",
     ),
-    "tabular": TaskEntry(
-        "primal_attention.tasks.tabular.task:TableTask",
+    "tables": TaskEntry(
+        "primal_attention.tasks.tables.task:TableTask",
         "predict a column of a table with attention between rows",
     ),
-    "retrieval": TaskEntry(
-        "primal_attention.tasks.retrieval.task:RerankTask",
+    "lists": TaskEntry(
+        "primal_attention.tasks.lists.task:RerankTask",
         "order the results of a search anew, from vectors with groups",
     ),
     "pairs": TaskEntry(
-        "primal_attention.tasks.multimodal.task:PairTask",
+        "primal_attention.tasks.pairs.task:PairTask",
         "find images for texts and texts for images, from image-text pairs",
     ),
 }

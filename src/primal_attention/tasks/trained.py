@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.command import UserError, user_errors
-from primal_attention.files import SealedFolder, UnsealedWarning, write_sealed
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files import SealedFolder, UnsealedWarning, write_sealed
 from primal_attention.tasks.task import FILE, Task, open_folder, read_task, task_content
 
 if TYPE_CHECKING:

@@ -1,9 +1,11 @@
 from .checkpoint import CheckpointError
 from .config import TrainingConfig
+from .cost import Cost, FitCost, compare_costs, fit_cost
 from .data import Columns, pad_collate
 from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
 from .loop import NonFiniteLossError, fit
+from .memory import PeakMemory, kept_for_backward
 from .optimization import parameter_groups
 from .processes import join_processes
 from .scores import Score, cross_entropy, squared_error
@@ -11,16 +13,22 @@ from .scores import Score, cross_entropy, squared_error
 __all__ = [
     "CheckpointError",
     "Columns",
+    "Cost",
     "EpochRecord",
     "Evaluation",
+    "FitCost",
     "History",
     "NonFiniteLossError",
+    "PeakMemory",
     "Score",
     "TrainingConfig",
+    "compare_costs",
     "cross_entropy",
     "evaluate",
     "fit",
+    "fit_cost",
     "join_processes",
+    "kept_for_backward",
     "pad_collate",
     "parameter_groups",
     "squared_error",

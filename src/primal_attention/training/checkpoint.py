@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primal_attention.command import UserError
-from primal_attention.files import (
+from primal_attention.support.command import UserError
+from primal_attention.support.files import (
     SUMS,
     SealedFolder,
     parse_json,
@@ -36,8 +36,8 @@ from primal_attention.files import (
     to_bytes,
     write_sealed,
 )
-from primal_attention.output import remove_folder, remove_temporary, temporary_path, to_json
-from primal_attention.settings import build
+from primal_attention.support.output import remove_folder, remove_temporary, temporary_path, to_json
+from primal_attention.support.settings import build
 
 __all__ = ["Checkpoint", "CheckpointError", "DamagedCheckpointError", "latest_checkpoint"]
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from primal_attention.settings import check_limits
+from primal_attention.support.settings import check_limits
 
 __all__ = ["TrainingConfig"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from primal_attention.settings import build
+from primal_attention.support.settings import build
 
 __all__ = ["EpochRecord", "History"]
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from primal_attention.command import needs, progress
-from primal_attention.output import to_csv, to_json, write_atomically
+from primal_attention.support.command import needs, progress
+from primal_attention.support.output import to_csv, to_json, write_atomically
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.history import History
 

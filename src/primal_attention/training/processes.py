@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from primal_attention.command import UserError, needs
-from primal_attention.files import locked
+from primal_attention.support.command import UserError, needs
+from primal_attention.support.files import locked
 
 __all__ = ["in_main_process", "join_processes", "one_writer"]
 

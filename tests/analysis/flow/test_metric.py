@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.analysis import modality_flow
-from primal_attention.analysis.flow import SampleFlow, summarize
+from primal_attention.analysis.flow import SampleFlow, modality_flow, summarize
 
 TEXT, IMAGE = 8, 49
 IDS = torch.tensor([0] * TEXT + [1] * IMAGE)

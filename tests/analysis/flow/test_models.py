@@ -6,8 +6,8 @@ from tests.analysis.flow import models
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from primal_attention.analysis import FlowOptions, analysis_entry, modality_flow
-from primal_attention.analysis.flow import blind_scores, replace_modality
+from primal_attention.analysis import FlowOptions, analysis_entry
+from primal_attention.analysis.flow import blind_scores, modality_flow, replace_modality
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 transformers = pytest.importorskip("transformers")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.analysis import PeakMemory, modality_flow
 from primal_attention.analysis.attention_maps import LayerInputs
 from primal_attention.analysis.capture import CapturedScores, capture
 from primal_attention.analysis.flow import (
@@ -12,12 +11,14 @@ from primal_attention.analysis.flow import (
     contribution_shares,
     direction_shares,
     membership,
+    modality_flow,
     row_mass,
     signed_mass,
     split_scores,
 )
 from primal_attention.analysis.flow.layers import Reader, value_norms
 from primal_attention.attention import create_attention, list_attentions
+from primal_attention.training import PeakMemory
 
 IDS = torch.tensor([0] * 9 + [1] * 14)
 N = len(IDS)

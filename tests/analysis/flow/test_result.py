@@ -7,8 +7,13 @@ import torch
 from tests.analysis.flow import models
 
 import primal_attention
-from primal_attention.analysis import FlowOptions, analysis_entry, modality_flow
-from primal_attention.analysis.flow import FlowResult, plot_directions, special_token_ids
+from primal_attention.analysis import FlowOptions, analysis_entry
+from primal_attention.analysis.flow import (
+    FlowResult,
+    modality_flow,
+    plot_directions,
+    special_token_ids,
+)
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 PNG = b"\x89PNG"

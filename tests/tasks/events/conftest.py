@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from primal_attention.tasks.events import EventSequences, HawkesProcess, NextEventPredictor
+from primal_attention.datasets import EventSequences, HawkesProcess
+from primal_attention.tasks.events import NextEventPredictor
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}
 

@@ -5,11 +5,8 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from primal_attention.tasks.events import (
-    EventSequenceClassifier,
-    EventSequences,
-    NextEventPredictor,
-)
+from primal_attention.datasets import EventSequences
+from primal_attention.tasks.events import EventSequenceClassifier, NextEventPredictor
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1}
 

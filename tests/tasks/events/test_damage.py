@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from primal_attention.command import UserError
-from primal_attention.tasks.events.data import EventSequences, LogColumn
+from primal_attention.datasets.events.log import EventSequences, LogColumn
+from primal_attention.support.command import UserError
 from primal_attention.tasks.events.task import STACKOVERFLOW, load_stackoverflow
 
 GOOD = {

@@ -10,13 +10,9 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from primal_attention.files import write_sealed
-from primal_attention.tasks.events import (
-    EventSequences,
-    NextEventPredictor,
-    PoissonProcess,
-    scoring,
-)
+from primal_attention.datasets import EventSequences, PoissonProcess
+from primal_attention.support.files import write_sealed
+from primal_attention.tasks.events import NextEventPredictor, scoring
 from primal_attention.tasks.trained import load_trained, save_trained
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}

@@ -11,12 +11,11 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from primal_attention.cli.main import main
+from primal_attention.datasets import IrregularSeries, IrregularSinusoids
 from primal_attention.tasks.events import (
     InterpolationConfig,
     InterpolationModel,
-    IrregularSeries,
     IrregularSeriesRegressor,
-    IrregularSinusoids,
 )
 
 SMALL = {"dim": 16, "num_heads": 2, "references": 8}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from primal_attention.datasets import EventSequences
 from primal_attention.kernels import create_time
-from primal_attention.tasks.events import EventSequences
 from primal_attention.tasks.events.heads import GapFeatures, LogNormalMixture, WaitingHead
 from primal_attention.tasks.events.model import (
     EventClassifier,

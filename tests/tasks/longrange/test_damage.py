@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from primal_attention.command import UserError
+from primal_attention.datasets.longrange.sequences import TokenSequences
+from primal_attention.support.command import UserError
 from primal_attention.tasks.longrange.readers import read_aan, read_cifar10
-from primal_attention.tasks.longrange.sequences import TokenSequences
 from primal_attention.tasks.longrange.settings import TokenSettings
 from primal_attention.tasks.longrange.task import TokenTask
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from primal_attention.datasets.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.tasks.longrange.readers import encode_bytes, read_aan, read_cifar10, read_imdb
-from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.training import pad_collate
 
 

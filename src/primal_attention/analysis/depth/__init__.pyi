@@ -25,20 +25,9 @@ from .rule import (
     relative_error,
 )
 from .spectrum import SeparationSpectrum, grid_spectrum, separation_spectrum
-from .sweeps import (
-    BestDepth,
-    SweepRun,
-    SweepShape,
-    SweepText,
-    fit_best_depth,
-    iso_shape,
-    sweep,
-    train_shape,
-)
 
 __all__ = [
     "FINDINGS",
-    "BestDepth",
     "DepthNotice",
     "DepthPlan",
     "DepthResult",
@@ -50,9 +39,6 @@ __all__ = [
     "SeparationBounds",
     "SeparationSpectrum",
     "Shape",
-    "SweepRun",
-    "SweepShape",
-    "SweepText",
     "TransitionFit",
     "analyze_depth",
     "depth_error",
@@ -60,13 +46,11 @@ __all__ = [
     "depth_threshold",
     "embedding_rank",
     "find_parts",
-    "fit_best_depth",
     "fit_transition",
     "function_rank",
     "grid_spectrum",
     "inspect_depth",
     "interactions",
-    "iso_shape",
     "log3_sep_bounds",
     "one_layer_width",
     "optimal_depth",
@@ -81,7 +65,5 @@ __all__ = [
     "relative_error",
     "separation_rank",
     "separation_spectrum",
-    "sweep",
-    "train_shape",
     "two_layer_rank",
 ]

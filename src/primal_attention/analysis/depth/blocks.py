@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from primal_attention.command import did_you_mean
+from primal_attention.support.command import did_you_mean
 
 __all__ = ["Block", "parse_params", "show_params"]
 

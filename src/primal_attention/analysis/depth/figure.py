@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from primal_attention.analysis.plots import COLORS, panel_layout
 from primal_attention.models.depth_rule import (
     DEEP,
     FITTED_LAYERS,
@@ -14,6 +13,7 @@ from primal_attention.models.depth_rule import (
     optimal_depth,
     optimal_params,
 )
+from primal_attention.report.plots import COLORS, panel_layout
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

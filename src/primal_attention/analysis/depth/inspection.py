@@ -14,7 +14,6 @@ from primal_attention.analysis.depth.roles import ModelParts, embedding_rank, fi
 from primal_attention.analysis.depth.spectrum import SeparationSpectrum, separation_spectrum
 from primal_attention.analysis.options import DepthOptions
 from primal_attention.analysis.registry import AnalysisResult
-from primal_attention.analysis.report import Report, to_png
 from primal_attention.models.depth_rule import (
     DEEP,
     FITTED_LAYERS,
@@ -24,7 +23,8 @@ from primal_attention.models.depth_rule import (
     optimal_depth,
     optimal_width,
 )
-from primal_attention.output import to_json
+from primal_attention.report.page import Report, to_png
+from primal_attention.support.output import to_json
 
 __all__ = ["DepthResult", "analyze_depth", "inspect_depth"]
 

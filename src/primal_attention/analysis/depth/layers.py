@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from primal_attention.analysis.depth.field import Integers, PrimeField
-from primal_attention.command import did_you_mean
+from primal_attention.support.command import did_you_mean
 
 __all__ = [
     "ATTENTIONS",

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from primal_attention.analysis.depth.blocks import show_params
 from primal_attention.analysis.depth.bounds import Regime
 from primal_attention.analysis.registry import AnalysisResult
-from primal_attention.analysis.report import Report, to_png
-from primal_attention.output import to_json
+from primal_attention.report.page import Report, to_png
+from primal_attention.support.output import to_json
 
 __all__ = ["DepthPlan", "Shape"]
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from primal_attention.analysis.flow.result import FlowResult
-from primal_attention.analysis.plots import COLORS, model_colors, panel_layout
-from primal_attention.command import needs
+from primal_attention.report.plots import COLORS, model_colors, panel_layout
+from primal_attention.support.command import needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from primal_attention.analysis.flow.ablation import BlindScore
 from primal_attention.analysis.registry import AnalysisResult
-from primal_attention.analysis.report import Report, to_png
-from primal_attention.output import to_json
+from primal_attention.report.page import Report, to_png
+from primal_attention.support.output import to_json
 
 __all__ = ["FlowResult", "PrimalFlow"]
 

@@ -1,16 +1,5 @@
 from .classifier import EventSequenceClassifier
-from .data import EventSequences, LogColumn
 from .estimator import NextEventPredictor
-from .generators import (
-    EventProcess,
-    GapMarks,
-    HawkesProcess,
-    IrregularSinusoids,
-    PeriodicMarks,
-    PoissonProcess,
-    SampledEvents,
-    SampledSeries,
-)
 from .heads import LogNormalMixture
 from .interpolation import InterpolationConfig, InterpolationModel
 from .irregular import IrregularTask
@@ -26,7 +15,6 @@ from .model import (
 from .regressor import IrregularSeriesRegressor, PredictedValues
 from .results import EventSamples, EventScores, LogLikelihood, NextEvents
 from .scheme import LogScheme
-from .series import IrregularSeries
 from .settings import (
     EventLabelSettings,
     EventOptions,
@@ -43,24 +31,17 @@ __all__ = [
     "EventLabelSettings",
     "EventLabelTask",
     "EventOptions",
-    "EventProcess",
     "EventSamples",
     "EventScores",
     "EventSequenceClassifier",
-    "EventSequences",
     "EventSettings",
     "EventWindows",
-    "GapMarks",
-    "HawkesProcess",
     "InterpolationConfig",
     "InterpolationModel",
     "InterpolationOptions",
-    "IrregularSeries",
     "IrregularSeriesRegressor",
     "IrregularSettings",
-    "IrregularSinusoids",
     "IrregularTask",
-    "LogColumn",
     "LogLikelihood",
     "LogNormalMixture",
     "LogScheme",
@@ -71,11 +52,7 @@ __all__ = [
     "NextEventTask",
     "NextEvents",
     "Past",
-    "PeriodicMarks",
-    "PoissonProcess",
     "PredictedValues",
-    "SampledEvents",
-    "SampledSeries",
     "collate_events",
     "last_windows",
     "load_stackoverflow",

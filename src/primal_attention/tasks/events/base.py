@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from primal_attention.command import needs
-from primal_attention.tasks.events.data import EventSequences
+from primal_attention.datasets.events.log import EventSequences
+from primal_attention.support.command import needs
 from primal_attention.tasks.events.settings import WINDOW, EventOptions
 from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task

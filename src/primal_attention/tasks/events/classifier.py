@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from primal_attention.datasets.events.log import EventSequences
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
-from primal_attention.tasks.events.data import EventSequences
 from primal_attention.tasks.events.labels import EventLabelTask
 from primal_attention.tasks.events.model import EventClassifier
 from primal_attention.tasks.events.scheme import LogScheme
@@ -101,7 +101,8 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
     Examples
     --------
     >>> import numpy as np
-    >>> from primal_attention.tasks.events import EventSequenceClassifier, EventSequences
+    >>> from primal_attention.datasets import EventSequences
+    >>> from primal_attention.tasks.events import EventSequenceClassifier
     >>> rng = np.random.default_rng(0)
     >>> labels = np.array(["slow", "fast"] * 10)
     >>> times = [np.cumsum(rng.exponential(3 if y == "slow" else 1, 15)) for y in labels]

@@ -7,6 +7,8 @@ import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from primal_attention.datasets.events.log import EventSequences
+from primal_attention.datasets.events.units import duration
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.events.base import (
     EventEstimator,
@@ -14,7 +16,6 @@ from primal_attention.tasks.events.base import (
     check_log,
     find_references,
 )
-from primal_attention.tasks.events.data import EventSequences
 from primal_attention.tasks.events.model import NextEventModel
 from primal_attention.tasks.events.results import (
     EventSamples,
@@ -27,7 +28,6 @@ from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.scoring import next_event
 from primal_attention.tasks.events.settings import WINDOW, EventSettings
 from primal_attention.tasks.events.task import NextEventTask
-from primal_attention.tasks.events.units import duration
 from primal_attention.tasks.events.windows import EventWindows, collate_events, tile_windows
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
@@ -117,7 +117,8 @@ class NextEventPredictor(EventEstimator):
 
     Examples
     --------
-    >>> from primal_attention.tasks.events import EventSequences, HawkesProcess, NextEventPredictor
+    >>> from primal_attention.datasets import EventSequences, HawkesProcess
+    >>> from primal_attention.tasks.events import NextEventPredictor
     >>> times, types = HawkesProcess().sample(20, 30)
     >>> log = EventSequences.from_arrays(times, types, unit="hours")
     >>> model = NextEventPredictor(dim=16, epochs=2, random_state=0).fit(log)

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import (
     WINDOW,
@@ -13,7 +14,6 @@ from primal_attention.tasks.events.settings import (
     InterpolationOptions,
     IrregularSettings,
 )
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES
 from primal_attention.tasks.task import Parts, RegressionTask
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from primal_attention.datasets.events.series import IrregularSeries, SeriesQueries
     from primal_attention.tasks.events.interpolation import InterpolationModel, QueriedValues
-    from primal_attention.tasks.events.series import IrregularSeries, SeriesQueries
     from primal_attention.training.scores import Answers
 
 __all__ = ["IrregularTask"]
@@ -53,8 +53,8 @@ class IrregularTask(RegressionTask):
         """Return the task and the three parts of a file; whole series go to one part."""
         import numpy as np
 
-        from primal_attention.tasks.events.examples import sinusoid_series
-        from primal_attention.tasks.events.series import IrregularSeries
+        from primal_attention.datasets.events.examples import sinusoid_series
+        from primal_attention.datasets.events.series import IrregularSeries
 
         is_example = settings.name == "sinusoids"
         if not is_example and (settings.train is None or not settings.values):
@@ -120,7 +120,7 @@ class IrregularTask(RegressionTask):
 
         Without labels, a row whose channels are all empty is a query.
         """
-        from primal_attention.tasks.events.series import IrregularSeries
+        from primal_attention.datasets.events.series import IrregularSeries
 
         time, _, sequence = self.scheme.columns
         with user_errors(str(path), *FILE_ERRORS):
@@ -163,7 +163,7 @@ class IrregularTask(RegressionTask):
             queries: Times to predict for each; without them observations are hidden.
             is_fixed: Hide the same observations each time.
         """
-        from primal_attention.tasks.events.series import SeriesQueries
+        from primal_attention.datasets.events.series import SeriesQueries
 
         if queries is None:
             if (series.log.lengths < 2).all():
@@ -177,7 +177,7 @@ class IrregularTask(RegressionTask):
 
     def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
         """Return a padded batch with masks."""
-        from primal_attention.tasks.events.series import collate_queries
+        from primal_attention.datasets.events.series import collate_queries
 
         return collate_queries(items)
 

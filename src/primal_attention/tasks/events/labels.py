@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, list_some
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import EventLabelSettings, EventOptions
 from primal_attention.tasks.events.task import TRAINING, event_columns
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES, list_some
 from primal_attention.tasks.sources import Recognition, Source
 from primal_attention.tasks.task import ClassificationTask, Parts
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from primal_attention.tasks.events.data import EventSequences
+    from primal_attention.datasets.events.log import EventSequences
     from primal_attention.tasks.events.model import EventClassifier
     from primal_attention.tasks.events.windows import EventWindows
     from primal_attention.training.scores import Answers
@@ -57,7 +57,7 @@ class EventLabelTask(ClassificationTask):
         """Return the task and the three parts of a log with classes."""
         import numpy as np
 
-        from primal_attention.tasks.events.examples import bursts_log
+        from primal_attention.datasets.events.examples import bursts_log
         from primal_attention.tasks.splits import choose, hold_out
 
         if settings.train is None and settings.name != "bursts":
@@ -122,7 +122,7 @@ class EventLabelTask(ClassificationTask):
 
     def from_arrays(self, data: Any) -> "EventWindows":
         """Return a log, or a frame with the columns of the training file, to classify."""
-        from primal_attention.tasks.events.data import EventSequences
+        from primal_attention.datasets.events.log import EventSequences
 
         is_log = isinstance(data, EventSequences)
         return self.windows(data if is_log else self.scheme.read_frame(data))
@@ -165,7 +165,7 @@ class EventLabelTask(ClassificationTask):
 
 def _read_labelled(path: Path, settings: EventLabelSettings) -> "tuple[EventSequences, list[str]]":
     """Return the log in a file, and the class of every sequence."""
-    from primal_attention.tasks.events.data import EventSequences
+    from primal_attention.datasets.events.log import EventSequences
 
     log = EventSequences.from_csv(
         path,

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from primal_attention.datasets.events.series import IrregularSeries
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.events.base import EventEstimator
 from primal_attention.tasks.events.interpolation import InterpolationModel
 from primal_attention.tasks.events.irregular import IrregularTask
-from primal_attention.tasks.events.series import IrregularSeries
 from primal_attention.tasks.events.settings import WINDOW, InterpolationOptions
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.output import markdown_table
-from primal_attention.tasks.events.units import to_dates
+from primal_attention.datasets.events.units import to_dates
+from primal_attention.support.output import markdown_table
 
 __all__ = ["EventSamples", "EventScores", "LogLikelihood", "NextEvents"]
 

@@ -10,7 +10,7 @@ import numpy as np
 from primal_attention.tasks.events.settings import EventSettings
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.events.data import EventSequences, LogColumn
+    from primal_attention.datasets.events.log import EventSequences, LogColumn
 
 __all__ = ["ColumnScheme", "LogScheme"]
 
@@ -147,7 +147,7 @@ class LogScheme:
 
     def read_frame(self, frame: Any) -> "EventSequences":
         """Return the log in a frame with the columns of the training file."""
-        from primal_attention.tasks.events.data import EventSequences
+        from primal_attention.datasets.events.log import EventSequences
 
         time, event, sequence = self.columns
         return EventSequences.from_frame(
@@ -162,7 +162,7 @@ class LogScheme:
 
     def read(self, path: Path) -> "EventSequences":
         """Return the log in a file with the columns of the training file."""
-        from primal_attention.tasks.events.tables import read_log_table
+        from primal_attention.datasets.events.tables import read_log_table
 
         return self.read_frame(read_log_table(path))
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from primal_attention.analysis.plots import model_colors, panel_layout, plain
 from primal_attention.kernels import BochnerTime
+from primal_attention.report.plots import model_colors, panel_layout, plain
 from primal_attention.tasks.events.model import NextEventModel
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.windows import collate_events
@@ -16,7 +16,7 @@ from primal_attention.tasks.events.windows import collate_events
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from primal_attention.analysis import Report
+    from primal_attention.report import Report
     from primal_attention.tasks.results import Result
 
 __all__ = ["inspect_model", "kernel_curve", "show_events"]

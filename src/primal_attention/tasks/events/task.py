@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from primal_attention.command import UserError, user_errors
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import EventOptions, EventSettings
-from primal_attention.tasks.files import FILE_ERRORS, TABLE_SUFFIXES
 from primal_attention.tasks.sources import Recognition, Source
 from primal_attention.tasks.task import Parts, Task
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.data import Dataset
 
-    from primal_attention.analysis import Report
-    from primal_attention.tasks.events.data import EventSequences
+    from primal_attention.datasets.events.log import EventSequences
+    from primal_attention.report import Report
     from primal_attention.tasks.events.model import NextEventModel
     from primal_attention.tasks.events.windows import EventWindows
     from primal_attention.tasks.results import Result
@@ -49,7 +49,7 @@ TRAINING: Mapping[str, Any] = {
 
 def event_columns(source: Source, given: Mapping[str, str]) -> dict[str, str] | None:
     """Return the columns of time, event and sequence of a table; ``None`` if one is missing."""
-    from primal_attention.tasks.events.tables import USUAL, find_columns
+    from primal_attention.datasets.events.tables import USUAL, find_columns
 
     if source.suffix not in TABLE_SUFFIXES:
         return None
@@ -142,7 +142,7 @@ class NextEventTask(Task):
 
     def from_arrays(self, data: Any) -> "EventWindows":
         """Return a log, or a frame with the columns of the training file, to predict after it."""
-        from primal_attention.tasks.events.data import EventSequences
+        from primal_attention.datasets.events.log import EventSequences
 
         is_log = isinstance(data, EventSequences)
         return self.windows(data if is_log else self.scheme.read_frame(data), labelled=False)
@@ -258,8 +258,8 @@ def _read_parts(
     """Return the log, the test log of a file, and the sequences of every part of the first."""
     import numpy as np
 
-    from primal_attention.tasks.events.data import EventSequences
-    from primal_attention.tasks.events.examples import hawkes_log
+    from primal_attention.datasets.events.examples import hawkes_log
+    from primal_attention.datasets.events.log import EventSequences
 
     rng = np.random.default_rng(settings.seed)
     if settings.train is not None:
@@ -324,8 +324,8 @@ def load_stackoverflow(
     """
     import numpy as np
 
-    from primal_attention.files import take_arrays
-    from primal_attention.tasks.events.data import EventSequences
+    from primal_attention.datasets.events.log import EventSequences
+    from primal_attention.support.files import take_arrays
 
     folder = root if root is not None else os.environ.get("PRIMAL_DATA")
     path = Path(folder or "$PRIMAL_DATA") / STACKOVERFLOW

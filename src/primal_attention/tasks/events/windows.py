@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from primal_attention.tasks.events.data import EventSequences, LogColumn
+from primal_attention.datasets.events.log import EventSequences, LogColumn
 from primal_attention.training.scores import IGNORED
 
 __all__ = ["EventWindows", "Window", "collate_events", "last_windows", "tile_windows"]

@@ -20,24 +20,24 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from primal_attention.command import UserError, needs, user_errors
-from primal_attention.files import list_arrays, read_json_lines, read_lines, take_arrays
-from primal_attention.tasks.datasets import data_folder
-from primal_attention.tasks.files import (
+from primal_attention.datasets.longrange.listops import (
+    ListOpsConfig,
+    encode_line,
+    generate_listops,
+    read_listops,
+)
+from primal_attention.datasets.longrange.pathfinder import generate_pathfinder
+from primal_attention.datasets.longrange.sequences import PairSequences, TokenSequences
+from primal_attention.datasets.public import data_folder
+from primal_attention.support.command import UserError, needs, user_errors
+from primal_attention.support.files import list_arrays, read_json_lines, read_lines, take_arrays
+from primal_attention.support.files.tables import (
     TABLE_SUFFIXES,
     ending,
     read_table,
     take_column,
     take_labels,
 )
-from primal_attention.tasks.longrange.listops import (
-    ListOpsConfig,
-    encode_line,
-    generate_listops,
-    read_listops,
-)
-from primal_attention.tasks.longrange.pathfinder import generate_pathfinder
-from primal_attention.tasks.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.tasks.longrange.settings import IMAGES, Kind, TokenSettings
 from primal_attention.tasks.splits import class_indices
 

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from primal_attention.command import UserError, user_errors
 from primal_attention.models.config import EncoderConfig, EncoderOptions
-from primal_attention.tasks.files import TABLE_SUFFIXES, list_some
+from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.files.tables import TABLE_SUFFIXES, list_some
 from primal_attention.tasks.longrange.settings import IMAGES, Kind, TokenSettings
 from primal_attention.tasks.sources import Recognition, Source, check_target, existing
 from primal_attention.tasks.task import ClassificationTask, Parts
@@ -166,8 +166,8 @@ class TokenTask(ClassificationTask):
         """Return a list of texts, or pictures ``[cases, 32, 32]`` of grey values from 0 to 255."""
         import numpy as np
 
+        from primal_attention.datasets.longrange.sequences import TokenSequences
         from primal_attention.tasks.longrange.readers import pack_texts
-        from primal_attention.tasks.longrange.sequences import TokenSequences
 
         if self.kind == "text":
             return self.cut(pack_texts(data))
@@ -186,7 +186,7 @@ class TokenTask(ClassificationTask):
 
     def cut(self, data: "Tokens") -> "Tokens":
         """Return sequences cut to length; ids and labels must be those of the kind."""
-        from primal_attention.tasks.longrange.sequences import PairSequences
+        from primal_attention.datasets.longrange.sequences import PairSequences
 
         most = self.sizes["vocab_size"]
         for side in (data.first, data.second) if isinstance(data, PairSequences) else (data,):

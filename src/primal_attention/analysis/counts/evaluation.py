@@ -1,0 +1,190 @@
+"""Word-similarity and analogy checks of word vectors.
+
+The built-in sets are small and were written for this library: a quick check that vectors make
+sense, not a benchmark. For numbers that others can compare, read a published set with
+:func:`read_pairs`, for example WordSim-353 or SimLex-999, which gensim installs with its tests.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from primal_attention.analysis.counts.word_vectors import WordVectors
+from primal_attention.support.command import UserError, needs
+from primal_attention.support.files import read_lines
+
+__all__ = [
+    "ANALOGIES",
+    "SIMILAR_WORDS",
+    "AnalogyScore",
+    "SimilarityScore",
+    "WordPair",
+    "evaluate_analogies",
+    "evaluate_similarity",
+    "read_pairs",
+]
+
+
+class WordPair(NamedTuple):
+    """Two words and how similar people find them."""
+
+    first: str
+    second: str
+    score: float
+
+
+def _pairs(score: float, words: str) -> list[WordPair]:
+    each = (pair.split("-") for pair in words.split())
+    return [WordPair(first, second, score) for first, second in each]
+
+
+SIMILAR_WORDS: tuple[WordPair, ...] = (
+    *_pairs(9, "movie-film big-large begin-start car-automobile doctor-physician child-kid"),
+    *_pairs(8, "good-great bad-terrible funny-hilarious scary-frightening woman-lady boy-girl"),
+    *_pairs(7, "actor-actress king-queen mother-father dog-cat book-novel war-battle"),
+    *_pairs(6, "music-song house-home police-crime money-bank school-teacher train-plane"),
+    *_pairs(5, "doctor-hospital love-romance writer-book sea-ship camera-picture food-dinner"),
+    *_pairs(4, "family-house night-dark death-war city-street game-team story-book"),
+    *_pairs(2, "king-car money-song teacher-night water-paper dog-book city-love"),
+    *_pairs(1, "cat-war film-sugar queen-train doctor-music hospital-joke boat-actress"),
+)
+"""Pairs graded by the authors in eight steps, from almost the same to unrelated."""
+
+ANALOGIES: tuple[tuple[str, str, str, str], ...] = tuple(
+    (a, b, c, d)
+    for a, b, c, d in (
+        line.split()
+        for line in (
+            "man woman king queen",
+            "man woman actor actress",
+            "man woman boy girl",
+            "man woman father mother",
+            "man woman brother sister",
+            "man woman son daughter",
+            "man woman husband wife",
+            "man woman he she",
+            "he she his her",
+            "boy girl son daughter",
+            "good better bad worse",
+            "good best bad worst",
+            "big bigger small smaller",
+            "is was are were",
+            "is was has had",
+            "go went see saw",
+            "see seen do done",
+            "movie movies film films",
+            "actor actors character characters",
+            "scene scenes story stories",
+            "france french germany german",
+            "england english japan japanese",
+            "one two three four",
+            "car cars house houses",
+        )
+    )
+)
+"""Questions "a is to b as c is to d", written by the authors."""
+
+
+class SimilarityScore(NamedTuple):
+    """Agreement of cosines with judged similarities."""
+
+    spearman: float
+    """Rank correlation; NaN if fewer than two pairs are known."""
+    used: int
+    """Number of pairs whose words both have vectors."""
+    total: int
+    """Number of pairs of the set."""
+
+
+class AnalogyScore(NamedTuple):
+    """Share of analogies that are answered with the right word first."""
+
+    accuracy: float
+    """NaN if no question is known."""
+    used: int
+    """Number of questions whose four words all have vectors."""
+    total: int
+    """Number of questions of the set."""
+
+
+def read_pairs(path: str | Path) -> tuple[WordPair, ...]:
+    """Return the word pairs of a file with three columns: word, word, score.
+
+    Columns are separated by a tab, comma, semicolon or spaces; more columns are ignored. Empty
+    lines and lines that start with ``#`` are skipped, and so is one line of headings.
+
+    Raises:
+        UserError: If the file cannot be read, a line has no two words and a finite number, or there
+            is no pair.
+    """
+    found: list[WordPair] = []
+    for number, line in enumerate(read_lines(Path(path)), 1):
+        cells = [cell.strip() for cell in re.split(r"[\t,;]| +", line.strip()) if cell.strip()]
+        if not cells or cells[0].startswith("#"):
+            continue
+        try:
+            found.append(WordPair(cells[0].lower(), cells[1].lower(), _score(cells[2])))
+        except (IndexError, ValueError):
+            if not found and number <= 2:
+                continue  # headings
+            raise UserError(
+                f"{path}, line {number}: {line.strip()!r} is not two words and a number."
+            ) from None
+    if not found:
+        raise UserError(f"{path} has no word pairs; it must have two words and a number a line.")
+    return tuple(found)
+
+
+def _score(word: str) -> float:
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d{1,2})?", word, re.ASCII | re.IGNORECASE):
+        raise ValueError(f"{word!r} is no number.")
+    return float(word)
+
+
+def evaluate_similarity(
+    vectors: WordVectors, pairs: Sequence[WordPair] = SIMILAR_WORDS
+) -> SimilarityScore:
+    """Return the rank correlation of cosines and judgements, over pairs of known words.
+
+    Example:
+        >>> vectors = WordVectors(("a", "b", "c"), np.array([[1, 0.0], [1, 0.1], [0.2, 1]]))
+        >>> pairs = [WordPair("a", "b", 9), WordPair("a", "c", 1), WordPair("b", "x", 5)]
+        >>> evaluate_similarity(vectors, pairs).used
+        2
+    """
+    with needs("sklearn", "The rank correlation"):
+        from scipy.stats import rankdata
+
+    row = {word: i for i, word in enumerate(vectors.words)}
+    known = [pair for pair in pairs if pair.first in row and pair.second in row]
+    if len(known) < 2:
+        return SimilarityScore(float("nan"), len(known), len(pairs))
+    unit = vectors.unit_rows()
+    first, second = [row[pair.first] for pair in known], [row[pair.second] for pair in known]
+    cosines = (unit[first] * unit[second]).sum(1)
+    ranks = np.stack([rankdata(cosines), rankdata([pair.score for pair in known])])
+    centred = ranks - ranks.mean(1, keepdims=True)
+    spread = np.sqrt((centred**2).sum(1)).prod()
+    value = float(centred[0] @ centred[1] / spread) if spread > 0 else float("nan")
+    return SimilarityScore(value, len(known), len(pairs))
+
+
+def evaluate_analogies(
+    vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]] = ANALOGIES
+) -> AnalogyScore:
+    """Return the share of analogies answered right, over questions of known words.
+
+    Example:
+        >>> rows = np.array([[0, 1.0], [0, 2], [3, 1], [3, 2]])
+        >>> vectors = WordVectors(("man", "woman", "king", "queen"), rows)
+        >>> evaluate_analogies(vectors).accuracy
+        1.0
+    """
+    known = [each for each in questions if all(word in vectors for word in each)]
+    if not known:
+        return AnalogyScore(float("nan"), 0, len(questions))
+    right = [vectors.analogy(a, b, c)[0].word == d for a, b, c, d in known]
+    return AnalogyScore(sum(right) / len(right), len(known), len(questions))

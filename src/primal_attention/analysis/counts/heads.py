@@ -1,0 +1,81 @@
+"""The analysis ``heads`` of ``primal analyze``: the probe with counts of texts at hand."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from primal_attention.analysis.attention_maps import Batch, batch_arguments
+from primal_attention.analysis.counts.cooccurrence import Cooccurrence
+from primal_attention.analysis.counts.probe import HeadsResult, probe_heads
+from primal_attention.analysis.options import HeadsOptions
+
+__all__ = ["analyze_heads"]
+
+_VOCABULARY = 4000
+"""Largest vocabulary of counts that are made here."""
+
+
+def analyze_heads(
+    model: nn.Module, batches: Sequence[Batch], options: HeadsOptions, *, tokenizer: Any = None
+) -> HeadsResult:
+    """Return how much the heads of a model follow the word pairs of texts; see ``probe_heads``.
+
+    Without a file of counts, the inputs are counted. With a tokenizer the help texts of Python are
+    counted too: English text that is installed everywhere. Give a file of counts of the model's
+    own kind of text for numbers that mean more.
+    """
+    if options.counts is not None:
+        counts, corpus = Cooccurrence.load(options.counts), options.counts.name
+    elif tokenizer is None:
+        counts, corpus = _count_ids(model, batches), "the inputs"
+    else:
+        texts = [*_texts(batches, tokenizer), *_help_texts()]
+        counts = Cooccurrence.from_corpus(texts, top_k=_VOCABULARY)
+        corpus = "the inputs and the help texts of Python"
+    return probe_heads(
+        model,
+        tokenizer,
+        counts,
+        words=options.words,
+        layers=options.layers,
+        min_count=options.min_count,
+        corpus=corpus,
+    )
+
+
+def _help_texts() -> list[str]:
+    import pydoc_data.topics
+
+    return [str(text) for text in pydoc_data.topics.topics.values()]
+
+
+def _token_rows(batches: Sequence[Batch]) -> Iterator[Tensor]:
+    """Yield the token ids of every sequence, without padding."""
+    for batch in batches:
+        args, kwargs = batch_arguments(batch)
+        ids = kwargs.get("input_ids", args[0] if args else kwargs.get("x"))
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            raise ValueError(
+                "the inputs of the model are not token ids [batch, tokens]; the analysis heads "
+                "needs a model of text."
+            )
+        keep = kwargs.get("attention_mask", kwargs.get("key_mask"))
+        if not isinstance(keep, Tensor) or keep.shape != ids.shape:
+            keep = torch.ones_like(ids)
+        for row, kept in zip(ids.cpu(), keep.bool().cpu(), strict=True):
+            yield row[kept]
+
+
+def _texts(batches: Sequence[Batch], tokenizer: Any) -> list[str]:
+    return [tokenizer.decode(row, skip_special_tokens=True) for row in _token_rows(batches)]
+
+
+def _count_ids(model: nn.Module, batches: Sequence[Batch]) -> Cooccurrence:
+    """Return counts of the tokens themselves, for a model without tokenizer."""
+    rows = [np.asarray(row) for row in _token_rows(batches)]
+    if not rows:
+        raise ValueError("batches is empty; the analysis heads needs inputs to count.")
+    return Cooccurrence(1 + max(int(row.max()) for row in rows if len(row))).fit(rows)

@@ -1,1 +1,0 @@
-"""Benchmarks: ratios within one process, beside the peers that matter, short sequences included."""

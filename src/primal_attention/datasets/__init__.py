@@ -1,0 +1,5 @@
+"""Data sets: containers, generators with known answers, and public sets from local files."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+"""Event logs and irregular series: containers, readers and generators."""

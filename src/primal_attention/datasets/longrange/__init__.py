@@ -1,0 +1,1 @@
+"""Long token sequences: containers and generators."""

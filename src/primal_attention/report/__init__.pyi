@@ -1,0 +1,11 @@
+from .page import Report, to_png
+from .plots import plot_confusion, plot_curves, plot_dots, plot_values
+
+__all__ = [
+    "Report",
+    "plot_confusion",
+    "plot_curves",
+    "plot_dots",
+    "plot_values",
+    "to_png",
+]

@@ -1,0 +1,1 @@
+"""What every folder stands on: settings, commands, output and files."""

@@ -1,0 +1,470 @@
+"""Image-text matching and search as a scikit-learn estimator."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from primal_attention.models import PretrainedModel
+from primal_attention.support.command import needs
+from primal_attention.tasks.pairs.heads import PairSearch
+from primal_attention.tasks.pairs.images import ReadImages, read_images
+from primal_attention.tasks.pairs.model import VisualParser
+from primal_attention.tasks.pairs.pairs import PairData, check_pairs, to_pixel_values
+from primal_attention.tasks.pairs.parts import check_learnable, split_images
+from primal_attention.tasks.pairs.scoring import (
+    fit_probability,
+    measure_pairs,
+    mismatches,
+    score_all,
+)
+from primal_attention.tasks.pairs.searching import find_images
+from primal_attention.tasks.pairs.settings import PairOptions
+from primal_attention.tasks.pairs.task import QUICK, TRAINING, PairTask
+from primal_attention.tasks.pairs.tokenizer import TextTokenizer, as_text
+from primal_attention.tasks.saving import SavedEstimator, plain_parameters
+from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
+
+with needs("sklearn", "ImageTextMatcher"):
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted
+
+if TYPE_CHECKING:
+    from primal_attention.tasks.lists import Reranker
+    from primal_attention.training import History
+
+__all__ = ["Hit", "ImageTextMatcher", "UnknownWordsNotice"]
+
+_FEW = 20
+"""Fewer pairs than this give no validation part."""
+_FIRST = 3
+"""Best matches whose mean is the query of a re-ranker."""
+
+
+class UnknownWordsNotice(UserWarning):
+    """A text has words that none of the training texts has; they are read as unknown."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result of a search."""
+
+    index: int
+    """Place of the image among those that were indexed."""
+    image: Any
+    """The image as it was given: a path, an image of Pillow, or an array."""
+    probability: float
+    """Probability that the text matches, beside as many random mismatches."""
+    score: float
+    """What the results are ordered by."""
+
+
+class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
+    """Images for a text, and whether a text matches an image, learned from pairs.
+
+    A small vision-language model (:class:`VisualParser`) is trained from scratch on images and
+    their texts: a contrastive first stage, and matching against similar wrong texts. A few thousand
+    pairs take minutes on a CPU. It learns what is in the pairs and nothing else.
+
+    Parameters
+    ----------
+    attention : str, default="softmax"
+        Attention of the joint encoder, any name of ``primal_attention.list_attentions()``.
+
+    image_size : int, default=32
+        Pixels of a side to which images are stretched; a multiple of 8.
+
+    max_words : int, default=16
+        Longest text in tokens, with [CLS] and [SEP]; further words are left out.
+
+    dim : int, default=64
+        Model width.
+
+    objectives : tuple of str, default=("itc", "itm")
+        Losses: contrast (itc) and matching (itm), which a search needs; masked words (mlm) and
+        masked features (mfr), which a short training does not pay back.
+
+    tokenizer : object, default=None
+        A tokenizer of ``tokenizers`` or a fast one of ``transformers``. By default the words of the
+        training texts.
+
+    epochs : int, default=10
+        Passes over the pairs; with little data at least 2,000 steps in all.
+
+    batch_size : int, default=64
+        Pairs of a step; each image is contrasted with the texts of the others.
+
+    lr : float, default=1e-3
+        Peak learning rate.
+
+    validation : float, default=0.1
+        Share of the images that chooses the epoch and fits the probabilities; none if there are
+        fewer than 20 pairs, which then have no honest probabilities.
+
+    time_limit : float, default=None
+        Seconds of training (processor time) after which it ends; the schedule is shortened to fit.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
+
+    random_state : int, RandomState instance or None, default=None
+        Draws the parameters, the validation part, masks and the order of the batches.
+
+    Attributes
+    ----------
+    model_ : VisualParser
+        The trained model.
+
+    task_ : PairTask
+        Tokenizer, image size and fitted probabilities.
+
+    history_ : History
+        Loss and scores, epoch by epoch; None after :meth:`load`.
+
+    Examples
+    --------
+    >>> from primal_attention.tasks.pairs import ImageTextMatcher
+    >>> from primal_attention.datasets.scenes import sample_scenes
+    >>> scenes = sample_scenes(40)
+    >>> matcher = ImageTextMatcher(image_size=24, epochs=1, time_limit=1, random_state=0)
+    >>> matcher = matcher.fit(scenes.images, scenes.captions).index(scenes.images)
+    >>> len(matcher.search("a red circle left", k=3))
+    3
+    """
+
+    _task: ClassVar[type[Task]] = PairTask
+    _model: ClassVar[type[PretrainedModel]] = VisualParser
+    task_: PairTask
+    model_: VisualParser
+
+    def __init__(
+        self,
+        attention: str = "softmax",
+        image_size: int = 32,
+        max_words: int = 16,
+        dim: int = 64,
+        objectives: tuple[str, ...] = ("itc", "itm"),
+        tokenizer: Any = None,
+        epochs: int = 10,
+        batch_size: int = 64,
+        lr: float = 1e-3,
+        validation: float = 0.1,
+        time_limit: float | None = None,
+        verbose: bool | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.attention = attention
+        self.image_size = image_size
+        self.max_words = max_words
+        self.dim = dim
+        self.objectives = objectives
+        self.tokenizer = tokenizer
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.validation = validation
+        self.time_limit = time_limit
+        self.verbose = verbose
+        self.random_state = random_state
+
+    def fit(self, images: Sequence[Any], texts: Sequence[str]) -> Self:
+        """Train on pairs.
+
+        Parameters
+        ----------
+        images : sequence
+            Paths, images of Pillow or arrays, one for each text. An image may come several times,
+            with other texts. Missing and broken files raise an error that names them.
+
+        texts : sequence of str
+            The texts; none may be empty, and at least two must differ.
+
+        Returns
+        -------
+        self : ImageTextMatcher
+            Fitted.
+        """
+        images, texts = check_pairs(images, texts)
+        check_learnable(texts, "fit")
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        words = None if self.tokenizer is None else TextTokenizer.wrap(self.tokenizer)
+        rows = np.arange(len(texts))
+        train, valid = rows, rows[:0]
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation must be a share from 0 to below 1, got {self.validation}."
+            )
+        if self.validation and len(texts) >= _FEW:
+            names = _names(images)
+            rng = np.random.default_rng(seed)
+            train, valid = split_images(names, rows, self.validation, rng)
+            if len({texts[i].lower() for i in train}) < 2:
+                train, valid = rows, rows[:0]
+        task = PairTask(
+            words or TextTokenizer.learn(texts[i] for i in train),
+            size=self.image_size,
+            length=self.max_words,
+        )
+        parts = [
+            task.pairs([images[i] for i in part], [texts[i] for i in part], most=QUICK)
+            for part in (train, valid)
+            if len(part)
+        ]
+        self._train(task, parts[0], parts[1] if len(parts) > 1 else None, seed)
+        return self
+
+    def _train(self, task: PairTask, train: PairData, valid: PairData | None, seed: int) -> None:
+        """Train a new model and set the fitted attributes."""
+        from primal_attention.training import TrainingConfig, fit
+
+        options = PairOptions(
+            attention=self.attention,
+            dim=self.dim,
+            objectives=tuple(self.objectives),  # type: ignore[arg-type]  # checked there
+            image_size=self.image_size,
+            max_words=self.max_words,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = task.build(options)
+        config = TrainingConfig(
+            epochs=self.epochs,
+            min_steps=TRAINING["training"]["min_steps"],
+            batch_size=self.batch_size,
+            lr=self.lr,
+            monitor=TRAINING["training"]["monitor"],
+            max_seconds=self.time_limit,
+            seed=seed,
+        )
+        self.history_: History | None = fit(
+            model,
+            train,
+            config=config,
+            valid=valid,
+            objective=task.objective,
+            measure=lambda m, part: task.measure(m, part).scores,
+            collate=task.collate,
+            verbose=self.verbose,
+        )
+        judged = train if valid is None else valid
+        search = PairSearch(model).add_images(to_pixel_values(judged.pixels))
+        search.add_texts(judged.ids, judged.keep)
+        wrong = mismatches(search, judged)[0]
+        slope, offset = fit_probability(score_all(model, judged), score_all(model, judged, wrong))
+        self.task_, self.model_ = replace(task, slope=slope, offset=offset), model
+        self.__dict__.pop("_search", None)  # images that an earlier model has encoded
+
+    def predict_proba(self, images: Sequence[Any], texts: Sequence[str]) -> NDArray[np.float64]:
+        """Return the probability that each text matches its image.
+
+        It is fitted on the validation part, beside as many random mismatches. A text that is wrong
+        in one detail may well get a high probability; see ``"hard mismatches"`` of
+        :meth:`evaluate`.
+
+        Parameters
+        ----------
+        images : sequence
+            Images, one for each text.
+
+        texts : sequence of str
+            The texts.
+
+        Returns
+        -------
+        probabilities : array of shape (n_pairs,)
+            One number for each pair, not one for each class.
+        """
+        check_is_fitted(self)
+        data = self.task_.pairs(images, texts)
+        answers = score_all(self.model_, data).double()
+        check_finite({"scores": answers})
+        scores = answers.numpy()
+        found: NDArray[np.float64] = 1 / (1 + np.exp(-self._log_odds(scores)))
+        return found
+
+    def predict(self, images: Sequence[Any], texts: Sequence[str]) -> NDArray[np.bool_]:
+        """Return whether each text matches its image: a probability of at least one half."""
+        return self.predict_proba(images, texts) >= 0.5
+
+    def score(self, images: Sequence[Any], texts: Sequence[str]) -> float:
+        """Return R@1: the share of texts whose first image, among all of these, is right.
+
+        It depends on the number of images: compare galleries of equal size only. Images that share
+        a text are all right.
+
+        Parameters
+        ----------
+        images : sequence
+            Images, one for each text.
+
+        texts : sequence of str
+            The texts.
+
+        Returns
+        -------
+        share : float
+            From 0 to 1.
+        """
+        return self.evaluate(images, texts)["R@1"]
+
+    def evaluate(self, images: Sequence[Any], texts: Sequence[str]) -> dict[str, float]:
+        """Return all scores of pairs: searches in both directions, and matching.
+
+        Parameters
+        ----------
+        images : sequence
+            Images, one for each text.
+
+        texts : sequence of str
+            The texts.
+
+        Returns
+        -------
+        scores : dict
+            ``"R@1"`` and ``"R@5"`` of images for a text, the same ``"of texts"`` for an image;
+            ``"matching"``, the share of pairs and random mismatches that :meth:`predict` judges
+            right; ``"hard mismatches"``, the share of the most similar wrong texts it rejects.
+        """
+        check_is_fitted(self)
+        data = self.task_.pairs(images, texts)
+        task = self.task_
+        found = measure_pairs(self.model_, data, slope=task.slope, offset=task.offset)
+        check_finite({"logits": found.answers["logits"]})
+        return {name: score.value for name, score in found.scores.items() if name != "loss"}
+
+    def index(self, images: Sequence[Any], *, skip_broken: bool = False) -> Self:
+        """Encode the images that :meth:`search` searches in.
+
+        Parameters
+        ----------
+        images : sequence
+            Paths, images of Pillow or arrays; ``list_images(folder)`` lists those of a folder.
+
+        skip_broken : bool, default=False
+            Leave out images that cannot be read; ``problems_`` then says why.
+
+        Returns
+        -------
+        self : ImageTextMatcher
+            With an index.
+        """
+        check_is_fitted(self)
+        size = (self.task_.size, self.task_.size)
+        images = images if isinstance(images, str | Path) else list(images)
+        read: ReadImages = read_images(images, size, skip_broken=skip_broken)
+        pixels = torch.from_numpy(read.pixels)
+        search = PairSearch(self.model_)
+        self._search = search.add_images(to_pixel_values(pixels))
+        self._images = [(int(i), images[i]) for i in read.kept]
+        self.problems_ = read.problems
+        return self
+
+    def search(
+        self,
+        text: str,
+        k: int = 5,
+        *,
+        candidates: int = 100,
+        reranker: "Reranker | None" = None,
+    ) -> list[Hit]:
+        """Return the best images of a text, among those of :meth:`index`.
+
+        The contrastive first stage finds candidates, the joint encoder reads each of them with the
+        text. Words that no training text has are read as unknown, with an
+        :class:`UnknownWordsNotice`.
+
+        Parameters
+        ----------
+        text : str
+            What to look for.
+
+        k : int, default=5
+            Number of results.
+
+        candidates : int, default=100
+            Results of the first stage that are read with the text.
+
+        reranker : Reranker, default=None
+            A method of ``primal_attention.tasks.lists``, such as ``DiffusionReranker()``:
+            images that look like the three best matches move up. Its scores and those of the
+            matching count the same.
+
+        Returns
+        -------
+        hits : list of Hit
+            Best first.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_search"):
+            raise RuntimeError("There are no images to search in; call index(images) first.")
+        for name, value in (("k", k), ("candidates", candidates)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        text = as_text(text, "text")
+        self._warn_unknown(text)
+        ids, keep = self.task_.tokenizer.batch([text], self.task_.length)
+        count = min(max(k, candidates), len(self._images))
+        found = find_images(self._search, ids, keep, count)
+        places, order_by = found.ids[0], found.scores[0].double()
+        check_finite({"scores": order_by})
+        odds = self._log_odds(order_by.numpy())
+        if reranker is not None and count > 1:
+            order_by = _rerank(reranker, self._search, places, order_by)
+            order = order_by.argsort(descending=True, stable=True)
+            places, order_by, odds = places[order], order_by[order], odds[order.numpy()]
+        return [
+            Hit(*self._images[int(i)], float(1 / (1 + np.exp(-o))), float(s))
+            for i, o, s in zip(places[:k], odds, order_by, strict=False)
+        ]
+
+    @classmethod
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        return {
+            "attention": model.config.attention,
+            "image_size": task.size,
+            "max_words": task.length,
+            "dim": model.config.dim,
+            "objectives": model.config.objectives,
+        }
+
+    def _plain_parameters(self) -> dict[str, Any]:
+        return {**plain_parameters(self), "tokenizer": None}  # the task has it
+
+    def _log_odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.clip(self.task_.slope * scores + self.task_.offset, -50, 50)
+
+    def _warn_unknown(self, text: str) -> None:
+        unknown = self.task_.tokenizer.unknown(text)
+        if unknown:
+            warnings.warn(
+                f"No training text has {', '.join(map(repr, unknown))}; the search reads "
+                f"{'them' if len(unknown) > 1 else 'it'} as unknown.",
+                UnknownWordsNotice,
+                stacklevel=3,
+            )
+
+
+def _names(images: Sequence[Any]) -> list[str]:
+    """Return a name for each image; the same object or path has the same name."""
+    return [str(i) if isinstance(i, str | Path) else f"{id(i)}" for i in images]
+
+
+def _rerank(reranker: Any, search: PairSearch, places: Any, scores: Any) -> Any:
+    """Return matching scores, to which an image re-ranker adds its own; both standardised."""
+    vectors = search.image_vectors
+    weights = torch.softmax(scores[:_FIRST], 0).float()
+    query = torch.nn.functional.normalize(weights @ vectors[places[:_FIRST]], dim=0)  # type: ignore[index]
+    found = reranker.rerank(query[None].numpy(), vectors.numpy(), places[None].numpy())  # type: ignore[union-attr]
+    new = torch.full_like(scores, float("-inf"))
+    where = {int(item): i for i, item in enumerate(places)}
+    for item, value in zip(found.ids[0], found.scores[0], strict=True):
+        new[where[int(item)]] = float(value)
+    parts = [(x - x.mean()) / x.std(correction=0).clamp_min(1e-12) for x in (scores, new)]
+    return (parts[0] + parts[1]) / 2

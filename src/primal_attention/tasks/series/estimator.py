@@ -1,0 +1,434 @@
+"""Estimators of whole series for aeon: a classifier and a regressor.
+
+The classes need aeon, the rest of the package does not: they are defined when first used.
+"""
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from primal_attention.models import PretrainedModel
+from primal_attention.support.command import UserError, did_you_mean, needs, progress
+from primal_attention.tasks.saving import SavedEstimator, restore_classes
+from primal_attention.tasks.series.blend.fitting import (
+    Closed,
+    add_attention,
+    fit_closed,
+    score_series,
+)
+from primal_attention.tasks.series.blend.model import PARTS, SeriesBlend
+from primal_attention.tasks.series.blend.shares import explained
+from primal_attention.tasks.series.data import (
+    SeriesCollection,
+    SeriesDataset,
+    series_from_arrays,
+)
+from primal_attention.tasks.series.regression import SeriesValueTask
+from primal_attention.tasks.series.settings import SeriesOptions
+from primal_attention.tasks.series.task import SeriesTask, WholeSeriesTask
+from primal_attention.tasks.task import Task
+from primal_attention.tasks.trained import check_finite
+
+with needs("series", "An estimator of time series"):
+    from aeon.classification.base import BaseClassifier
+    from aeon.regression.base import BaseRegressor
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from primal_attention.tasks.series.model import SeriesClassifier
+    from primal_attention.training import History
+    from primal_attention.training.scores import Answers
+
+__all__ = ["PrimalTimeSeriesClassifier", "PrimalTimeSeriesRegressor"]
+
+_FOLDS = 3
+"""Models of the attention part; each holds out its share of the series."""
+_FEWEST = 100
+"""Series below which the attention part is left out: it learns little from fewer."""
+_EXPLAINED = 0.1
+"""If the other parts explain less than this share of the uncertainty, attention trains longer. If
+they explain more, it is left out for series of one channel: it brought nothing on such sets."""
+_EPOCHS, _STEPS, _LONG_STEPS, _BATCH = 20, 240, 800, 32
+"""Training of one model; with many series there are more steps."""
+_JITTER = 0.1
+"""Change of the series in a long training, which would learn the series by heart."""
+_PASSES = 6
+"""Fewest passes over the series in a training."""
+_PREDICT_BATCH = 512
+"""Series that are predicted at once."""
+
+
+class _SeriesEstimator(SavedEstimator):
+    """What classifier and regressor share: parameters, the fit of the parts, folders."""
+
+    _task: ClassVar[type[Task]]
+    _model: ClassVar[type[PretrainedModel]] = SeriesBlend
+    task_: WholeSeriesTask
+    model_: SeriesBlend
+    history_: "History | None"
+    metadata_: dict[str, Any]
+
+    def __init__(
+        self,
+        attention: str = "primal-dual",
+        parts: tuple[str, ...] = PARTS,
+        time_limit: float | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.attention = attention
+        self.parts = parts
+        self.time_limit = time_limit
+        self.random_state = random_state
+        self.verbose = verbose
+        super().__init__()
+
+    @property
+    def shares_(self) -> dict[str, float]:
+        """Share of every part in the answers, by name; parts without one are not there."""
+        parts = self.model_.config.parts
+        return dict(zip(parts, self.model_.shares.tolist(), strict=True))
+
+    def _fit_series(self, series: SeriesCollection) -> None:
+        from sklearn.utils import check_random_state
+
+        begun = time.monotonic()
+        self._check_settings()
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        task: Any = self._task.fit(series)  # type: ignore[attr-defined]
+        series = task.prepare(series).series
+        options = SeriesOptions(attention=self.attention)
+        config = _build(task, options, seed).config
+        closed = fit_closed(
+            series,
+            config,
+            parts=self.parts,
+            seed=seed,
+            seconds=self.time_limit,
+            report=lambda part: self._tell(f"{part} of {len(series)} series"),
+        )
+        self.task_, self.model_, self.history_ = task, closed.model, None
+        left = None if self.time_limit is None else self.time_limit - (time.monotonic() - begun)
+        is_hard = explained(closed.answers, closed.y) < _EXPLAINED
+        if "attention" in self.parts and self._needs_attention(closed, left, is_hard):
+            models, scores = self._train(series, options, seed, left, is_hard)
+            self.model_ = add_attention(closed, models, scores)
+        self._tell("shares " + ", ".join(f"{k} {v:.2f}" for k, v in self.shares_.items()))
+
+    def _needs_attention(self, closed: Closed, left: float | None, is_hard: bool) -> bool:
+        """Return whether to train the attention part beside the others."""
+        if not closed.model.config.parts:
+            return True
+        is_late = left is not None and left < 0.1 * (self.time_limit or 0)
+        has_channels = closed.model.config.num_channels > 1
+        return len(closed.y) >= _FEWEST and not is_late and (has_channels or is_hard)
+
+    def _train(
+        self,
+        series: SeriesCollection,
+        options: SeriesOptions,
+        seed: int,
+        left: float | None,
+        is_hard: bool,
+    ) -> "tuple[list[SeriesClassifier], NDArray[np.float64]]":
+        """Return the models of the attention part, and scores of the series held out of each."""
+        from primal_attention.training import TrainingConfig, fit
+
+        task = self.task_
+        fold = _folds(task.strata(series), min(_FOLDS, len(series)), seed)
+        models: list[SeriesClassifier] = []
+        scores = np.zeros((len(series), task.sizes["num_classes"]))
+        for k in range(fold.max() + 1):
+            self._tell(f"attention, {k + 1} of {fold.max() + 1} models")
+            held, rest = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
+            model = _build(task, options, seed + k)
+            steps = max(_LONG_STEPS if is_hard else _STEPS, _PASSES * -(-len(rest) // _BATCH))
+            config = TrainingConfig(
+                epochs=_EPOCHS,
+                epoch_steps=-(-steps // _EPOCHS),
+                batch_size=_BATCH,
+                lr=2e-3,
+                max_seconds=None if left is None else max(left / _FOLDS, 0.1),
+                seed=seed,
+            )
+            # the weights of the last epoch: calibration mends a loss that rises again
+            self.history_ = fit(
+                model,
+                SeriesDataset(series.take(rest), _JITTER if is_hard else 0.0),
+                config=config,
+                objective=task.objective,
+                collate=task.collate,
+                verbose=self.verbose,
+            )
+            scores[held] = score_series(model, series.take(held))
+            models.append(model)
+        return models, scores
+
+    def _check_settings(self) -> None:
+        given: Any = self.parts
+        named = list(given) if isinstance(given, Collection) and not isinstance(given, str) else []
+        unknown = [name for name in named if name not in PARTS]
+        if not named or unknown:
+            wrong = unknown[0] if unknown else given
+            raise ValueError(
+                f"parts must be a tuple with some of {', '.join(PARTS)}, got {given!r}."
+                f"{did_you_mean(wrong, PARTS) if isinstance(wrong, str) else ''}"
+            )
+        limit: Any = self.time_limit
+        if limit is not None and not (isinstance(limit, Real) and float(limit) > 0):
+            raise ValueError(
+                f"time_limit must be a positive number of seconds or None, got {limit!r}."
+            )
+        if not isinstance(self.attention, str):
+            raise TypeError(
+                f"attention must be a name of list_attentions(), got {self.attention!r}."
+            )
+
+    def _tell(self, line: str) -> None:
+        if self.verbose or (self.verbose is None and sys.stderr.isatty()):
+            progress(line)
+
+    def _answers(self, X: Any) -> "Answers":
+        data = self.task_.prepare(self.task_.without_labels(_series(X)))
+        answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
+        check_finite(answers)
+        return answers
+
+    def _check_fitted(self) -> None:
+        self._check_is_fitted()  # type: ignore[attr-defined]
+
+    @classmethod
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+        return {"attention": model.config.attention}
+
+    def _plain_parameters(self) -> dict[str, Any]:
+        found = super()._plain_parameters()
+        return {**found, "parts": list(found["parts"])}
+
+    def _extra(self) -> dict[str, Any]:
+        return {"metadata": {key: _plain(value) for key, value in self.metadata_.items()}}
+
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        self.metadata_ = _part_of(content, "metadata") if content else self._metadata()
+        if not isinstance(self.metadata_, dict):
+            raise UserError("its metadata are not names with values.")
+        self.is_fitted = True
+
+    def _metadata(self) -> dict[str, Any]:
+        """Return what aeon knows of the training series, from a folder of ``primal train``."""
+        channels = len(self.task_.mean)
+        return {"multivariate": channels > 1, "n_channels": channels}
+
+    @classmethod
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
+        """Return the parameters of aeon's checks."""
+        return {}
+
+
+_TAGS = {
+    "X_inner_type": ["np-list", "numpy3D"],
+    "algorithm_type": "hybrid",
+    "capability:missing_values": True,
+    "capability:multivariate": True,
+    "capability:unequal_length": True,
+}
+
+
+class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
+    """Classifier for series of any length, number of channels and gaps.
+
+    A blend of three parts: convolutions with a ridge head, quantiles with a forest, and a
+    transformer with linear attention. Every part answers for training series that it did not
+    learn from, and the likelihood of these answers decides its share. The attention part joins in
+    with at least 100 series, if it helps; it does where channels or distant steps must be compared.
+
+    Missing values are interpolated. For the first two parts series of unequal length are padded to
+    the longest of the training data; what is longer is cut. Probabilities are calibrated. There is
+    nothing to tune.
+
+    Parameters
+    ----------
+    attention : str, default="primal-dual"
+        Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
+
+    parts : tuple of str, default=("convolutions", "quantiles", "attention")
+        Parts to fit.
+
+    time_limit : float or None, default=None
+        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
+        is left. None takes as long as the parts need.
+
+    random_state : int, RandomState instance or None, default=None
+        Draws thresholds, trees and weights. An integer gives the same classifier each time, unless
+        ``time_limit`` ends its fit.
+
+    verbose : bool or None, default=None
+        Whether ``fit`` tells what it does. None does so on a terminal only.
+
+    Attributes
+    ----------
+    shares_ : dict
+        Share of every part in the probabilities.
+
+    model_ : SeriesBlend
+        The fitted parts.
+
+    task_ : SeriesTask
+        Classes, and mean and deviation of every channel of the training data.
+
+    history_ : History or None
+        Training of the attention part's last model; None without one, and after :meth:`load`.
+
+    References
+    ----------
+    Y. Chen, Q. Tao, F. Tonin, J. A. K. Suykens, "Primal-Attention: Self-attention through
+    Asymmetric Kernel SVD in Primal Representation", NeurIPS 2023.
+
+    A. Dempster, D. F. Schmidt, G. I. Webb, "MiniRocket: A Very Fast (Almost) Deterministic
+    Transform for Time Series Classification", KDD 2021; "QUANT: A Minimalist Interval Method for
+    Time Series Classification", DMKD 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from primal_attention.tasks.series import PrimalTimeSeriesClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.array(["rising", "falling"] * 10)
+    >>> slope = np.where(y == "rising", 1.0, -1.0)[:, None, None]
+    >>> X = slope * np.linspace(-1, 1, 20) + 0.1 * rng.normal(size=(20, 1, 20))
+    >>> clf = PrimalTimeSeriesClassifier(random_state=0).fit(X, y)
+    >>> float(clf.score(X, y)), sorted(clf.shares_)
+    (1.0, ['convolutions', 'quantiles'])
+    """
+
+    _task: ClassVar[type[Task]] = SeriesTask
+    _tags = _TAGS
+
+    def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
+        labels = np.searchsorted(self.classes_, y).astype(np.int64)
+        names = tuple(map(str, self.classes_))
+        self._fit_series(replace(_series(X), y=labels, classes=names))
+        return self
+
+    def _predict(self, X: Any) -> NDArray[Any]:
+        return self.classes_[self._predict_proba(X).argmax(1)]
+
+    def _predict_proba(self, X: Any) -> NDArray[np.float64]:
+        return self._answers(X)["logits"].double().softmax(-1).numpy()
+
+    def _extra(self) -> dict[str, Any]:
+        return {
+            "classes": [_plain(c) for c in self.classes_],
+            "classes_dtype": self.classes_.dtype.str,
+            **super()._extra(),
+        }
+
+    def _restore(self, content: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(self.task_.classes)  # type: ignore[attr-defined]
+        if content:
+            values, dtype = (_part_of(content, key) for key in ("classes", "classes_dtype"))
+            self.classes_ = restore_classes(values, dtype, len(self.classes_))
+        self.n_classes_ = len(self.classes_)
+        self._class_dictionary = {c: i for i, c in enumerate(self.classes_)}
+        super()._restore(content)
+
+
+class PrimalTimeSeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
+    """Regressor for series of any length, number of channels and gaps: one number a series.
+
+    The same three parts as in :class:`PrimalTimeSeriesClassifier`; the squared error on series that
+    a part did not learn from decides its share.
+
+    Parameters
+    ----------
+    attention : str, default="primal-dual"
+        Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
+
+    parts : tuple of str, default=("convolutions", "quantiles", "attention")
+        Parts to fit.
+
+    time_limit : float or None, default=None
+        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
+        is left. None takes as long as the parts need.
+
+    random_state : int, RandomState instance or None, default=None
+        Draws thresholds, trees and weights. An integer gives the same regressor each time, unless
+        ``time_limit`` ends its fit.
+
+    verbose : bool or None, default=None
+        Whether ``fit`` tells what it does. None does so on a terminal only.
+
+    Attributes
+    ----------
+    shares_ : dict
+        Share of every part in the answers.
+
+    model_ : SeriesBlend
+        The fitted parts.
+
+    task_ : SeriesValueTask
+        Mean and deviation of the targets and of every channel of the training data.
+
+    history_ : History or None
+        Training of the attention part's last model; None without one, and after :meth:`load`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from primal_attention.tasks.series import PrimalTimeSeriesRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.uniform(1, 3, size=40)
+    >>> X = np.sin(y[:, None, None] * np.linspace(0, 6, 50)) + 0.1 * rng.normal(size=(40, 1, 50))
+    >>> reg = PrimalTimeSeriesRegressor(random_state=0).fit(X[:30], y[:30])
+    >>> bool(np.abs(reg.predict(X[30:]) - y[30:]).mean() < 0.15)
+    True
+    """
+
+    _task: ClassVar[type[Task]] = SeriesValueTask
+    _tags = _TAGS
+
+    def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
+        self._fit_series(replace(_series(X), y=np.asarray(y, np.float64)))
+        return self
+
+    def _predict(self, X: Any) -> NDArray[np.float64]:
+        return self._answers(X)["values"].double().numpy()
+
+
+def _series(X: Any) -> SeriesCollection:
+    return series_from_arrays(list(X))
+
+
+def _build(task: Any, options: SeriesOptions, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return task.build(options)
+
+
+def _folds(strata: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
+    """Return the fold of every case; each has about the same share of every group."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(strata))
+    order = order[np.argsort(strata[order], kind="stable")]
+    fold = np.empty(len(strata), np.int64)
+    fold[order] = np.arange(len(strata)) % count
+    return fold
+
+
+def _part_of(content: Mapping[str, Any], key: str) -> Any:
+    if key not in content:
+        raise UserError(f"it has no {key}.")
+    return content[key]
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of numpy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,319 @@
+"""A classifier that carries rows to matched targets.
+
+Each class has a cloud of dummies around its centre. Optimal transport matches rows with dummies of
+their class, and a small network learns the matching. A row has the class of the nearest centre.
+The matching changes the geometry of the learned map, not the accuracy.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from primal_attention.support.command import needs
+from primal_attention.tasks.saving import restore_classes
+from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem, check_given
+from primal_attention.tasks.tables.aligned_geometry import (
+    Dummies,
+    Floats,
+    Geometry,
+    Labels,
+    Match,
+    MatchedClasses,
+    class_means,
+    match_classes,
+    num_outputs,
+    place_centres,
+)
+from primal_attention.tasks.tables.aligned_model import AlignedConfig
+
+with needs("sklearn", "An estimator of aligned classes"):
+    from scipy.optimize import minimize_scalar
+    from scipy.special import logsumexp, softmax
+    from sklearn.base import ClassifierMixin
+    from sklearn.utils import assert_all_finite, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+
+__all__ = ["OTAlignedClassifier"]
+
+_TEMPERATURES = (0.05, 50.0)
+"""Range of calibrated temperatures."""
+
+
+class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[misc]
+    """Classifier by the nearest centre after a learned map that optimal transport aligns.
+
+    A geometric baseline, and a supervised embedding that can be drawn. It is not more accurate than
+    the same network trained with cross-entropy. Do not use it with many irrelevant
+    features, because matching uses Euclidean distances, nor if errors have unequal costs.
+
+    Parameters
+    ----------
+    geometry : {"aligned-simplex", "simplex", "circle", "class-means", "learned"}, \
+            default="aligned-simplex"
+        Where the centres of the classes are. ``"aligned-simplex"``: a regular simplex, turned to
+        the class means. ``"class-means"``: the means, pushed apart. ``"learned"``: an aligned
+        simplex that training moves. ``"circle"`` is the published geometry, which fails with many
+        classes: between two centres lie those of others.
+
+    hidden : sequence of int, default=(32, 32)
+        Widths of the hidden layers.
+
+    n_components : int, default=None
+        Coordinates of a mapped point; by default those of an encoded row, and more if the centres
+        need them. With fewer, rows start from their principal components.
+
+    match : {"ot", "random", "centre"}, default="ot"
+        How a row finds its target among the dummies of its class. The last two are for comparison.
+
+    ot_batch : int, default=512
+        Largest number of points that are matched at once; larger classes are matched in random
+        batches.
+
+    dummies : {"random", "quasi-random"}, default="random"
+        How dummies are drawn; the second does not depend on ``random_state``.
+
+    temperature : float or "auto", default="auto"
+        Scale of distances in probabilities. By default the one that suits the validation part.
+
+    epochs : int, default=60
+        Most passes over the training part.
+
+    lr : float, default=0.01
+        Learning rate.
+
+    batch_size : int, default=None
+        Instances of an optimiser step; by default a tenth of the training part.
+
+    patience : int, default=15
+        Epochs without a better one after which training stops.
+
+    validation : float, default=0.2
+        Share of the instances that choose the epoch and the temperature.
+
+    categorical_features : "auto" or array-like of int, str or bool, default="auto"
+        As in :class:`TableEncoder`.
+
+    max_categories : int, default=64
+        As in :class:`TableEncoder`.
+
+    random_state : int, RandomState instance or None, default=None
+        Seed of dummies, weights and batches.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default on a terminal only.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The classes.
+
+    temperature_ : float
+        Scale of distances in probabilities.
+
+    targets_ : ndarray of shape (n_instances, n_tokens, n_outputs)
+        Targets of the distinct instances of the training part.
+
+    encoder_ : TableEncoder
+        The fitted encoder.
+
+    model_ : AlignedMap
+        The fitted network.
+
+    history_ : History
+        Losses of the training; ``None`` after :meth:`load`.
+
+    n_features_in_ : int
+        Number of columns.
+
+    feature_names_in_ : ndarray of shape (n_features_in_,)
+        Names of the columns, if the training table was a frame with string names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = OTAlignedClassifier(epochs=20, random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9), model.transform(X).shape
+    (True, (150, 4))
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry = "aligned-simplex",
+        *,
+        hidden: Sequence[int] = (32, 32),
+        n_components: int | None = None,
+        match: Match = "ot",
+        ot_batch: int = 512,
+        dummies: Dummies = "random",
+        temperature: float | Literal["auto"] = "auto",
+        epochs: int = 60,
+        lr: float = 0.01,
+        batch_size: int | None = None,
+        patience: int | None = 15,
+        validation: float = 0.2,
+        categorical_features: Any = "auto",
+        max_categories: int = 64,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.geometry = geometry
+        self.hidden = hidden
+        self.n_components = n_components
+        self.match = match
+        self.ot_batch = ot_batch
+        self.dummies = dummies
+        self.temperature = temperature
+        self.epochs = epochs
+        self.lr = lr
+        self.batch_size = batch_size
+        self.patience = patience
+        self.validation = validation
+        self.categorical_features = categorical_features
+        self.max_categories = max_categories
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train the map.
+
+        Parameters
+        ----------
+        X : frame or array-like of shape (n_samples, n_features) or \
+                (n_samples, n_tokens, n_features)
+            A table; or instances with several rows each, which share a class.
+
+        y : array-like of shape (n_samples,)
+            Classes.
+
+        sample_weight : array-like of shape (n_samples,), default=None
+            Weight of each instance; zero leaves it out.
+
+        Returns
+        -------
+        self : OTAlignedClassifier
+            The fitted classifier.
+        """
+        if self.temperature != "auto" and not float(self.temperature) > 0:
+            raise ValueError(f"temperature must be positive or 'auto', got {self.temperature!r}.")
+        check_given(self, y)
+        target = column_or_1d(y, warn=True)
+        assert_all_finite(target, input_name="y")
+        check_classification_targets(target)
+        instances, kept, mass = self._distinct(X, target, sample_weight)
+        self.classes_, codes = np.unique(kept, return_inverse=True)
+        self._train(instances, codes, mass, codes)
+        return self
+
+    def predict_proba(self, X: Any) -> Floats:
+        """Return the probabilities of the classes.
+
+        Parameters
+        ----------
+        X : frame or array-like
+            Rows as in :meth:`fit`. Tokens of an instance add their log-scores.
+
+        Returns
+        -------
+        probabilities : ndarray of shape (n_samples, n_classes)
+            In the order of ``classes_``; rows have sum one.
+        """
+        distances = self._distances(self._dense(self._read(X, reset=False)))
+        return softmax(-distances / self.temperature_, axis=1)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the class of the nearest centre.
+
+        Parameters
+        ----------
+        X : frame or array-like
+            Rows as in :meth:`fit`.
+
+        Returns
+        -------
+        y : ndarray of shape (n_samples,)
+            Classes.
+        """
+        nearest = self.predict_proba(X).argmax(1)
+        return self.classes_[nearest]
+
+    @property
+    def centres_(self) -> Floats:
+        """Centres of the classes ``[k q]``."""
+        return self.model_.centres.detach().numpy()
+
+    @property
+    def _learns_centres(self) -> bool:
+        return self.geometry == "learned"
+
+    def _config(self, num_inputs: int) -> AlignedConfig:
+        count = len(self.classes_)
+        width = num_outputs(self.n_components or num_inputs, count, self.geometry)
+        return AlignedConfig(num_inputs, width, count, tuple(self.hidden), self._learns_centres)
+
+    def _place(self, whole: Problem) -> Floats:
+        count = len(self.classes_)
+        means = class_means(whole.points, whole.y, count, whole.weights)
+        return place_centres(means, self.geometry)
+
+    def _codes(self, y: NDArray[Any]) -> Labels:
+        return y
+
+    def _match(self, part: Problem, seed: int) -> MatchedClasses:
+        return match_classes(
+            part.points,
+            part.y,
+            self.centres_,
+            weights=part.weights,
+            match=self.match,
+            dummies=self.dummies,
+            ot_batch=self.ot_batch,
+            seed=seed,
+        )
+
+    def _distances(self, dense: Floats) -> Floats:
+        """Return the distance of every instance to every centre, summed over tokens ``[n k]``."""
+        offsets = self._mapped(dense)[:, :, None] - self.centres_  # [n t k q]
+        return np.linalg.norm(offsets, axis=-1).sum(1)
+
+    def _calibrate(self, part: Problem) -> None:
+        """Set the temperature of the smallest cross-entropy."""
+        if self.temperature != "auto":
+            self.temperature_ = float(self.temperature)
+            return
+        distances = self._distances(part.x)
+        count, k = distances.shape
+        # Platt's targets: a few correct answers do not prove that all are
+        wanted = np.full((count, k), 1 / (count + k))
+        wanted[np.arange(count), part.y] = (count + 1) / (count + k)
+
+        def entropy(log_temperature: float) -> float:
+            scores = -distances / np.exp(log_temperature)
+            logs = scores - logsumexp(scores, axis=1, keepdims=True)
+            return float(-part.weights @ (wanted * logs).sum(1))
+
+        bounds = np.log(_TEMPERATURES)
+        self.temperature_ = float(np.exp(minimize_scalar(entropy, bounds=bounds).x))
+
+    def _groups(self, y: NDArray[Any]) -> NDArray[Any]:
+        unseen = np.setdiff1d(y, self.classes_)
+        if len(unseen):
+            raise ValueError(
+                f"y holds the class {unseen[0]}, which training has not seen; classes are "
+                f"{self.classes_.tolist()}."
+            )
+        return y
+
+    def _fitted(self) -> dict[str, Any]:
+        return {
+            "classes": self.classes_.tolist(),
+            "dtype": self.classes_.dtype.str,
+            "temperature": self.temperature_,
+        }
+
+    def _restore(self, fitted: dict[str, Any]) -> None:
+        count = self.model_.config.num_centres
+        self.classes_ = restore_classes(fitted["classes"], fitted["dtype"], count)
+        self.temperature_ = float(fitted["temperature"])

@@ -1,0 +1,1 @@
+"""Studies of single layers, kernels and solvers."""

@@ -1,0 +1,1 @@
+"""What studies share: tables, pictures, timing."""

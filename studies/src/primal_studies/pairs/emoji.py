@@ -1,0 +1,201 @@
+"""Study of emoji: finding names for drawings, and drawings for names, in a style never seen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from primal_attention.support.command import needs
+from primal_attention.support.output import markdown_table, page
+from primal_attention.support.settings import at_least_one, one_of
+from primal_attention.tasks.study import Cell, Row, Study
+
+__all__ = ["EmojiOptions", "EmojiStudy"]
+
+_MODELS = ("bag-of-words", "matcher", "visual-parser", "dual-encoder", "dual-encoder-3x")
+_PARTS = ("seen", "unseen")
+_SCORES = ("image to text R@1", "image to text R@5", "text to image R@1", "text to image R@5")
+
+
+@dataclass(frozen=True)
+class EmojiOptions:
+    """A small vision-language model on emoji, beside a dual encoder and a bag of words."""
+
+    models: tuple[str, ...] = _MODELS
+    """Models: bag-of-words, matcher, visual-parser, dual-encoder, dual-encoder-3x."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the split, of parameters and of batches."""
+    steps: int = 2000
+    """Training steps of 64 pairs; dual-encoder-3x has three times as many."""
+    held_out: int = 200
+    """Concepts that are held out in every style."""
+    data: Path | None = None
+    """Folder of the data; by default that of PRIMAL_DATA."""
+
+    def __post_init__(self) -> None:
+        one_of(self, "models", _MODELS)
+        at_least_one(self, "steps", "held_out")
+        for name in ("models", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty; leave it out to run all.")
+
+
+class EmojiStudy(Study[EmojiOptions]):
+    """Train on two styles of drawing, and search in the third."""
+
+    name = "pairs-emoji"
+    Options = EmojiOptions
+
+    def cells(self, options: EmojiOptions) -> list[Cell]:
+        """Return every model of the first seed, then of the next."""
+        return [
+            {"model": model, "seed": seed, "steps": options.steps, "held_out": options.held_out}
+            for seed in options.seeds
+            for model in (m for m in _MODELS if m in options.models)
+        ]
+
+    def run(self, cell: Cell, options: EmojiOptions, scratch: Path) -> list[Row]:
+        """Train a model and return a row for each of its stages."""
+        from primal_attention.datasets.emoji import load_emoji, split_emoji
+        from primal_studies.pairs import emoji_models as models
+
+        emoji = load_emoji(options.data)
+        split = split_emoji(emoji, unseen=cell["held_out"], seed=cell["seed"])
+        pairs, seed, steps = models.EmojiPairs(emoji, split), cell["seed"], cell["steps"]
+        if cell["model"] == "bag-of-words":
+            found = models.bag_of_words(pairs)
+        elif cell["model"] == "matcher":
+            # the steps of the estimator are its own; a smaller study is shorter
+            limit = None if steps >= EmojiOptions.steps else steps / 10
+            found = models.matcher(pairs, seed=seed, time_limit=limit)
+        elif cell["model"] == "visual-parser":
+            found = models.visual_parser(pairs, steps=steps, seed=seed)
+        else:
+            times = 3 if cell["model"].endswith("3x") else 1
+            found = models.dual_encoder(pairs, steps=times * steps, seed=seed)
+        rows: dict[str, dict[str, Any]] = {}
+        for part in _PARTS:
+            concepts = getattr(split, part)
+            for stage, scores in found.scores(*pairs.test(concepts)).items():
+                row = rows.setdefault(stage, {"stage": stage})
+                row[part] = {k: round(v, 4) for k, v in models.recalls(*scores).items()}
+                row[f"{part} candidates"] = len(concepts)
+        about = {"parameters": found.parameters, "seconds": round(found.seconds, 1)}
+        return [row | about for row in rows.values()]
+
+    def describe(self, row: Row) -> str:
+        """Return a model and how often its first result is right."""
+        found = ", ".join(f"{part} {row[part][_SCORES[0]]:.1%}" for part in _PARTS)
+        return f"{_title(row)}, seed {row['seed']}: image to text R@1 {found}, {row['seconds']} s"
+
+    def tables(self, rows: Sequence[Row], options: EmojiOptions) -> Mapping[str, str | bytes]:
+        """Return recalls of seen and unseen concepts, a verdict, and a picture."""
+        kept = [r for r in rows if (r["steps"], r["held_out"]) == (options.steps, options.held_out)]
+        if not kept:
+            return {}
+        done = len({(r["model"], r["seed"]) for r in kept})
+        return {
+            "table.md": _table(kept, done, len(self.cells(options))),
+            "verdict.md": page(_verdict(kept, options.models)),
+            "picture.png": _picture(kept),
+        }
+
+
+_NAMES = {
+    "bag-of-words": "bag of words",
+    "matcher": "ImageTextMatcher",
+    "dual-encoder": "dual encoder (open_clip)",
+    "visual-parser": "VisualParser",
+    "dual-encoder-3x": "dual encoder, 3 × the steps",
+}
+
+
+def _title(row: Row) -> str:
+    return _NAMES[row["model"]] + (f", {row['stage']}" if row["stage"] else "")
+
+
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda r: _MODELS.index(r["model"])):
+        found.setdefault(_title(row), []).append(row)
+    return found
+
+
+def _percent(values: Sequence[float]) -> str:
+    mean = f"{100 * fmean(values):.1f}"
+    return mean if len(values) < 2 else f"{mean} ± {100 * stdev(values):.1f}"
+
+
+def _table(rows: Sequence[Row], done: int, wanted: int) -> str:
+    lines = [
+        [
+            name,
+            len(group),
+            f"{group[0]['parameters']:,}",
+            f"{fmean(r['seconds'] for r in group):.0f}",
+            *(_percent([r[part][score] for r in group]) for part in _PARTS for score in _SCORES),
+        ]
+        for name, group in _grouped(rows).items()
+    ]
+    header = ["model", "seeds", "parameters", "seconds"]
+    header += [f"{part}, {s.replace(' to ', ' → ')}" for part in _PARTS for s in _SCORES]
+    first = rows[0]
+    chance = " and ".join(f"{100 / first[f'{part} candidates']:.2f}" for part in _PARTS)
+    caption = (
+        f"{done} of {wanted} cells. Recall in % on drawings of the third style, among "
+        f"{first['seen candidates']:,} concepts that were seen in two other styles, and among "
+        f"{first['unseen candidates']} that were not; R@1 of chance is {chance}. Seconds are "
+        "processor seconds of training. Mean ± standard deviation over seeds."
+    )
+    return page(caption, markdown_table(header, lines))
+
+
+def _verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
+    """Return who finds most at the first place, in both directions together, and who is missing."""
+    means = {
+        part: {
+            name: fmean(fmean((r[part][_SCORES[0]], r[part][_SCORES[2]])) for r in group)
+            for name, group in _grouped(rows).items()
+        }
+        for part in _PARTS
+    }
+    said = []
+    for found in means.values():
+        order = sorted(found, key=lambda name: -found[name])
+        ranked = ", ".join(f"{name} {100 * found[name]:.1f} %" for name in order)
+        said.append(ranked)
+    seeds = len({row["seed"] for row in rows})
+    missing = [_NAMES[m] for m in models if all(row["model"] != m for row in rows)]
+    return (
+        f"R@1, mean of both directions and of {seeds} seed{'s' * (seeds > 1)}, best first. "
+        f"Seen: {said[0]}. Unseen: {said[1]}."
+        + f" Not measured yet: {'; '.join(missing)}."
+        * bool(missing)
+    )
+
+
+def _picture(rows: Sequence[Row]) -> bytes:
+    """Return a PNG of R@1 and R@5 of every model."""
+    with needs("analysis", "A picture"):
+        import matplotlib
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    from primal_attention.report import to_png
+    from primal_attention.report.plots import add_legend, model_colors, panel_layout
+
+    groups = _grouped(rows)
+    colors = model_colors(groups)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout=panel_layout())
+    for axis, part in zip(axes, _PARTS, strict=True):
+        for i, (name, group) in enumerate(groups.items()):
+            heights = [100 * fmean(r[part][score] for r in group) for score in _SCORES]
+            places = [j + 0.8 * (i + 0.5) / len(groups) - 0.4 for j in range(len(_SCORES))]
+            axis.bar(places, heights, 0.75 / len(groups), color=colors[name])
+        axis.set_xticks(range(len(_SCORES)), [s.replace(" R@", "\nR@") for s in _SCORES])
+        axis.set(title=f"{part} concepts, third style", ylabel="found, %")
+        axis.grid(alpha=0.3, axis="y")
+        axis.spines[["top", "right"]].set_visible(False)
+    add_legend(figure, colors)
+    return to_png(figure)

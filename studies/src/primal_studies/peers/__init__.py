@@ -1,0 +1,1 @@
+"""Public implementations that studies compare with."""

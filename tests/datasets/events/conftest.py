@@ -1,0 +1,3 @@
+from tests.tasks.events.conftest import dated, frame, hawkes
+
+__all__ = ["dated", "frame", "hawkes"]

@@ -1,0 +1,3 @@
+from tests.analysis.counts.conftest import example, positive, sparse_counts
+
+__all__ = ["example", "positive", "sparse_counts"]

@@ -1,0 +1,3 @@
+from tests.tasks.pairs.conftest import write_emoji
+
+__all__ = ["write_emoji"]
