@@ -4,8 +4,11 @@ Pages need no network: formulas are MathML, which browsers draw without help. Ta
 the Markdown files that ``run_study`` writes to ``docs/results``.
 """
 
+import json
 import pkgutil
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from docutils.nodes import Node, SkipNode, section
@@ -34,6 +37,7 @@ html_css_files = ["wide.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+RESULTS = Path(__file__).parent / "results"
 # scikit-learn adds these methods to estimators
 _ADDED = ("fit", "predict", "predict_proba", "score")
 autodoc_default_options = {"exclude-members": ", ".join(f"set_{m}_request" for m in _ADDED)}
@@ -76,7 +80,23 @@ def _formula(display: str) -> Any:
     return visit, None
 
 
+def _provenance(app: Any, name: str, source: list[str]) -> None:
+    """End every page that shows results with the commits and commands that measured them."""
+    folders = dict.fromkeys(re.findall(r"\.\./results/([\w-]+)/", source[0]))
+    rows = []
+    for folder in folders:
+        about = json.loads((RESULTS / folder / "about.json").read_text("utf-8"))
+        commits = ", ".join(f"`{commit}`" for commit in about["code"]["commits"])
+        machine = f"{about['machine']['cpu']}, torch {about['machine']['torch']}"
+        rows.append(f"| {folder} | {commits} | `{about['command']}` | {machine} |")
+    if rows:
+        head = ["", "## Measured at", "", "| results | commit | command | machine |"]
+        tail = ["", "`primal repro status` lists what has changed in the code since."]
+        source[0] += "\n".join([*head, "|---|---|---|---|", *rows, *tail, ""])
+
+
 def setup(app: Any) -> None:
-    """Add the directive and the formulas."""
+    """Add the directive, the formulas and the origin of results."""
+    app.connect("source-read", _provenance)
     app.add_directive("package", Package)
     app.add_html_math_renderer("mathml", _formula("inline"), _formula("block"))

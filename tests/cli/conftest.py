@@ -52,9 +52,7 @@ def series_recipe(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("series")
     write_ts(folder / "train.ts", 24, 0)
     write_ts(folder / "test.ts", 10, 1)
-    return write_recipe(
-        folder / "slopes.yaml", "series", folder / "train.ts", folder / "test.ts"
-    )
+    return write_recipe(folder / "slopes.yaml", "series", folder / "train.ts", folder / "test.ts")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from primal_attention.support.command import UserError
-from primal_attention.tasks.study import Study, command_line, read_rows, run_study
+from primal_attention.tasks import study
+from primal_attention.tasks.study import Study, command_line, read_about, read_rows, run_study
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,21 @@ def test_a_study_writes_rows_tables_and_what_made_them(tmp_path):
     assert (tmp_path / "table.md").read_text() == "1\n4\n9\n"
     assert json.loads((tmp_path / "about.json").read_text())["command"] == "primal repro squares"
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_the_record_keeps_the_commits_of_all_rows_and_the_code_they_agree_on(tmp_path, monkeypatch):
+    hashes = {"a": "1", "b": "2"}
+    monkeypatch.setattr(study, "module_hashes", lambda module: dict(hashes))
+    monkeypatch.setattr(study, "code_commit", lambda: "first")
+    run_study(Squares(), Options((1,)), out=tmp_path, report=lambda _: None)
+    assert read_about(tmp_path)["code"] == {"commits": ["first"], "modules": hashes}
+    hashes["b"] = "3"
+    monkeypatch.setattr(study, "code_commit", lambda: "second")
+    run_study(Squares(), Options((1, 2)), out=tmp_path, report=lambda _: None)
+    code = {"commits": ["first", "second"], "modules": {"a": "1"}}
+    assert read_about(tmp_path)["code"] == code
+    run_study(Squares(), Options((1, 2)), out=tmp_path, report=lambda _: None)
+    assert read_about(tmp_path)["code"] == code  # nothing was measured
 
 
 def test_finished_cells_are_not_run_again_and_tables_hold_every_row(tmp_path):

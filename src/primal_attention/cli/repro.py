@@ -6,5 +6,7 @@ __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
-    """Run a reproduction."""
+    """Run a reproduction, or tell how old the results are."""
+    if argv[:1] == ["status"]:
+        return studies.status(argv[1:])
     return studies.main("repro", argv)

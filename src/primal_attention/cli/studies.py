@@ -1,5 +1,6 @@
 """``primal bench`` and ``primal repro``: list the studies of a group, or run one."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -7,10 +8,18 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from primal_attention.support.command import UserError, progress, user_errors
+from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import parse
-from primal_attention.tasks.study import find_study, known_studies, run_study
+from primal_attention.tasks.evidence import changed_modules
+from primal_attention.tasks.study import (
+    find_study,
+    known_studies,
+    missing_cells,
+    read_about,
+    run_study,
+)
 
-__all__ = ["main"]
+__all__ = ["main", "status"]
 
 OptionsT = TypeVar("OptionsT")
 
@@ -24,6 +33,56 @@ class StudyRun(Generic[OptionsT]):
     """Result folder; finished cells in it are not run again."""
     max_seconds: float | None = None
     """Start no further cell after this time; 0 only writes the tables."""
+
+
+@dataclass(frozen=True)
+class StatusRun:
+    """List studies whose code has changed since they were measured, and cells that are missing."""
+
+    results: Path = Path("docs/results")
+    """Folder with one result folder for each study."""
+
+
+def status(argv: list[str]) -> int:
+    """Print the age of every result folder; the exit code is 0 whatever it is."""
+    with user_errors(""):
+        chosen = parse(StatusRun, argv, prog="primal repro status", default=StatusRun())
+    if not chosen.results.is_dir():
+        raise UserError(f"there is no folder {chosen.results}; name one with --results.")
+    folders = sorted(path.parent for path in chosen.results.glob("*/rows.jsonl"))
+    rows = [[folder.name, *_age(folder)] for folder in folders]
+    print(markdown_table(["results", "measured at", "cells", "code changed since"], rows))
+    old = sum(row[-1] != "no" for row in rows)
+    print(f"\n{len(rows)} results, {old} older than their code.")
+    return 0
+
+
+def _age(folder: Path) -> list[str]:
+    """Return commits, cells and changed modules of a result folder, in words."""
+    about = read_about(folder)
+    code, words = about.get("code", {}), shlex.split(str(about.get("command", "")))
+    commits = ", ".join(code.get("commits", ["unknown"]))
+    name = words[2] if len(words) > 2 and not words[2].startswith("-") else words[-1:]
+    if name not in known_studies():
+        return [commits, "no such study now", "–"]
+    study = find_study(str(name))
+    kind: Any = StudyRun[study.Options]  # type: ignore[name-defined]
+    try:
+        start = kind(study.Options(), out=folder)
+        options = parse(kind, words[3:], prog=" ".join(words[:3]), default=start).study
+        count, missing = missing_cells(study, options, folder)
+        cells = f"{count - missing} of {count}"
+    except UserError as error:  # such as data that are not here
+        cells = "unknown"
+        progress(f"{folder.name}: {error}")
+    changed = changed_modules(code.get("modules", {}), known_studies()[str(name)].module)
+    short = [module.partition(".")[2] for module in changed]
+    more = f" and {len(short) - 3} more" if len(short) > 3 else ""
+    return [
+        commits,
+        cells,
+        (", ".join(short[:3]) + more) if short else "no",
+    ]
 
 
 def main(group: str, argv: list[str], default: str | None = None) -> int:

@@ -5,7 +5,7 @@ rest: it skips finished cells, appends each row to ``rows.jsonl`` as soon as it 
 the tables. A result folder has no other writer::
 
     <out>/rows.jsonl      one finished cell a line (or several lines, see ``Study.run``)
-    <out>/about.json      the command, its options and the machine of the last measurement
+    <out>/about.json      command, commits, fingerprints of the code, and machine
     <out>/<name>          whatever ``Study.tables`` returns: Markdown, CSV, PNG
     <out>/runs/<cell>/    scratch folder of a cell, for checkpoints; removed when the cell is done
 
@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from primal_attention.support.command import MissingPackageError, UserError, did_you_mean
-from primal_attention.support.files import locked, parse_json, read_lines
+from primal_attention.support.files import locked, parse_json, read_json, read_lines
 from primal_attention.support.output import hardware, remove_folder, to_json, write_atomically
 from primal_attention.support.settings import fingerprint
+from primal_attention.tasks.evidence import code_commit, module_hashes
 
 __all__ = [
     "STUDY_GROUP",
@@ -39,6 +40,8 @@ __all__ = [
     "StudyEntry",
     "find_study",
     "known_studies",
+    "missing_cells",
+    "read_about",
     "read_rows",
     "run_study",
 ]
@@ -127,7 +130,7 @@ def run_study(
     wanted = list(study.cells(options))
     out = Path(out)
     with locked(out):
-        done, left, is_new = set(_read(out)), 0, False
+        done, left, new = set(_read(out)), 0, set[str]()
         for number, cell in enumerate(wanted, 1):
             if _key(cell) in done:
                 continue
@@ -137,17 +140,39 @@ def run_study(
             for row in _measure(study, cell, options, out):
                 report(f"{number}/{len(wanted)} {study.describe({**cell, **row})}")
             done.add(_key(cell))
-            is_new = True
+            new.add(_key(cell))
         have = _read(out)
         if have:
             _write(study, options, wanted, have, out)
-        if have and (is_new or not (out / _ABOUT).exists()):
+        if have and (new or not (out / _ABOUT).exists()):
             machine = hardware() | {"threads": _num_threads(study, options)}
-            about = {"command": command_line(study, options), "machine": machine}
+            about = {
+                "command": command_line(study, options),
+                "code": _code(study, out, is_first=len(have) == len(new)),
+                "machine": machine,
+            }
             write_atomically(out / _ABOUT, to_json(about))
     if left:
         report(f"out of time with {left} of {len(wanted)} cells left; the same command continues")
     return [row for cell in wanted for row in have.get(_key(cell), ())]
+
+
+def _code(study: Study[Any], out: Path, *, is_first: bool) -> dict[str, Any]:
+    """Return the commits that measured the rows of a folder, and the code they agree on."""
+    commit, modules = code_commit(), module_hashes(type(study).__module__)
+    before = read_about(out).get("code", {})
+    commits = [] if is_first else [*before.get("commits", ["unknown"])]
+    if not is_first:
+        # a module that differs between two measurements counts as changed for good
+        known = set(before.get("modules", {}).values())
+        modules = {name: value for name, value in modules.items() if value in known}
+    return {"commits": [*dict.fromkeys([*commits, commit or "unknown"])], "modules": modules}
+
+
+def read_about(out: str | Path) -> dict[str, Any]:
+    """Return the command, code and machine of a result folder; nothing if it was never measured."""
+    path = Path(out) / _ABOUT
+    return read_json(path, dict) if path.exists() else {}
 
 
 def _measure(study: Study[Any], cell: Cell, options: Any, out: Path) -> list[Row]:
@@ -160,6 +185,13 @@ def _measure(study: Study[Any], cell: Cell, options: Any, out: Path) -> list[Row
     if scratch.exists():
         remove_folder(scratch)
     return rows
+
+
+def missing_cells(study: Study[OptionsT], options: OptionsT, out: str | Path) -> tuple[int, int]:
+    """Return how many cells a study has with these options, and how many a folder lacks."""
+    done = _read(Path(out))
+    wanted = [_key(cell) for cell in study.cells(options)]
+    return len(wanted), sum(key not in done for key in wanted)
 
 
 def _num_threads(study: Study[Any], options: Any) -> int:
@@ -195,9 +227,17 @@ def command_line(study: Study[Any], options: Any) -> str:
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [flag, *(str(part) for part in values)]
+            words += [flag, *map(str, _flat(value))]
     return " ".join(words)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the parts of nested tuples, as a command line takes them."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
 
 
 def _key(cell: Cell) -> str:
@@ -275,6 +315,11 @@ class StudyEntry:
     summary: str
     """One line for the list of studies."""
 
+    @property
+    def module(self) -> str:
+        """Name of the module, which is not imported."""
+        return self.where.partition(":")[0]
+
 
 @functools.cache
 def known_studies() -> Mapping[str, StudyEntry]:
@@ -306,6 +351,7 @@ def find_study(name: str, group: str | None = None) -> Study[Any]:
         raise UserError(
             f"there is no study {name!r}.{did_you_mean(name, known)} Studies: {', '.join(known)}."
         )
-    module, _, kind = entries[name].where.partition(":")
-    found: type[Study[Any]] = getattr(import_module(module), kind)
+    entry = entries[name]
+    kind = entry.where.partition(":")[2]
+    found: type[Study[Any]] = getattr(import_module(entry.module), kind)
     return found()
