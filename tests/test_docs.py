@@ -44,6 +44,13 @@ def test_links_and_includes_lead_somewhere(page):
         assert target.exists(), target
 
 
+@pytest.mark.parametrize("page", sorted((DOCS / "guides").glob("*.md")), ids=name)
+def test_a_guide_begins_with_when_to_use_it_and_when_not(page):
+    first = page.read_text("utf-8").split("\n\n")[1].replace("\n", " ")
+    assert first.startswith("**Use it when** "), first
+    assert "**Do not use it when** " in first
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=name)
 def test_every_test_that_a_page_names_exists(page):
     for file, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text("utf-8")):
