@@ -1,5 +1,6 @@
 """A folder has one writer; what a killed one left is removed; files have ordinary permissions."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -97,15 +100,50 @@ def test_a_lock_on_a_file_that_its_holder_just_removed_is_no_lock(
     flock, calls = fcntl.flock, list[int]()
 
     def removed_meanwhile(handle: int, flags: int) -> None:
-        calls.append(handle)
-        if len(calls) == 1:
-            (tmp_path / ".lock").unlink()
+        if flags & fcntl.LOCK_EX:
+            calls.append(handle)
+            if len(calls) == 1:
+                (tmp_path / ".lock").unlink()
         flock(handle, flags)
 
     monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
     with locked(tmp_path), pytest.raises(UserError, match="in use"), locked(tmp_path):
         pass
     assert len(calls) == 3
+
+
+def test_threads_of_one_process_exclude_each_other(tmp_path: Path) -> None:
+    def enter() -> str:
+        try:
+            with locked(tmp_path):
+                return "inside"
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(tmp_path):
+            assert f"in use by process {os.getpid()} on" in pool.submit(enter).result()
+            assert (tmp_path / ".lock").exists()
+        assert pool.submit(enter).result() == "inside"
+        # the lock is that of the process: another thread may let it go
+        with ExitStack() as lock:
+            pool.submit(lock.enter_context, locked(tmp_path)).result()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_where_the_system_has_no_locks_a_warning_says_so(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int, flags: int) -> None:
+        raise OSError(number, "No locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.warns(UserWarning, match=r"cannot be locked \(No locks\); make sure that no other"),
+        locked(tmp_path),
+    ):
+        assert not list(tmp_path.iterdir()), "no file says that there is a lock"
 
 
 def test_only_one_of_many_that_come_and_go_is_inside(tmp_path: Path) -> None:

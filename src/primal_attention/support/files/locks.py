@@ -1,6 +1,9 @@
-"""Locks: a folder has one writer at a time."""
+"""Locks: a folder has one writer at a time.
 
-import fcntl
+``filelock`` holds the lock. This module adds the message that names the holder, and removes the
+file of the lock, which ``filelock`` leaves behind.
+"""
+
 import json
 import os
 import platform
@@ -9,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from primal_attention.support.command import UserError
 from primal_attention.support.output import remove_temporary
 
 __all__ = ["locked"]
-
-_FILE = ".lock"
-_held: set[int] = set()
 
 
 @contextmanager
@@ -33,67 +35,65 @@ def locked(folder: Path) -> Iterator[None]:
         UserError: If another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle = _lock(folder)
-    _held.add(handle)
+    path = folder / ".lock"
+    # a soft lock, the fallback where the system has none, would outlive a killed process
+    lock = FileLock(
+        path,
+        thread_local=False,
+        blocking=False,
+        fallback_to_soft=False,
+        on_acquired=_write_holder,
+    )
+    _acquire(lock, path)
     try:
         remove_temporary(folder)
         yield
     finally:
-        if handle in _held:  # a forked process has left it to its parent
-            _held.remove(handle)
+        # a forked process that comes here does not hold the lock: its parent does
+        if lock.is_locked:
+            # before the release: afterwards the file may be that of the next holder
             with suppress(OSError):
-                (folder / _FILE).unlink()
-            os.close(handle)
+                path.unlink()
+            lock.release()
 
 
-def _lock(folder: Path) -> int:
-    """Return an open file that holds the lock."""
-    path = folder / _FILE
+def _acquire(lock: FileLock, path: Path) -> None:
+    """Acquire a lock, or raise a :class:`UserError` that names its holder."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _holder(handle)
-            os.close(handle)
-            raise UserError(
-                f"{folder} is in use by {holder}; wait until it ends or stop it, or choose another "
-                "folder."
-            ) from error
+            lock.acquire()
+            return
+        except Timeout as error:
+            # without the file the holder has just let go: try again
+            if path.exists():
+                raise UserError(
+                    f"{path.parent} is in use by {_holder(path)}; wait until it ends or stop it, "
+                    "or choose another folder."
+                ) from error
         except OSError as error:
+            if error.filename is not None:
+                raise  # the file cannot be opened, for example in a folder that is read-only
             warnings.warn(
-                f"{folder} cannot be locked ({error.strerror}); make sure that no other process "
-                "writes into it.",
+                f"{path.parent} cannot be locked ({error.strerror}); make sure that no other "
+                "process writes into it.",
                 stacklevel=4,
             )
-        if _is_file(path, handle):
-            break
-        os.close(handle)  # its holder removed the file before it let go
+            # nobody can lock it, so that its file says nothing
+            with suppress(OSError):
+                path.unlink()
+            return
+
+
+def _write_holder(handle: int) -> None:
+    """Write who holds the lock into its open file."""
     with suppress(OSError):  # a full disk; the name of the holder is for people only
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode(), 0)
-    return handle
+        os.write(handle, json.dumps({"pid": os.getpid(), "host": platform.node()}).encode())
 
 
-def _is_file(path: Path, handle: int) -> bool:
+def _holder(path: Path) -> str:
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _holder(handle: int) -> str:
-    try:
-        content = json.loads(os.pread(handle, 1000, 0))
+        content = json.loads(path.read_bytes()[:1000])
         return f"process {int(content['pid'])} on {content['host']}"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"
-
-
-def _leave_to_parent() -> None:
-    """Close the locks in a new process; workers that load data would hold them after its end."""
-    while _held:
-        os.close(_held.pop())
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)
