@@ -1,10 +1,16 @@
-"""An exponential moving average of the weights."""
+"""An exponential moving average of the weights.
+
+The arithmetic is that of ``torch.optim.swa_utils``. Its ``AveragedModel`` is not used: it copies
+the whole model, with the data that some models keep, and its first update forgets the initial
+weights.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 __all__ = ["WeightAverage", "weights_of"]
 
@@ -42,11 +48,13 @@ class WeightAverage:
         """Move the average towards the model's present weights."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        for name, now in model.state_dict().items():
-            if now.is_floating_point():
-                self.weights[name].lerp_(now, 1 - decay)
-            else:
-                self.weights[name].copy_(now)
+        now = model.state_dict()
+        names = [name for name, tensor in now.items() if tensor.is_floating_point()]
+        average, current = ([tensors[name] for name in names] for tensors in (self.weights, now))
+        get_ema_multi_avg_fn(decay)(average, current, self.updates)
+        # an average of counters would be no counter
+        for name in now.keys() - set(names):
+            self.weights[name].copy_(now[name])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
