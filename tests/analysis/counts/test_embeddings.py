@@ -201,7 +201,10 @@ def test_rank_correlation_over_known_pairs():
     # ties share their rank: ranks 3, 2, 1 against 2.5, 2.5, 1
     tied = [WordPair("a", w, s) for w, s in (("b", 5), ("c", 5), ("d", 2))]
     assert evaluate_similarity(found, tied).spearman == pytest.approx(np.sqrt(3) / 2)
-    assert np.isnan(evaluate_similarity(found, pairs[:1]).spearman)
+    for few in (pairs[:1], [pair._replace(score=5) for pair in pairs]):
+        assert np.isnan(evaluate_similarity(found, few).spearman)
+    same = WordVectors(found.words, np.ones((4, 2)))
+    assert np.isnan(evaluate_similarity(same, pairs).spearman)
     assert np.isnan(evaluate_analogies(found).accuracy)
 
 
@@ -238,7 +241,16 @@ def test_gensim_reads_our_vectors_and_we_its_pairs(tmp_path):
     assert [w for w, _ in theirs.most_similar("3", topn=4)] == [
         each.word for each in found.neighbors("3", 4)
     ]
-    assert len(read_pairs(datapath("wordsim353.tsv"))) == 353
+    pairs = read_pairs(datapath("wordsim353.tsv"))
+    assert len(pairs) == 353
+    words = tuple(sorted({word for pair in pairs[::2] for word in pair[:2]}))
+    other = WordVectors(words, np.random.default_rng(0).standard_normal((len(words), 8)))
+    theirs = KeyedVectors(8)
+    theirs.add_vectors(list(words), other.vectors)
+    _, correlation, lost = theirs.evaluate_word_pairs(datapath("wordsim353.tsv"))
+    found = evaluate_similarity(other, pairs)
+    assert found.spearman == pytest.approx(correlation.statistic, abs=1e-12)
+    assert 1 - found.used / found.total == pytest.approx(lost / 100)
     assert len(read_pairs(datapath("simlex999.txt"))) == 999
     with pytest.raises(ValueError, match="has a space"):
         WordVectors(("a b",), np.ones((1, 1))).to_word2vec(tmp_path / "x.txt")
