@@ -1,7 +1,8 @@
 """Settings: frozen dataclasses, built strictly from trees of YAML and from the command line.
 
 A key that no dataclass has is an error, and so is a value of another type. A dataclass may be
-generic: ``build(Recipe[DataSettings, ModelSettings], tree)``.
+generic: ``build(Recipe[DataSettings, ModelSettings], tree)``. msgspec and pydantic are not used:
+their messages name Python types, and neither offers the setting that was meant.
 """
 
 import ast

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TextTokenizer", "as_text"]
 
 FORMAT = 1
+# the package tokenizers has another \w, so that words of saved models would be split differently
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
 _ALSO = (("<pad>",), ("<s>", "<cls>"), ("</s>", "<sep>"), ("<mask>",), ("<unk>",))
