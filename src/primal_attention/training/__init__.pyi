@@ -4,10 +4,10 @@ from .cost import Cost, FitCost, compare_costs, fit_cost
 from .data import Columns, pad_collate
 from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
-from .loop import NonFiniteLossError, fit
-from .memory import PeakMemory, kept_for_backward
+from .loop import fit
 from .optimization import parameter_groups
 from .processes import join_processes
+from .run import NonFiniteLossError
 from .scores import Score, cross_entropy, squared_error
 
 __all__ = [

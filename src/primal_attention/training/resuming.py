@@ -1,4 +1,7 @@
-"""Whether a checkpoint belongs to a run: its configuration, data, model and optimiser."""
+"""From which checkpoint a run continues, and whether it belongs to that run.
+
+A run is known by its configuration, its data, its model and its optimiser.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.models import PretrainedModel
-from primal_attention.support.command import UserError
 from primal_attention.support.settings import build
-from primal_attention.training.checkpoint import Checkpoint, CheckpointError
+from primal_attention.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    good_checkpoint,
+    latest_checkpoint,
+)
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import Fingerprint
 from primal_attention.training.history import History
 
-__all__ = ["FREE", "RunState", "Sums", "check_same_run", "load_optimizer"]
+__all__ = ["FREE", "RunState", "Sums", "check_same_run", "find_checkpoint", "load_optimizer"]
 
 FREE = frozenset({"workers", "save_steps", "tensorboard", "checkpointing"})
 """Settings that change no result; they may change when a run is resumed."""
@@ -63,6 +70,27 @@ class RunState:
                 f"checkpoint has {saved.epoch}."
             )
         return found
+
+
+def find_checkpoint(folder: Path, *, resume: bool) -> Path | None:
+    """Return the checkpoint from which a run continues; without ``resume`` there must be none.
+
+    Args:
+        folder: The folder of the checkpoints, inside that of the run.
+        resume: Whether to continue a run.
+
+    Raises:
+        UserError: If there is a run that is not to be continued.
+    """
+    if resume:
+        return good_checkpoint(folder)
+    found = latest_checkpoint(folder)
+    if found is not None:
+        raise UserError(
+            f"{folder.parent} already holds a run ({found.name}); continue it with resume=True, or "
+            "choose another folder."
+        )
+    return None
 
 
 def settings_of(model: nn.Module) -> dict[str, Any]:
