@@ -1,5 +1,6 @@
 """Damaged checkpoints are never loaded; a full disk and leftovers of a kill lose nothing."""
 
+import itertools
 import json
 import os
 import random
@@ -74,13 +75,15 @@ def damage(file: Path, how: str) -> None:
     file.unlink() if how == "missing" else file.write_bytes(changed[how])
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["missing", "empty", "short", "foreign", "flipped"])
-def test_every_kind_of_damage_of_every_file_is_noticed(name, how, out):
+def test_every_kind_of_damage_of_every_file_is_noticed(out):
     path = latest_checkpoint(out / "checkpoints")
-    damage(path / name, how)
-    with pytest.raises(DamagedCheckpointError, match=f"{path.name} is not a complete checkpoint: "):
-        Checkpoint.load(path)
+    words = f"{path.name} is not a complete checkpoint: "
+    for name, how in itertools.product(FILES, ("missing", "empty", "short", "foreign", "flipped")):
+        good = (path / name).read_bytes()
+        damage(path / name, how)
+        with pytest.raises(DamagedCheckpointError, match=words):
+            Checkpoint.load(path)
+        (path / name).write_bytes(good)
 
 
 def test_a_checkpoint_under_the_name_of_another_is_refused(out):
@@ -105,13 +108,13 @@ def test_every_flipped_byte_is_noticed(out):
     Checkpoint.load(path)
 
 
-@pytest.mark.parametrize("how", ["flipped weights", "half-deleted", "only an empty folder"])
+@pytest.mark.parametrize("how", ["flipped weights", "only an empty folder"])
 def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(how, out, weights):
     new, old = checkpoints_in(out / "checkpoints")
     if how == "flipped weights":
         damage(new / "model.safetensors", "flipped")
-    for file in () if how == "flipped weights" else new.iterdir():
-        if how == "only an empty folder" or file.name > "c":
+    else:
+        for file in new.iterdir():
             file.unlink()
     with pytest.warns(
         UserWarning, match=f"{new.name} is not .* continues from {old.name}, 3 steps"
@@ -248,8 +251,8 @@ def test_leftovers_are_removed_at_the_next_start_and_nothing_else(out, weights):
     assert all(path.exists() for path in own)
 
 
-@pytest.mark.parametrize("umask", [0o002, 0o077])
-def test_files_have_the_ordinary_permissions_of_the_user(umask, tmp_path):
+def test_files_have_the_ordinary_permissions_of_the_user(tmp_path):
+    umask = 0o027  # neither the usual one nor that of private files
     before = os.umask(umask)
     try:
         run(tmp_path / "run")

@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others():
     assert not first.head.weight.equal(third.head.weight)
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 8])
+@pytest.mark.parametrize("accumulate", [3, 8])
 def test_accumulated_parts_equal_the_whole_batch(accumulate):
     # 22 items in batches of 8: the last batch has 6, fewer than 8 parts
     whole, a = trained({"clip": 0.1})
@@ -200,8 +200,10 @@ def test_a_score_that_nobody_measures_cannot_choose_the_epoch():
         trained({"monitor": "f1"}, valid=data())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "radam", "adam"])
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle", "constant"])
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [("adamw", "cosine"), ("radam", "linear"), ("adam", "one-cycle"), ("adamw", "constant")],
+)
 def test_optimizers_and_schedules_learn(optimizer, schedule):
     _, history = trained({"epochs": 8, "optimizer": optimizer, "schedule": schedule})
     assert history.records[-1].loss < history.records[0].loss
@@ -285,17 +287,15 @@ def test_a_late_explosion_names_the_last_good_checkpoint(tmp_path):
     assert caught.value.checkpoint == tmp_path / "checkpoints" / "epoch-0001-step-00000003"
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        (Columns(x=torch.empty(0, 2, 3), labels=torch.empty(0)), "nothing to train on"),
-        (Columns(x=torch.randn(4, 2, 3)), "needs the key 'labels'"),
-        (Columns(x=torch.randn(4, 2, 3), labels=torch.zeros(4, 2).long()), "labels must have"),
-    ],
-)
-def test_unusable_data_are_refused(train, message):
-    with pytest.raises(ValueError, match=message):
-        fit(model(), train, config=config())
+def test_unusable_data_are_refused():
+    x = torch.randn(4, 2, 3)
+    for train, message in [
+        (Columns(x=x[:0], labels=torch.empty(0)), "nothing to train on"),
+        (Columns(x=x), "needs the key 'labels'"),
+        (Columns(x=x, labels=torch.zeros(4, 2).long()), "labels must have"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fit(model(), train, config=config())
 
 
 def test_streams_and_frozen_models_are_refused():

@@ -96,7 +96,9 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "killed"
     train(whole)
     moments, kills, kept = random.Random(0), 0, set()
-    while kills < 20:
+    # on a busy machine a run may end before it is killed, and the kills meet few of its steps
+    while kills < 20 or len(kept) <= 5:
+        assert kills < 200, "the kills meet a run that makes progress"
         before, pid = latest_checkpoint(out / "checkpoints"), started(out)
         if moments.random() < 0.8:  # the other kills meet the start
             wait_until(
@@ -114,7 +116,6 @@ def test_killed_twenty_times_a_run_ends_with_the_same_weights(tmp_path):
         for path in checkpoints_in(out / "checkpoints"):
             Checkpoint.load(path)
             kept.add(path.name)
-    assert len(kept) > 5, "the kills met a run that makes progress"
     train(out)
     assert_same(out, whole)
 

@@ -72,7 +72,7 @@ def test_every_pass_has_another_order():
     assert order.batch(0) != Order(50, 50, 1).batch(0)
 
 
-@pytest.mark.parametrize("items", [1, 63, 64, 1_000])
+@pytest.mark.parametrize("items", [1, 63, 1_000])
 def test_items_of_similar_size_share_a_batch(items):
     sizes = torch.randint(1, 500, (items,))
     grouped, plain = Order(items, 8, 0, sizes=sizes), Order(items, 8, 0)
@@ -147,10 +147,9 @@ def test_weights_of_positions_scales_and_landmarks_never_decay(name, options, sp
     assert {names[id(p)] for p in left_alone["params"]} == spared
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adam", "radam"])
-def test_frequencies_learn_at_a_tenth_of_the_rate_and_do_not_decay(optimizer):
+def test_frequencies_learn_at_a_tenth_of_the_rate_and_do_not_decay():
     net = nn.Sequential(BochnerTime(8), nn.Linear(8, 2))
-    config = TrainingConfig(lr=0.5, optimizer=optimizer, schedule="constant", warmup=0.0)
+    config = TrainingConfig(lr=0.5, schedule="constant", warmup=0.0)
     created = create_optimizer(net, config)
     assert [g["lr"] for g in created.param_groups] == [0.5, 0.5, 0.05]
     assert created.param_groups[2]["params"] == [net[0].quantile.omega]
@@ -159,11 +158,13 @@ def test_frequencies_learn_at_a_tenth_of_the_rate_and_do_not_decay(optimizer):
     assert [g["lr"] for g in created.param_groups] == pytest.approx([0.25, 0.25, 0.025])
 
 
-@pytest.mark.parametrize("name", TIME_FEATURES)
-def test_no_frequency_period_phase_or_coefficient_of_time_decays(name):
-    decayed = parameter_groups(create_time(name, 14), 0.1)[0]["params"]
+def test_no_frequency_period_phase_or_coefficient_of_time_decays():
+    decayed = {
+        name: len(parameter_groups(create_time(name, 14), 0.1)[0]["params"])
+        for name in TIME_FEATURES
+    }
     # only the matrices of the MLP of log-gaps do
-    assert len(decayed) == (2 if name == "log-gap" else 0)
+    assert decayed == {name: 2 if name == "log-gap" else 0 for name in TIME_FEATURES}
 
 
 def test_frozen_and_shared_parameters_are_counted_rightly():
@@ -189,17 +190,17 @@ def test_decay_shrinks_matrices_and_nothing_else(name):
         torch.testing.assert_close(now, before[key] if is_spared else before[key] * 0.95)
 
 
-@pytest.mark.parametrize("warmup", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "one-cycle", "constant"])
-def test_the_rate_rises_to_its_peak_and_then_never_rises(schedule, warmup):
-    config = TrainingConfig(lr=2.0, schedule=schedule, warmup=warmup)
-    rates = [learning_rate(config, t / 100) for t in range(101)]
-    peak = round(100 * warmup)
-    assert rates[peak] == pytest.approx(2.0)
-    assert all(a < b for a, b in itertools.pairwise(rates[: peak + 1]))
-    assert all(a >= b for a, b in itertools.pairwise(rates[peak:]))
-    if warmup < 1:
-        assert rates[-1] == pytest.approx(2.0 if schedule == "constant" else 0.0, abs=1e-4)
+def test_the_rate_rises_to_its_peak_and_then_never_rises(schedule):
+    for warmup in (0.0, 0.3, 1.0):
+        config = TrainingConfig(lr=2.0, schedule=schedule, warmup=warmup)
+        rates = [learning_rate(config, t / 100) for t in range(101)]
+        peak = round(100 * warmup)
+        assert rates[peak] == pytest.approx(2.0)
+        assert all(a < b for a, b in itertools.pairwise(rates[: peak + 1]))
+        assert all(a >= b for a, b in itertools.pairwise(rates[peak:]))
+        if warmup < 1:
+            assert rates[-1] == pytest.approx(2.0 if schedule == "constant" else 0.0, abs=1e-4)
 
 
 def test_the_linear_schedule_is_two_straight_lines():
@@ -335,9 +336,8 @@ def test_history_survives_plain_values():
         _ = History().best
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_bad_settings_are_refused():
+    for changes, message in [
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"accumulate": 0}, "accumulate must be at least 1"),
         (
@@ -353,11 +353,9 @@ def test_history_survives_plain_values():
         ({"warmup": 1.5}, "warmup must be a fraction"),
         ({"ema": 1.0}, "ema must lie between"),
         ({"patience": 0}, "patience must be at least 1"),
-    ],
-)
-def test_bad_settings_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        TrainingConfig(**changes)
+    ]:
+        with pytest.raises(ValueError, match=message):
+            TrainingConfig(**changes)
 
 
 def test_every_setting_says_what_it_does():

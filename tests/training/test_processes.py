@@ -139,12 +139,9 @@ def compare(found: dict, changes: dict) -> None:
     assert found["loss"] == pytest.approx(alone["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("plain", {}), ("parts", {}), ("no-term", {"eta": 0.0})],
-)
-def test_two_processes_do_what_one_does_with_the_whole_batch(name, changes, two):
-    compare(json.loads((two / f"{name}.json").read_text()), changes)
+def test_two_processes_do_what_one_does_with_the_whole_batch(two):
+    for name, changes in (("plain", {}), ("parts", {}), ("no-term", {"eta": 0.0})):
+        compare(json.loads((two / f"{name}.json").read_text()), changes)
 
 
 def test_two_processes_write_one_checkpoint_with_both_random_states(two):

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -33,29 +34,25 @@ def _npz(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_D
     return path
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
+def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path) -> None:
+    for array in [
         np.arange(6.0).reshape(2, 3),
         np.asfortranarray(np.arange(6).reshape(2, 3)),
         np.array(["a", "wörd"]),
         np.array(5),
         np.zeros((0, 3), np.float32),
         np.array(["2024-01-01"], "M8[D]"),
-    ],
-)
-def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any) -> None:
-    np.savez_compressed(tmp_path / "a.npz", x=array)
-    np.save(tmp_path / "a.npy", array)
-    for found in (read_arrays(tmp_path / "a.npz")["x"], read_array(tmp_path / "a.npy")):
-        np.testing.assert_array_equal(found, array)
-        assert found.dtype == array.dtype
-        assert found.flags.writeable
+    ]:
+        np.savez_compressed(tmp_path / "a.npz", x=array)
+        np.save(tmp_path / "a.npy", array)
+        for found in (read_arrays(tmp_path / "a.npz")["x"], read_array(tmp_path / "a.npy")):
+            np.testing.assert_array_equal(found, array)
+            assert found.dtype == array.dtype
+            assert found.flags.writeable
 
 
-@pytest.mark.parametrize(
-    ("member", "words"),
-    [
+def test_a_member_that_is_no_plain_array_is_refused(tmp_path: Path) -> None:
+    for member, words in [
         (_npy(np.array([{}], object)), "Python objects and records are never read"),
         (_npy(np.zeros(2, [("a", "f8")])), "records are never read"),
         (_promise("(1000000000000,)"), "promises 8,000,000,000,000 bytes"),
@@ -67,22 +64,16 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path: Path, array: Any) -> None
         (b"\x93NUMPY\x09\x00", "no header"),
         (b"words", "no header"),
         (b"", "no header"),
-    ],
-)
-def test_a_member_that_is_no_plain_array_is_refused(
-    tmp_path: Path, member: bytes, words: str
-) -> None:
-    path = _npz(tmp_path / "a.npz", {"x.npy": member})
-    with pytest.raises(UserError, match=r"a\.npz") as caught:
-        read_arrays(path)
-    assert words in str(caught.value)
-    assert "'x'" in str(caught.value)
-    (tmp_path / "a.npy").write_bytes(member)
-    for mmap in (False, True):
-        if mmap and words.startswith("does not hold"):
-            continue  # what follows the numbers is not looked at
-        with pytest.raises(UserError, match=r"a\.npy"):
-            read_array(tmp_path / "a.npy", mmap=mmap)
+    ]:
+        archive = _npz(tmp_path / "a.npz", {"x.npy": member})
+        with pytest.raises(UserError, match=rf"a\.npz.*'x'.*{re.escape(words)}"):
+            read_arrays(archive)
+        (tmp_path / "a.npy").write_bytes(member)
+        for mmap in (False, True):
+            if mmap and words.startswith("does not hold"):
+                continue  # what follows the numbers is not looked at
+            with pytest.raises(UserError, match=r"a\.npy"):
+                read_array(tmp_path / "a.npy", mmap=mmap)
 
 
 def test_archives_that_are_encrypted_or_packed_otherwise_are_refused(tmp_path: Path) -> None:
@@ -105,13 +96,13 @@ def test_archives_that_are_encrypted_or_packed_otherwise_are_refused(tmp_path: P
         read_arrays(tmp_path / "c.npz")
 
 
-@pytest.mark.parametrize("cut", [1, 30, 200])
-def test_an_archive_without_its_beginning_is_damaged(tmp_path: Path, cut: int) -> None:
+def test_an_archive_without_its_beginning_is_damaged(tmp_path: Path) -> None:
     path = _npz(tmp_path / "a.npz", {"x.npy": _npy(np.arange(50)), "y.npy": _npy(np.arange(50))})
     data = path.read_bytes()
-    path.write_bytes(data[:4] + data[4 + cut :])
-    with pytest.raises(UserError, match=r"a\.npz is a damaged \.npz archive; copy it again"):
-        read_arrays(path)
+    for cut in (1, 30, 200):
+        path.write_bytes(data[:4] + data[4 + cut :])
+        with pytest.raises(UserError, match=r"a\.npz is a damaged \.npz archive; copy it again"):
+            read_arrays(path)
 
 
 def test_a_flipped_byte_of_the_content_is_noticed(tmp_path: Path) -> None:

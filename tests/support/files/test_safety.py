@@ -16,20 +16,22 @@ def unsafe(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in PICKLERS:
             yield str(node.module)
         elif isinstance(node, ast.Call):
-            words, name = (
-                {k.arg: ast.unparse(k.value) for k in node.keywords},
-                ast.unparse(node.func),
-            )
+            name = ast.unparse(node.func)
+            words = {k.arg: k.value for k in node.keywords}
             if name in ("torch.load", "torch.save", "eval", "exec", "yaml.unsafe_load"):
                 yield name
             if name.endswith("load_file"):
                 yield f"{name}, which maps the file instead of checking its bytes"
-            if name.endswith("load_state_dict") and words.get("strict", "True") != "True":
-                yield f"{name}(strict={words['strict']})"
-            if name in ("np.load", "numpy.load") and words.get("allow_pickle") != "False":
+            if name.endswith("load_state_dict") and not _is(words.get("strict", True), True):
+                yield f"{name}(strict=…)"
+            if name in ("np.load", "numpy.load") and not _is(words.get("allow_pickle"), False):
                 yield f"{name} without allow_pickle=False"
-            if words.get("trust_remote_code", "False") != "False":
+            if not _is(words.get("trust_remote_code", False), False):
                 yield f"{name}(trust_remote_code=…)"
+
+
+def _is(found: ast.expr | bool | None, value: bool) -> bool:
+    return (found.value if isinstance(found, ast.Constant) else found) is value
 
 
 def test_unsafe_calls_are_recognised() -> None:

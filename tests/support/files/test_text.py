@@ -20,24 +20,17 @@ def test_only_line_feeds_end_a_line_and_empty_lines_count(tmp_path: Path) -> Non
     assert read_lines(path) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
+def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
+    for name, content, words in [
         ("a.txt", b"caf\xe9", "the byte 0xe9"),
         ("a.txt.gz", b"plain", "Not a gzipped file"),
         ("a.txt.gz", gzip.compress(b"words" * 100)[:-12], "Compressed file ended"),
         ("a.txt.xz", lzma.compress(b"words" * 100)[:-12], "Compressed file ended"),
         ("a.txt.xz", b"plain", "not supported"),
-    ],
-)
-def test_a_damaged_file_is_a_sentence(
-    tmp_path: Path, name: str, content: bytes, words: str
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=name) as caught:
-        read_text(path)
-    assert words in str(caught.value)
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name}.*{words}"):
+            read_text(tmp_path / name)
 
 
 def test_size_is_limited_after_decompression(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """JSON and YAML: what is refused, and with which sentence."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,8 @@ from primal_attention.support.files import parse_json, read_json, read_json_line
 from primal_attention.support.files.values import YamlDumper
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_damaged_json_is_a_sentence_with_the_name() -> None:
+    for text, words in [
         (b"", "not readable as JSON: Expecting value"),
         (b"{", "(column 2)"),
         (b"{\n\n]", "(line 3, column 1)"),
@@ -25,12 +25,9 @@ from primal_attention.support.files.values import YamlDumper
         (b'{"a": 100000000000000000000000000000}', "30 digits"),
         (b"[]", "must hold an object {…}, got a list"),
         (b"null", "got null"),
-    ],
-)
-def test_damaged_json_is_a_sentence_with_the_name(text: bytes, words: str) -> None:
-    with pytest.raises(UserError, match=r"config\.json") as caught:
-        parse_json(text, "config.json")
-    assert words in str(caught.value)
+    ]:
+        with pytest.raises(UserError, match=rf"config\.json.*{re.escape(words)}"):
+            parse_json(text, "config.json")
 
 
 def test_a_json_file_that_is_too_large_or_missing_is_refused(tmp_path: Path) -> None:
@@ -55,31 +52,25 @@ def test_json_lines_keep_the_numbers_of_lines(tmp_path: Path) -> None:
         list(read_json_lines(path))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_yaml_that_is_no_settings_is_a_sentence_with_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    for text, words in [
         ("a: !!python/object/apply:os.system [ls]", "line 1 uses a tag"),
         ("a: 1\nb: !!timestamp 2001-13-45", "line 2 uses a tag"),
         ("a: &x [1]\nb: *x", "line 2 uses an alias"),
         ("a: 1\nb: 2\na: 3", "the key 'a' is given twice, last in line 3"),
         ("? [1]\n: 2", "in line 1 a key is not a plain word"),
-        ("a: " + "[" * 5000, "nested deeper than 50 levels"),
+        ("a: " + "[" * 500, "nested deeper than 50 levels"),
         ("- " * 5000, "nested deeper than 50 levels"),
         ("a: " + "9" * 5000, "5000 digits"),
         ("a: \x00", "special characters"),
         ("- 1", "must hold settings as `key: value`, got a list"),
         ("# nothing", "must hold settings as `key: value`, it holds none"),
         ("a" * 300_000, "more than 250,000"),
-    ],
-)
-def test_yaml_that_is_no_settings_is_a_sentence_with_the_name(
-    tmp_path: Path, text: str, words: str
-) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"a\.yaml") as caught:
-        read_yaml(path)
-    assert words in str(caught.value)
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=rf"a\.yaml.*{re.escape(words)}"):
+            read_yaml(path)
 
 
 def test_yaml_words_that_look_like_dates_times_or_octal_numbers(tmp_path: Path) -> None:
