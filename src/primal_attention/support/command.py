@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = [
     "MissingPackageError",
@@ -156,7 +155,7 @@ def _shorten(words: str) -> str:
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 300]} … {words[-290:]}"
 
 
-def _show_warning(message: Warning | str, *where: Any, **options: Any) -> None:
+def _show_warning(message: Warning | str, *where: object, **options: object) -> None:
     """Print a warning without the line of code that raised it."""
     print(f"primal: warning: {message}", file=sys.stderr)
 

@@ -40,6 +40,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_path(path)
     try:
+        # flushed before the rename: a power cut could keep the new name with no content
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
@@ -80,7 +81,7 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> dict[str, str | int]:
     """Return processor, threads and versions, to compare numbers."""
     import torch
 
@@ -101,7 +102,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a markdown table, columns aligned so that it also reads well as plain text."""
     cells = [[str(c) for c in row] for row in (header, *rows)]
     width = [max(len(row[i]) for row in cells) for i in range(len(header))]
@@ -169,6 +170,6 @@ def to_csv(records: Sequence[dict[str, Any]], comment: str = "") -> str:
     return buffer.getvalue()
 
 
-def to_json(content: Any) -> str:
+def to_json(content: object) -> str:
     """Return indented JSON with a final newline."""
     return json.dumps(content, indent=1) + "\n"

@@ -117,7 +117,7 @@ def _check_tree(tree: Any, where: str) -> None:
         raise UserError(f"{where or 'a recipe'} must hold `key: value` settings, got {tree!r}.")
 
 
-def check_value(value: Any, hint: Any, where: str) -> Any:
+def check_value(value: object, hint: Any, where: str) -> Any:
     """Return a value converted to its annotation, or raise :class:`UserError`."""
     found = _convert(value, hint, where)
     if found is _FAILED:
@@ -128,7 +128,7 @@ def check_value(value: Any, hint: Any, where: str) -> Any:
 _FAILED = object()
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
+def _convert(value: object, hint: Any, where: str) -> Any:
     """Return a value converted to its annotation, or ``_FAILED``."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is typing.Annotated:
@@ -152,11 +152,12 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     return _convert_plain(value, hint)
 
 
-def _convert_plain(value: Any, hint: Any) -> Any:
+def _convert_plain(value: object, hint: Any) -> Any:
     if hint is Any:
         return value
     if hint is type(None):
         return None if value is None else _FAILED
+    # True is a whole number to Python, and a mistake in a file
     if hint is float and not isinstance(value, bool):
         return float(value) if isinstance(value, int | float) else _FAILED
     if hint is Path and isinstance(value, str):
@@ -243,7 +244,7 @@ def flatten(settings: Any) -> dict[str, Any]:
     return {f"{part}.{key}": v for part, values in parts.items() for key, v in values.items()}
 
 
-def fingerprint(*settings: Any) -> str:
+def fingerprint(*settings: object) -> str:
     """Return a short hash of some settings, to recognise results that they decided.
 
     Example:
@@ -367,4 +368,5 @@ def one_of(options: object, name: str, known: Iterable[str]) -> None:
 
 
 def _numbers(value: Any) -> list[int]:
+    """Return the numbers in a value, at any depth of tuples."""
     return [n for part in value for n in _numbers(part)] if isinstance(value, tuple) else [value]

@@ -89,7 +89,9 @@ class Checkpoint:
         temporary = temporary_path(path)
         try:
             write_sealed(temporary, self._files())
+            # read what was written: a disk that loses bytes is noticed before an older one goes
             SealedFolder(temporary).check()
+            # names too reach the disk before the rename: a power cut could keep the rename alone
             _flush(temporary)
             temporary.rename(path)
             _flush(folder)
@@ -101,15 +103,17 @@ class Checkpoint:
                 f"{f'{last.name} is complete' if last else 'There is no earlier checkpoint'}; free "
                 "some space or choose another folder, then resume the run."
             ) from error
-        except BaseException:
+        except BaseException:  # an interrupt leaves nothing behind either
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        # not before the new one is complete
         for old in checkpoints_in(folder)[_KEPT:]:
             remove_folder(old)
         return path
 
     def _files(self) -> dict[str, str | bytes]:
         tensors: dict[str, Tensor] = {}
+        # counters of steps are numbers in some optimisers and tensors in others
         for index, state in self.optimizer["state"].items():
             tensors |= {f"optimizer.{index}.{k}": torch.as_tensor(v) for k, v in state.items()}
         for rank, states in enumerate(self.random):
@@ -144,6 +148,7 @@ class Checkpoint:
         with reading(path):
             content = _read_state(path)
             state = build(_State, content, _STATE)
+            # names decide which checkpoint is the newest
             if path.name != _name(state.epoch, state.step):
                 raise UserError(f"{_STATE} is of {_name(state.epoch, state.step)}.")
             folder = SealedFolder(path)
@@ -186,6 +191,7 @@ def _name(epoch: int, step: int) -> str:
 
 def _read_state(path: Path) -> dict[str, Any]:
     """Return the content of ``state.json``; raise if another version wrote it."""
+    # earlier formats have no checksums: tell them from damage before the checksums are asked for
     is_sealed = (path / SUMS).is_file()
     if is_sealed:
         content = parse_json(SealedFolder(path).read(_STATE), path / _STATE)
@@ -287,6 +293,7 @@ def remove_damaged(folder: Path, good: Path | None) -> None:
     for path in checkpoints_in(folder):
         if good is None or path == good:
             continue
+        # if a newer one stayed, the next start would warn of it again, and its name is needed
         if _position(path) > _position(good) or not _is_complete(path):
             remove_folder(path)
 

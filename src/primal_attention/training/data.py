@@ -127,6 +127,7 @@ class Order(NamedTuple):
 @lru_cache(maxsize=4)
 def _permutation(num_items: int, seed: int, number: int) -> Int[Tensor, " items"]:
     """Return the order of the items in one pass over them."""
+    # a large prime keeps passes of neighbouring seeds apart
     generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
     return torch.randperm(num_items, generator=generator)
 
@@ -176,13 +177,14 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(
-        cls, data: Dataset[Any] | None, collate: Callable[[Sequence[Any]], Mapping[str, Any]]
+        cls, data: Dataset[Any] | None, collate: Callable[[Sequence[Any]], Mapping[str, object]]
     ) -> "Fingerprint":
         """Return the fingerprint of a data set; without one, that of an empty set."""
         if data is None:
             return cls(0)
         count = len(data)  # type: ignore[arg-type]
         chosen = range(0, count, max(1, -(-count // 16)))
+        # twice: items that are drawn at random differ, and cannot be compared after a restart
         first, again = (
             tuple(number for i in chosen for number in _numbers(collate([data[i]])))
             for _ in range(2)
@@ -203,7 +205,7 @@ class Fingerprint(NamedTuple):
         return "" if same else "hold other items"
 
 
-def _numbers(batch: Any) -> Iterator[float]:
+def _numbers(batch: object) -> Iterator[float]:
     """Return shape and mean absolute value of every tensor in a batch, at any depth."""
     if isinstance(batch, Tensor):
         yield from batch.shape

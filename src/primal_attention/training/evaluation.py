@@ -1,9 +1,10 @@
 """Run a model over a data set: answers to every item, and named scores."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +48,8 @@ class Evaluation:
         return self.scores[name].value
 
 
-class _Measured(NamedTuple):
-    """One batch of an evaluation."""
-
-    number: int
-    size: int
-    loss: float
-    answers: dict[str, Tensor]
+_Measured = tuple[int, int, float, dict[str, Tensor]]
+"""Number of a batch, its size, its loss and its answers."""
 
 
 @torch.no_grad()
@@ -99,17 +95,18 @@ def evaluate(
         data, batch_sampler=batches, collate_fn=collate, generator=torch.Generator()
     )
     device = device_of(model)
-    measured = []
+    measured: list[_Measured] = []
     with eval_mode(model), autocast(device, precision):
         for (number, _), indices, batch in zip(starts, batches, loader, strict=True):
             inputs, labels = split_labels(to_device(batch, device))
             output = model(**inputs)
             found = {name: t.detach().cpu() for name, t in answer(output, labels).items()}
             loss = float(objective(output, labels))
-            measured.append(_Measured(number, len(indices), loss, found))
-    measured = sorted(_gather(measured), key=lambda m: m.number)
-    loss = sum(m.loss * m.size for m in measured) / sum(m.size for m in measured)
-    answers = {k: torch.cat([m.answers[k] for m in measured]) for k in measured[0].answers}
+            measured.append((number, len(indices), loss, found))
+    # in the order of the data, whichever process ran a batch
+    _, sizes, losses, found_in = zip(*sorted(_gather(measured), key=lambda m: m[0]), strict=True)
+    loss = sum(map(operator.mul, losses, sizes)) / sum(sizes)
+    answers = {name: torch.cat([found[name] for found in found_in]) for name in found_in[0]}
     return Evaluation({"loss": Score(loss, larger_is_better=False), **score(answers)}, answers)
 
 

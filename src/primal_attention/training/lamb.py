@@ -9,11 +9,12 @@ Lookahead (Zhang et al. 2019): every ``k`` steps ``slow ← slow + α (fast - sl
 The slow weights are those at the start of the training.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 __all__ = ["Lamb", "Lookahead"]
 
@@ -42,7 +43,7 @@ class Lamb(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
@@ -78,6 +79,7 @@ class Lamb(torch.optim.Optimizer):
 
 def _trust_ratio(weight: Tensor, update: Tensor) -> Tensor:
     size, length = weight.norm().clamp_max(_LARGEST_NORM), update.norm()
+    # where() computes both branches: the clamp keeps the one that is not taken finite
     return torch.where((size > 0) & (length > 0), size / length.clamp_min(1e-38), 1.0)
 
 
@@ -98,9 +100,11 @@ class Lookahead(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer, *, alpha: float = 0.5, every: int = 6) -> None:
         self.inner, self.alpha, self.every = inner, alpha, every
         super().__init__(inner.param_groups, {})
+        # the same groups, not copies: a learning rate that is set here must reach the inner one
         self.param_groups = inner.param_groups
         slow = {p: p.detach().clone() for g in self.param_groups for p in g["params"]}
         for p, start in slow.items():
+            # a tensor, because checkpoints hold the state of optimisers as tensors
             self.state[p].update(slow=start, count=torch.zeros(()))
 
     @torch.no_grad()
@@ -117,6 +121,7 @@ class Lookahead(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return groups and both states, by parameter."""
         own = super().state_dict()
+        # both have a state for every parameter; no name is in both
         inner = self.inner.state_dict()["state"]
         own["state"] = {k: {**v, **inner.get(k, {})} for k, v in own["state"].items()}
         return own
@@ -132,4 +137,5 @@ class Lookahead(torch.optim.Optimizer):
             k: {n: t for n, t in both.items() if n not in own} for k, (own, both) in parts.items()
         }
         self.inner.load_state_dict({**state_dict, "state": rest})
+        # loading makes new groups: share them again
         self.param_groups = self.inner.param_groups

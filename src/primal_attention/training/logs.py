@@ -5,12 +5,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primal_attention.support.command import needs, progress
 from primal_attention.support.output import to_csv, to_json, write_atomically
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.history import History
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["Logs"]
 
@@ -36,8 +40,8 @@ class Logs:
         self.bar = None if verbose is False else _bar()
         self.prints = bool(verbose) and self.bar is None
         self.printed = time.monotonic()
-        self.task: Any = None
-        self.events: Any = None
+        self.task: TaskID | None = None
+        self.events: SummaryWriter | None = None
 
     def start(self, step: int) -> None:
         """Begin after ``step`` steps; zero unless a run is resumed."""
@@ -51,7 +55,7 @@ class Logs:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Log one step."""
-        if self.bar is not None:
+        if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=step)
         self._emit("step", step, values)
 
@@ -66,7 +70,7 @@ class Logs:
         self._emit("epoch", record.step, record.row())
         text = f"epoch {record.epoch}  training loss {record.loss:.3f}"
         text += "".join(f"  {name} {value:.3f}" for name, value in record.valid.items())
-        if self.bar is not None:
+        if self.bar is not None and self.task is not None:
             self.bar.update(self.task, description=text)
         is_last = record.step >= self.total_steps
         if self.prints and (is_last or time.monotonic() - self.printed > _SECONDS):
@@ -87,7 +91,7 @@ class Logs:
             self.events.close()
 
 
-def _bar() -> Any:
+def _bar() -> "Progress | None":
     """Return a progress bar; ``None`` without a terminal or notebook."""
     try:
         from rich.console import Console
@@ -99,7 +103,7 @@ def _bar() -> Any:
     return Progress(console=console, transient=True) if is_shown else None
 
 
-def _events(folder: Path, step: int) -> Any:
+def _events(folder: Path, step: int) -> "SummaryWriter":
     """Return a writer of events that hides what a broken run wrote after ``step``."""
     with needs("train", "tensorboard=True"):
         from torch.utils.tensorboard import SummaryWriter

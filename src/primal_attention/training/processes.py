@@ -3,19 +3,22 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from primal_attention.support.command import UserError, needs
 from primal_attention.support.files import locked
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 __all__ = ["in_main_process", "join_processes", "one_writer"]
 
 T = TypeVar("T")
 
 
-def join_processes() -> Any:
+def join_processes() -> "Accelerator":
     """Return the accelerator of this process, joined with the other processes of ``torchrun``.
 
     ``fit`` calls this itself. Its ``is_main_process`` tells which process writes files.

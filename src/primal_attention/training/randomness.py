@@ -4,7 +4,6 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,8 @@ def random_state() -> dict[str, Tensor]:
     version, words, next_gauss = random.getstate()
     if name != "MT19937" or version != 3:
         raise RuntimeError(f"Unknown random generators: numpy {name}, Python version {version}.")
+    # tensors, because nothing in a checkpoint is pickled; both gauss values are the second number
+    # of a pair that was drawn, which the next call returns
     state = {
         "torch": torch.get_rng_state(),
         "numpy": torch.tensor(np.concatenate([keys, [position, has_gauss]]).astype(np.int64)),
@@ -46,7 +47,7 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
     *keys, position, has_gauss = state["numpy"].tolist()
     gauss = state["numpy_gauss"].item()
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, gauss))
-    words: Any = tuple(state["python"].tolist())
+    words = tuple(state["python"].tolist())
     random.setstate((3, words, next(iter(state["python_gauss"].tolist()), None)))
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):

@@ -97,6 +97,7 @@ def settings_of(model: nn.Module) -> dict[str, Any]:
     """Return the configuration of a model of this library as JSON values; empty for others."""
     if not isinstance(model, PretrainedModel):
         return {}
+    # through JSON, as in a checkpoint: tuples become lists
     found: dict[str, Any] = json.loads(json.dumps(asdict(model.config), default=str))
     return found
 
@@ -158,6 +159,7 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restore an optimiser; raise a :class:`UserError` if the state is of another one."""
+    # torch compares the numbers of groups and parameters only
     fresh = optimizer.state_dict()["param_groups"]
     kinds, saved_kinds = ([_kinds(g) for g in groups] for groups in (fresh, saved["param_groups"]))
     if kinds != saved_kinds:
@@ -165,6 +167,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
     optimizer.load_state_dict(dict(saved))
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
+            # counters have no axis
             if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
                 raise UserError(
                     f"state.safetensors: {name} of a parameter of shape {tuple(parameter.shape)} "
@@ -172,12 +175,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
                 )
 
 
-def _kinds(group: Mapping[str, Any]) -> dict[str, Any]:
+def _kinds(group: Mapping[str, object]) -> dict[str, object]:
     """Return the parameters of a group, and the types of its settings."""
     return {k: v if k == "params" else _kind(v) for k, v in group.items()}
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> object:
+    # a rate of 1.0 may come back from JSON as 1
     if isinstance(value, tuple):
         return [_kind(v) for v in value]
     return "number" if type(value) in (int, float) else type(value)

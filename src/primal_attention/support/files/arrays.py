@@ -22,7 +22,7 @@ _KINDS = "biufcUSMm"
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, UnicodeError, OverflowError),
-    OSError,  # of a place before the beginning of the file
+    OSError,  # without its beginning a file has offsets that lie before it
 )
 """What zipfile raises about an archive that is damaged; its words name fields of the format."""
 
@@ -166,9 +166,10 @@ def _read(file: BinaryIO, size: int, max_bytes: int) -> NDArray[Any]:
     shape, in_columns, dtype = _check_header(file, size, max_bytes)
     count = math.prod(shape)
     data = file.read(count * dtype.itemsize)
-    # a read to the end checks the checksum of an archive
+    # one byte more: an archive compares the checksum of a member only at its end
     if len(data) < count * dtype.itemsize or file.read(1):
         raise ValueError(f"it does not hold the {count:,} numbers that its header promises.")
+    # a copy, because an array on top of bytes cannot be changed
     array = np.frombuffer(data, dtype, count).copy()
     return array.reshape(shape, order="F" if in_columns else "C")
 
@@ -198,9 +199,9 @@ def _read_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
         shape, in_columns, dtype = readers[version](file, max_header_size=10_000)
     except (zipfile.BadZipFile, zlib.error):
-        raise  # of the archive, not of the header
+        raise  # the archive is damaged, not the header
     except Exception as error:
-        # numpy evaluates the header like a line of Python, which fails in many ways
+        # numpy parses the header as Python; a damaged one raises errors of many types
         raise ValueError("it has no header of a .npy array that can be read.") from error
     if any(n < 0 for n in shape) or len(shape) > 32:
         raise ValueError(f"its shape {shape[:8]} is impossible.")

@@ -68,6 +68,7 @@ class SealedFolder:
             UserError: If the file cannot be read, or is not what was saved.
         """
         path = self.path / name
+        # the checksum is that of the bytes that are returned: the file may change after the read
         data = read_bytes(path, _MAX_BYTES)
         if self.sums is not None and self.sums.get(name) != hashlib.sha256(data).hexdigest():
             raise UserError(
@@ -120,6 +121,7 @@ def write_sealed(
         known = {}  # a damaged list is replaced
     sums = {name: digest for name, digest in known.items() if (folder / name).is_file()}
     sums |= {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
+    # last: if a kill comes first, the old list does not fit the new files, and reading says so
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     write_atomically(folder / SUMS, "".join(lines))
 

@@ -39,6 +39,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     parts, size = list[bytes](), 0
     with file_errors(path), path.open("rb") as file:
         _check_size(path, max_bytes)
+        # in parts: a file may grow meanwhile, and a pipe has no size
         while size <= max_bytes and (part := file.read(max(path.stat().st_size, 1_000_000))):
             parts.append(part)
             size += len(part)

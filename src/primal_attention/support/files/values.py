@@ -127,7 +127,7 @@ _TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
 
 
 def _whole(digits: str) -> int:
-    # int() of a very long text is slow, and an error of its own
+    # int() of a very long text is slow, and raises an error that names no file
     if len(digits) > 21 or abs(int(digits)) >= _LARGEST:
         raise ValueError(f"the number {digits[:12]}… has {len(digits)} digits")
     return int(digits)
@@ -142,8 +142,9 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_depth(value: Any) -> None:
-    level: list[Any] = [value]
+def _check_depth(value: object) -> None:
+    # level by level: a function that calls itself fails on deep values
+    level: list[object] = [value]
     for _ in range(MAX_DEPTH + 1):
         level = list(chain.from_iterable(map(_parts, level)))
         if not level:
@@ -151,16 +152,13 @@ def _check_depth(value: Any) -> None:
     raise ValueError(_TOO_DEEP)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[object]:
+    """Return the lists and mappings directly inside a value."""
     inside = value.values() if isinstance(value, dict) else value
-    return (v for v in inside if isinstance(v, dict | list)) if _is_nested(value) else ()
+    return [v for v in inside if isinstance(v, dict | list)] if isinstance(inside, Iterable) else []
 
 
-def _is_nested(value: Any) -> bool:
-    return isinstance(value, dict | list)
-
-
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     words = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number"}
@@ -192,6 +190,7 @@ class _Loader(yaml.SafeLoader):
     """Refuses tags, aliases and the same key twice; decides which plain words are numbers."""
 
     depth = 0
+    # empty: the rules of YAML 1.1 make a number of 1:30 and a date of 2024-01-01
     yaml_implicit_resolvers: Any = {}  # noqa: RUF012
 
     def compose_node(self, parent: Any, index: Any) -> Any:
