@@ -5,6 +5,7 @@ from .data import Columns, pad_collate
 from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
 from .loop import fit
+from .memory import PeakMemory, kept_for_backward
 from .optimization import parameter_groups
 from .processes import join_processes
 from .run import NonFiniteLossError

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.attention import ksvd_loss
-from primal_attention.files import to_bytes, write_sealed
 from primal_attention.models import PretrainedModel
-from primal_attention.output import remove_temporary
+from primal_attention.support.files import to_bytes, write_sealed
+from primal_attention.support.output import remove_temporary
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
 from primal_attention.training.checkpoint import (
