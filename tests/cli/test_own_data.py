@@ -283,7 +283,7 @@ def test_pictures_are_recognised_in_folders(tmp_path, capsys, fails):
     assert len(trained.predict(np.zeros((2, 32, 32)))) == 2
     assert main(["predict", "outputs/shots", "shots/dark/0.png"]) == 0
     (tmp_path / "shots" / "dark" / "7.png").write_text("no picture")
-    assert "7.png is not a readable picture" in fails("train", "shots", "--overwrite")
+    assert "7.png is no image of a known format" in fails("train", "shots", "--overwrite")
     (tmp_path / "flat").mkdir()
     (tmp_path / "flat" / "a.txt").write_text("words")
     assert "put those of each class into a folder of its own" in fails("train", "flat")

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from primal_attention.support.command import UserError, did_you_mean
 from primal_attention.support.files import MAX_BYTES, list_arrays, read_json_lines
+from primal_attention.support.files.folders import walk_files
 from primal_attention.support.files.tables import TABLE_SUFFIXES, ending, list_some, read_table
 
 __all__ = [
@@ -32,8 +33,6 @@ __all__ = [
 
 _ROWS = 2_000
 """Rows of a table that are looked at."""
-_FILES = 100_000
-"""Most files of a folder."""
 _MANY = {True: 100, False: 20}
 """A column of whole or other numbers with more different values is a quantity, not a class."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d([.,]\d+)?)?\s?(Z|[+-]\d\d:?(\d\d)?)?)?")
@@ -235,11 +234,6 @@ def _column(values: list[Any]) -> Column:
 
 
 def _look_into(path: Path) -> Source:
-    endings: Counter[str] = Counter()
-    for file in path.rglob("*"):
-        if file.is_file() and not file.name.startswith("."):
-            endings[file.suffix.lower()] += 1
-            if endings.total() > _FILES:
-                raise UserError(f"{path} has more than {_FILES:,} files, too many for a data set.")
+    endings = Counter(file.suffix.lower() for file in walk_files(path))
     folders = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     return Source(path, "", endings=dict(endings), folders=tuple(folders))

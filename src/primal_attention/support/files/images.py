@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, did_you_mean, needs
+from primal_attention.support.files.folders import list_files
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -25,6 +26,7 @@ __all__ = [
     "ReadImages",
     "is_file",
     "list_images",
+    "open_image",
     "read_image",
     "read_images",
 ]
@@ -34,7 +36,6 @@ _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "ICO")
 """Formats of Pillow that are read; others, such as EPS, start other programs."""
 _MAX_PIXELS = 50_000_000
 """Pixels beyond which an image is refused: 50 MB of memory for each channel."""
-_MAX_FILES = 100_000
 _SHOWN = 3
 """Broken images that a message names."""
 
@@ -112,7 +113,7 @@ def read_image(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
         from PIL import Image
 
     if isinstance(image, str | Path):
-        with _opened(Path(image)) as found:
+        with open_image(Path(image)) as found:
             return _to_array(found, size)
     if isinstance(image, Image.Image):
         with _clear_errors("The image"):
@@ -135,25 +136,10 @@ def list_images(folder: str | Path) -> list[Path]:
     Raises:
         ImageError: If there is no such folder, no image in it, or too many.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        beside = [p.name for p in root.parent.glob("*/")] if root.parent.is_dir() else []
-        raise ImageError(f"There is no folder {root}.{did_you_mean(root.name, beside)}")
-    found = [
-        path
-        for path in sorted(root.rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(root).parts)
-        and path.is_file()
-    ]
-    if not found:
-        raise ImageError(f"{root} holds no image; endings: {', '.join(IMAGE_SUFFIXES)}.")
-    if len(found) > _MAX_FILES:
-        raise ImageError(
-            f"{root} holds {len(found):,} images, at most {_MAX_FILES:,} are read; split the "
-            "folder."
-        )
-    return found
+    try:
+        return list_files(Path(folder), IMAGE_SUFFIXES)
+    except UserError as error:
+        raise ImageError(str(error)) from None
 
 
 def is_file(path: Path) -> bool:
@@ -179,13 +165,22 @@ def _why_no_file(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open an image file; everything that goes wrong becomes an :class:`ImageError`."""
-    from PIL import Image
+def open_image(file: Path | BinaryIO, where: str = "") -> Iterator[Any]:
+    """Open an image with Pillow; what goes wrong inside becomes an :class:`ImageError`.
 
-    if not is_file(path):
-        raise ImageError(_why_no_file(path))
-    with _clear_errors(str(path)), Image.open(path, formats=_FORMATS) as image:
+    Args:
+        file: A path, or an open file.
+        where: What messages call it; by default the path.
+    """
+    with needs("vision", "Reading images"):
+        from PIL import Image
+
+    if isinstance(file, Path) and not is_file(file):
+        raise ImageError(_why_no_file(file))
+    with _clear_errors(where or str(file)), Image.open(file, formats=_FORMATS) as image:
+        width, height = image.size
+        if width * height > _MAX_PIXELS:
+            raise ImageError(f"it {_too_large()}")
         yield image
 
 
@@ -223,7 +218,7 @@ def _to_array(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
     if not width or not height:
         raise ImageError(f"it has no pixels: {width} x {height}.")
     if width * height > _MAX_PIXELS:
-        raise ImageError(_too_large())
+        raise ImageError(f"it {_too_large()}")
     if image.format == "JPEG":
         # the decoder itself reduces large photographs
         image.draft("RGB", (4 * size[1], 4 * size[0]))

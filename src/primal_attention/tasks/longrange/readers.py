@@ -16,7 +16,7 @@ import tarfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,10 @@ from primal_attention.datasets.longrange.listops import (
 from primal_attention.datasets.longrange.pathfinder import generate_pathfinder
 from primal_attention.datasets.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.datasets.public import data_folder
-from primal_attention.support.command import UserError, needs, user_errors
+from primal_attention.support.command import UserError, user_errors
 from primal_attention.support.files import list_arrays, read_json_lines, read_lines, take_arrays
+from primal_attention.support.files.folders import folder_classes, list_files
+from primal_attention.support.files.images import open_image
 from primal_attention.support.files.tables import (
     TABLE_SUFFIXES,
     ending,
@@ -60,8 +62,6 @@ _SIDE = 32
 """Rows and columns of a picture from a folder; others are scaled."""
 _MAX_REVIEW = 50_000_000
 """Most bytes of a review in an archive."""
-_MAX_PIXELS = 50_000_000
-"""Most points of a picture."""
 _BYTES = re.compile(r"b'([^'\\]|\\.)*'|b\"([^\"\\]|\\.)*\"")
 """Bytes as Python writes them."""
 _GREY = np.array([0.2989, 0.5870, 0.1140])
@@ -188,10 +188,10 @@ def read_cifar10(path: Path, *, limit: int | None = None, seed: int = 0) -> Toke
     def pixels() -> Iterator[np.ndarray]:
         for i in chosen:
             where = f"{path}, picture {i}, counted from 0,"
-            picture = _decode(io.BytesIO(files.row(int(i)).tobytes()), where)
-            if picture.size != (_SIDE, _SIDE):
-                raise UserError(f"{where} must have 32 × 32 points, got {picture.size}.")
-            yield (np.asarray(picture.convert("RGB")) @ _GREY).astype(np.uint8).reshape(-1)
+            with open_image(io.BytesIO(files.row(int(i)).tobytes()), where) as picture:
+                if picture.size != (_SIDE, _SIDE):
+                    raise UserError(f"{where} must have 32 × 32 points, got {picture.size}.")
+                yield (np.asarray(picture.convert("RGB")) @ _GREY).astype(np.uint8).reshape(-1)
 
     return TokenSequences.pack(pixels(), files.labels[chosen])
 
@@ -340,13 +340,10 @@ def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], lis
     endings = {"text": (".txt",), "image": IMAGES}.get(kind)
     if endings is None:
         raise UserError(f"data of the kind {kind} are read from a file, got the folder {path}.")
-    found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files = [f for f in found if f.suffix.lower() in endings and not f.name.startswith(".")]
-    if not files:
-        raise UserError(f"{path} holds no files that end in {', '.join(endings)}.")
-    if labelled and any(path in (f, f.parent) for f in files):
-        raise UserError(f"{path} has files without a class; put them into one folder a class.")
-    labels = [f.relative_to(path).parts[0] for f in files] if labelled else None
+    files = list_files(path, endings) if path.is_dir() else [path]
+    if labelled and not path.is_dir():
+        raise UserError(f"{path} has no class; put pictures into one folder a class.")
+    labels = folder_classes(path, files) if labelled else None
     if kind == "text":
         rows = [_read_start(file) for file in files]
     else:
@@ -368,30 +365,8 @@ def read_picture(path: Path) -> np.ndarray:
     Raises:
         UserError: If the file is no picture, is damaged, or has too many points.
     """
-    with path.open("rb") as file:
-        picture = _decode(file, str(path))
+    with open_image(path) as picture:
         return np.asarray(picture.convert("L").resize((_SIDE, _SIDE))).reshape(-1)
-
-
-def _decode(file: BinaryIO, where: str) -> Any:
-    """Return a picture with its points."""
-    with needs("vision", "Reading pictures"):
-        from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the size, and about blocks beside the points
-            picture = Image.open(file)
-            if math.prod(picture.size) <= _MAX_PIXELS:
-                picture.load()
-    except Exception as error:  # every format has exceptions of its own
-        raise UserError(f"{where} is not a readable picture.") from error
-    if math.prod(picture.size) > _MAX_PIXELS:
-        raise UserError(
-            f"{where} has {picture.size[0]:,} × {picture.size[1]:,} points, and at most "
-            f"{_MAX_PIXELS:,} are read."
-        )
-    return picture
 
 
 def _read_pairs(path: Path) -> PairSequences:
