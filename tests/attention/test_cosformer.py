@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import CosformerAttention
 from primal_attention.attention.cosformer import CosformerCore
@@ -14,7 +15,7 @@ def _heads(n, m=None):
     return [torch.randn(2, 2, length, width, dtype=torch.float64) for length, width in sizes]
 
 
-@pytest.mark.parametrize("power", [1, 2])
+@each("power", [1, 2])
 def test_features_decompose_the_dense_cosine_weights(power):
     q, k, _ = _heads(30, 40)
     core = CosformerCore(50, power)
@@ -24,8 +25,8 @@ def test_features_decompose_the_dense_cosine_weights(power):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("power", [1, 2])
+@each("is_causal", [False, True])
 def test_core_agrees_with_its_dense_reference_in_values_and_gradients(power, is_causal):
     inputs = [t.requires_grad_() for t in _heads(70)]
     mask = torch.arange(70).expand(2, -1) < 61
@@ -50,8 +51,8 @@ def _decode(core, q, k, v):
     return torch.cat(rows, dim=2)
 
 
-@pytest.mark.parametrize("horizon", [1, 2, 3, 7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("horizon", [1, 2, 3, 7])
+@each("dtype", [torch.float32, torch.float64])
 def test_steps_causal_and_dense_form_agree_at_and_beyond_a_small_horizon(horizon, dtype):
     # heads of width two: the only key that a query overlaps is often exactly at the horizon
     core = CosformerCore(horizon)
@@ -114,8 +115,8 @@ def test_invalid_options_raise():
         CosformerCore(8, 3)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+@each("is_causal", [False, True])
+@each("size", [1e-3, 10.0, 30.0])
 def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):
     inputs = [(size * t.float()).requires_grad_() for t in _heads(90)]
     y = CosformerCore(32)(*inputs, is_causal=is_causal)

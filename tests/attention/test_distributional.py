@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import DistributionalTokenAttention, SoftmaxAttention
 from primal_attention.attention.rotary import Rotary
@@ -20,7 +21,7 @@ def fitted(words=9, dim=12, rank=4, heads=2, *, bias=True):
     return layer, table, (query, key, key_bias), explained
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@each("bias", [True, False])
 def test_one_hot_tokens_give_the_tables(bias):
     layer, table, (query, key, key_bias), explained = fitted(bias=bias)
     assert float(explained) == pytest.approx(1)

@@ -1,7 +1,7 @@
 """FAVOR+: equal to its dense form, close to softmax, strictly causal, no overflow."""
 
-import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import FavorAttention
 from primal_attention.functional import naive, naive_family
@@ -21,8 +21,8 @@ def _core(p=64, seed=0, dtype=torch.float64, **options):
     return FavorAttention(16, 2, num_features=p, generator=generator, dtype=dtype, **options).core
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
 def test_core_agrees_with_its_dense_reference_in_values_and_gradients(masked, is_causal):
     core, inputs = _core(), [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.7 if masked else None
@@ -41,7 +41,7 @@ def test_core_agrees_with_its_dense_reference_in_values_and_gradients(masked, is
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_many_features_approximate_softmax(is_causal):
     q, k, v = _heads(20, size=0.5)
     exact = naive.softmax_attention(q, k, v, is_causal=is_causal)
@@ -60,7 +60,7 @@ def test_antithetic_features_have_a_smaller_error():
     assert error(antithetic=True) < error()
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_rows_sum_to_one(is_causal):
     q, k, _ = _heads(30)
     weights = _core().weights(q, k, is_causal=is_causal)
@@ -75,7 +75,7 @@ def test_permuted_tokens_give_permuted_outputs():
     torch.testing.assert_close(core(q[:, :, order], k[:, :, order], v[:, :, order]), expected)
 
 
-@pytest.mark.parametrize("n", [1, 5, 40])
+@each("n", [1, 5, 40])
 def test_large_tokens_decode_as_they_compute(n):
     # queries and keys of one large token prefer different features
     core = _core(dtype=torch.float32)
@@ -105,8 +105,8 @@ def test_an_empty_context_gives_the_bias_of_the_output_with_finite_gradients():
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+@each("is_causal", [False, True])
+@each("size", [1e-3, 10.0, 30.0])
 def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):
     inputs = [t.requires_grad_() for t in _heads(90, size=size, dtype=torch.float32)]
     y = _core(dtype=torch.float32)(*inputs, is_causal=is_causal)
@@ -123,7 +123,7 @@ def test_half_precision_inputs_do_not_overflow():
         assert y.isfinite().all()
 
 
-@pytest.mark.parametrize("factor", [1.0, 10.0, 100.0])
+@each("factor", [1.0, 10.0, 100.0])
 def test_large_future_keys_do_not_change_past_outputs_bitwise(factor):
     # the defect of the public package: a maximum over the whole sequence and an epsilon
     q, k, v = _heads(100, dtype=torch.float32)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.attention import KernelizedAttention
@@ -29,7 +30,7 @@ def heads(attn, x):
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda k: k["position"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_the_core_is_the_dense_formula(kind, is_causal):
     attn, x = layer(kind, temperature=True), torch.randn(2, 9, 16, dtype=torch.float64)
     keep = torch.arange(9) < torch.tensor([[9], [5]])
@@ -84,7 +85,7 @@ def test_shifting_the_content_inside_padding_shifts_the_outputs(kind):
     assert_close(y.roll(9, 1), z, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_a_masked_patch_does_not_move_the_others(is_causal):
     attn, x = layer(KINDS[2]), torch.randn(1, 11, 16, dtype=torch.float64)
     keep = torch.rand(1, 11) > 0.4
@@ -148,7 +149,7 @@ def test_gradients_of_table_and_temperature_match_finite_differences(kind):
         return torch.func.functional_call(core, given, tuple(heads(attn, x)))
 
     inputs = tuple(core.get_parameter(n).detach().clone().requires_grad_() for n in names)
-    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
 
 def test_the_log_table_has_one_knot_per_near_lag_and_is_constant_at_the_end():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.attention import (
@@ -23,7 +24,7 @@ def heads(attn, x, context=None):
     )
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@each("masked", [False, True])
 def test_nystromformer_matches_naive_in_values_and_gradients(masked):
     q, k, v = (torch.randn(2, 3, n, 4, **F64, requires_grad=True) for n in (9, 7, 7))
     keep = torch.arange(7) < torch.tensor([[7], [4]]) if masked else None
@@ -80,7 +81,7 @@ def test_the_convolution_does_not_allow_cross_attention():
     assert attn(x, context).shape == x.shape
 
 
-@pytest.mark.parametrize("cls", [NystromformerAttention, LinformerAttention])
+@each("cls", [NystromformerAttention, LinformerAttention])
 def test_neither_runs_causally(cls):
     with pytest.raises(ValueError, match="cannot run causally"):
         cls(16, 2)(torch.randn(1, 5, 16), is_causal=True)
@@ -88,7 +89,7 @@ def test_neither_runs_causally(cls):
         cls(16, 2).init_state(1)
 
 
-@pytest.mark.parametrize("m", [3, 20])
+@each("m", [3, 20])
 def test_linformer_is_softmax_over_projected_keys(m):
     attn = LinformerAttention(16, 2, num_projections=5, **F64)
     with torch.no_grad():
@@ -102,7 +103,7 @@ def test_linformer_is_softmax_over_projected_keys(m):
     assert_close(attn.core(q, k, v), naive.linformer_attention(q, k, v, e_k, e_v))
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@each("bias", [True, False])
 def test_linformer_calls_projections_with_hooks(bias):
     attn = LinformerAttention(16, 2, num_projections=5, bias=bias, **F64)
     x = torch.randn(2, 9, 16, **F64)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import FeatureCore, KernelCore, LinearAttention
 from primal_attention.functional import naive
@@ -14,8 +15,8 @@ def _heads(n, m=None, size=1.0, dtype=torch.float64):
     return [size * torch.randn(2, 2, length, width, dtype=dtype) for length, width in sizes]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
 def test_core_agrees_with_the_reference_in_values_and_gradients(masked, is_causal):
     core, inputs = LinearAttention(12, 2).core, [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.6 if masked else None
@@ -31,8 +32,8 @@ def test_core_agrees_with_the_reference_in_values_and_gradients(masked, is_causa
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+@each("is_causal", [False, True])
+@each("size", [1e-3, 10.0, 30.0])
 def test_outputs_and_gradients_are_finite_at_any_scale(size, is_causal):
     inputs = [t.requires_grad_() for t in _heads(90, size=size, dtype=torch.float32)]
     y = LinearAttention(12, 2).core(*inputs, is_causal=is_causal)

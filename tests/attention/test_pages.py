@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
+from tests.house.rows import each
 
 from primal_attention.attention import attention_entry, list_attentions
 
@@ -18,7 +18,7 @@ def page(name: str) -> str:
     return (DOCS / "guides" / link[1]).read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", list_attentions())
+@each("name", list_attentions())
 def test_a_page_has_formula_paper_use_cost_and_example(name):
     text = page(name)
     assert f'"{name}"' in text
@@ -35,7 +35,7 @@ def test_a_page_has_formula_paper_use_cost_and_example(name):
         assert part in text, part
 
 
-@pytest.mark.parametrize("name", list_attentions())
+@each("name", list_attentions())
 def test_a_page_lists_the_capabilities(name):
     text, can = page(name), attention_entry(name).capabilities
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+)", text, re.MULTILINE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import each
 from torch import nn
 from torch.testing import assert_close
 
@@ -117,9 +118,9 @@ def _naive_layer(layer, x, key_mask=None):
     )
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("n", [1, 3, 19, 20, 60])
-@pytest.mark.parametrize(("rank", "bias"), [(2, True), (4, True), (2, False), (4, False)])
+@each("masked", [False, True])
+@each("n", [1, 3, 19, 20, 60])
+@each("rank, bias", [(2, True), (4, True), (2, False), (4, False)])
 def test_the_default_layer_is_the_naive_layer(n, masked, rank, bias):
     layer, x = _layer(rank=rank, bias=bias), _randn(3, n, 8).requires_grad_()
     keep = None
@@ -140,8 +141,8 @@ def test_the_default_layer_is_the_naive_layer(n, masked, rank, bias):
             assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("codes", ["basis", "table"])
-@pytest.mark.parametrize("n", [7, 40], ids=["short", "long"])
+@each("codes", ["basis", "table"])
+@each("n", [7, 40])
 def test_one_head_with_padding_has_gradients(codes, n):
     layer, x = PrimalAttention(16, 1, rank=3, codes=codes), torch.randn(2, n, 16)
     keep = torch.arange(n) < torch.tensor([[n], [n - 3]])
@@ -190,7 +191,7 @@ SIZES = [(8, 2, 2), (8, 2, 4), (8, 2, 6), (6, 1, 3), (9, 3, 2)]
 
 
 @pytest.mark.filterwarnings("ignore:static weights without is_causal")
-@pytest.mark.parametrize(("dim", "num_heads", "rank"), SIZES)
+@each("dim, num_heads, rank", SIZES)
 @pytest.mark.parametrize(("options", "call"), CALLS)
 def test_the_layer_is_the_textbook_in_values_and_gradients(options, call, dim, num_heads, rank):
     layer = _layer(dim, num_heads, rank=rank, **options)
@@ -214,8 +215,8 @@ def test_the_layer_is_the_textbook_in_values_and_gradients(options, call, dim, n
             assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("n", [1, 3, 20, 60])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("n", [1, 3, 20, 60])
+@each("is_causal", [False, True])
 def test_parity_holds_shorter_and_longer_than_the_sample(n, is_causal):
     layer, x = _layer(rank=2), _randn(2, n, 8)
     y, aux = layer(x, is_causal=is_causal, return_aux=True)
@@ -310,7 +311,7 @@ def _influence(layer, n=6, **flags):
     return (jacobian[0, :, :, 0] != 0).any(1).any(-1)
 
 
-@pytest.mark.parametrize("weights", ["data", "static", "dual"])
+@each("weights", ["data", "static", "dual"])
 def test_t07_causal_outputs_see_exactly_their_prefix(weights):
     seen = _influence(_layer(rank=3, weights=weights), is_causal=True)
     assert torch.equal(seen, torch.ones_like(seen).tril())
@@ -324,7 +325,7 @@ def test_t11_static_weights_without_order_see_only_themselves():
     assert_close(layer(x[:, order]), layer(x)[:, order])
 
 
-@pytest.mark.parametrize("weights", ["data", "dual"])
+@each("weights", ["data", "dual"])
 def test_t11_data_and_dual_weights_see_every_token(weights):
     assert _influence(_layer(rank=3, weights=weights)).all()
 
@@ -392,8 +393,8 @@ def test_cross_scores_depend_on_the_context_alone():
     assert_close(layer(x, context), alone)
 
 
-@pytest.mark.parametrize("weights", ["data", "dual"])
-@pytest.mark.parametrize("length", [0, 1, 7, 200])
+@each("weights", ["data", "dual"])
+@each("length", [0, 1, 7, 200])
 def test_a_remembered_context_answers_as_the_context_itself(weights, length):
     layer, x, context = (
         _layer(rank=3, weights=weights).eval(),
@@ -428,7 +429,7 @@ def test_a_context_is_not_remembered_where_it_has_no_meaning():
 # adapters and hooks
 
 
-@pytest.mark.parametrize("rank", [3, 4], ids=["scores", "folded"])
+@each("rank", [3, 4])
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "concat", "out_proj"])
 def test_a_wrapped_projection_is_called_not_bypassed(name, rank):
     class Doubled(nn.Linear):
@@ -449,7 +450,7 @@ def test_a_wrapped_projection_is_called_not_bypassed(name, rank):
         assert_close(layer(x, **flags), expected(x, **flags))
 
 
-@pytest.mark.parametrize("rank", [3, 4], ids=["scores", "folded"])
+@each("rank", [3, 4])
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "concat", "out_proj"])
 def test_hooks_on_projections_fire(name, rank):
     layer, calls = _layer(rank=rank), []
@@ -483,9 +484,9 @@ def test_offloaded_weights_are_fetched():
 # transforms of functions
 
 
-@pytest.mark.parametrize("rank", [3, 4], ids=["scores", "folded"])
-@pytest.mark.parametrize("weights", ["data", "dual"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("rank", [3, 4])
+@each("weights", ["data", "dual"])
+@each("is_causal", [False, True])
 def test_function_transforms_see_through_the_layer(rank, weights, is_causal):
     layer, x = _layer(rank=rank, weights=weights), _randn(3, 7, 8)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
@@ -507,7 +508,7 @@ def test_function_transforms_see_through_the_layer(rank, weights, is_causal):
 # regulariser
 
 
-@pytest.mark.parametrize("regularizer", ["ksvd", "kkt"])
+@each("regularizer", ["ksvd", "kkt"])
 def test_t17_a_zero_weight_gives_zero_gradients_not_none(regularizer):
     layer = _layer(rank=3, regularizer=regularizer)
     y, aux = layer(_randn(2, 6, 8), return_aux=True)
@@ -515,7 +516,7 @@ def test_t17_a_zero_weight_gives_zero_gradients_not_none(regularizer):
     assert torch.equal(layer.lam.grad, torch.zeros_like(layer.lam))
 
 
-@pytest.mark.parametrize("regularizer", [None, "balance"])
+@each("regularizer", [None, "balance"])
 def test_t17_lam_is_frozen_where_nothing_uses_it(regularizer):
     layer = _layer(rank=3, regularizer=regularizer)
     assert not layer.lam.requires_grad
@@ -530,7 +531,7 @@ def test_lam_starts_between_a_tenth_and_one():
 
 
 @pytest.mark.parametrize("options", SOURCES, ids=lambda o: "-".join(map(str, o.values())))
-@pytest.mark.parametrize("regularizer", ["ksvd", "kkt", "balance"])
+@each("regularizer", ["ksvd", "kkt", "balance"])
 def test_regularizers_are_scalars_that_reach_the_weights(options, regularizer):
     layer = _layer(rank=3, regularizer=regularizer, **options)
     is_causal = options["weights"] == "static"
@@ -553,7 +554,7 @@ def test_causal_data_weights_have_no_kkt_residual():
 # initialisation
 
 
-@pytest.mark.parametrize("weights", ["data", "static"])
+@each("weights", ["data", "static"])
 def test_directions_of_a_head_start_orthogonal_with_unit_frobenius_norm(weights):
     layer = _layer(16, 2, rank=4, weights=weights)
     for w in (layer.w_e, layer.w_r):
@@ -567,7 +568,7 @@ def test_the_basis_is_orthonormal_over_the_sampled_rows():
     assert_close(basis @ basis.T, torch.eye(6, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("codes", ["basis", "table"])
+@each("codes", ["basis", "table"])
 def test_no_parameter_depends_on_a_sequence_length(codes):
     layer = _layer(rank=2, codes=codes)
     before = {name: p.shape for name, p in layer.named_parameters()}
@@ -587,7 +588,7 @@ def test_a_smooth_code_suits_every_length():
 # diagnostics
 
 
-@pytest.mark.parametrize("codes", ["basis", "table"])
+@each("codes", ["basis", "table"])
 def test_diagnosed_singular_values_are_those_of_the_dense_kernel(codes):
     layer, x = _layer(rank=3, codes=codes), _randn(2, 12, 8)
     report = layer.diagnose(x)
@@ -692,7 +693,7 @@ def test_state_sizes_are_those_promised():
 # learning
 
 
-def _accuracy(options, is_causal, steps=150):
+def _accuracy(options, is_causal, steps=80):
     """Train on: the first token carries a bit, every later token must tell it."""
     torch.manual_seed(0)
     layer = PrimalAttention(16, 2, rank=4, regularizer=None, **options)
@@ -726,11 +727,11 @@ def test_t26_token_mixing_layers_learn_what_other_tokens_say():
     assert 0.45 < _accuracy({"weights": "static"}, is_causal=False) < 0.55
 
 
-@pytest.mark.parametrize(
-    ("weights", "is_causal"),
+@each(
+    "weights, is_causal",
     [("data", False), ("data", True), ("static", True), ("dual", False), ("dual", True)],
 )
-@pytest.mark.parametrize("autocast", [False, True], ids=["module", "autocast"])
+@each("autocast", [False, True])
 def test_sums_over_many_tokens_fit_into_float16(weights, is_causal, autocast):
     n = 70_000  # more than the largest float16
     layer = PrimalAttention(8, 2, rank=2, weights=weights).eval()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
@@ -21,8 +22,8 @@ def layer(**options):
     return attn
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
 def test_the_layer_is_the_formula_in_values_and_gradients(is_causal, masked):
     attn = layer()
     x = torch.randn(1, 9, 16, dtype=torch.float64, requires_grad=True)
@@ -70,7 +71,7 @@ def test_with_equal_weights_it_is_dual_tied_primal_attention():
         assert_close(attn(x, **arguments), primal(x, **arguments), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("m", [1, 4, 20])
+@each("m", [1, 4, 20])
 def test_totals_are_the_sums_of_the_weights(m):
     position = RelativePosition(2, window=3, dtype=torch.float64)
     with torch.no_grad():

@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention import PrimalAttention
@@ -78,7 +79,7 @@ def _textbook(variant, role, x, keep=None):
     return (y if keep is None else torch.where(keep[:, :, None], y, role["out"][1])), loss
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_t24_released_parameters_load_under_their_names(variant):
     released, role = _released(variant)
     layer = _layer(variant)
@@ -92,7 +93,7 @@ def test_t24_released_parameters_load_under_their_names(variant):
         assert torch.equal(state[name], role[name])
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_t24_released_names_make_the_round_trip(variant):
     released, _ = _released(variant)
     layer, twin = _layer(variant), _layer(variant)
@@ -105,8 +106,8 @@ def test_t24_released_names_make_the_round_trip(variant):
     assert all(torch.equal(value, ours[name]) for name, value in twin.state_dict().items())
 
 
-@pytest.mark.parametrize("variant", NAMES)
-@pytest.mark.parametrize("n", [3, 5, 12])
+@each("variant", NAMES)
+@each("n", [3, 5, 12])
 def test_published_layers_compute_the_released_formulas(variant, n):
     released, role = _released(variant)
     layer = _layer(variant)
@@ -130,7 +131,7 @@ def test_the_lra_mask_zeroes_the_heads_and_nothing_else():
     assert_close(aux.loss, loss)
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 @pytest.mark.parametrize(
     "change",
     [
@@ -144,7 +145,7 @@ def test_t24_unknown_names_raise(variant, change):
         _layer(variant).load_reference_state_dict(change(_released(variant)[0]))
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_t24_names_of_another_variant_raise(variant):
     other = "lra" if variant != "lra" else "uea"
     with pytest.raises(ValueError, match="Unknown parameter"):
@@ -168,7 +169,7 @@ def test_only_published_layers_load_released_parameters(twin):
     twin(_layer("uea")).load_reference_state_dict(_released("uea")[0])
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_published_layers_start_as_the_released_code_starts_them(variant):
     layer = _layer(variant)
     for w in (layer.w_e, layer.w_r):
@@ -178,7 +179,7 @@ def test_published_layers_start_as_the_released_code_starts_them(variant):
     assert torch.equal(layer.ell, layer.lam)
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_published_linear_maps_start_as_the_released_code_starts_them(variant):
     wide = PrimalAttention.reference(variant, 256, 4, rank=32, num_samples=40)
     maps = {name: getattr(wide, name) for name in ("q_proj", "k_proj", "out_proj", "concat")}
@@ -200,7 +201,7 @@ def test_published_linear_maps_start_as_the_released_code_starts_them(variant):
         assert biased == set(maps)
 
 
-@pytest.mark.parametrize("variant", NAMES)
+@each("variant", NAMES)
 def test_published_layers_refuse_what_they_never_did(variant):
     layer, x = _layer(variant), torch.randn(1, 4, DIM, dtype=torch.float64)
     wrong = {"is_causal": variant not in CAUSAL}

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import SchoenbatAttention
 from primal_attention.attention.schoenbat import center_l2, signed_power
@@ -54,7 +55,7 @@ def test_signed_power_is_odd_exact_at_one_and_finite():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_core_agrees_with_its_dense_reference_in_values_and_gradients(kernel, is_causal):
     core, inputs = _core(kernel=kernel), [t.requires_grad_() for t in _heads(70)]
     mask = torch.rand(2, 70) < 0.7
@@ -86,15 +87,15 @@ def test_weights_are_close_to_those_of_the_kernel(kernel):
     assert error < 0.05
 
 
-@pytest.mark.parametrize("preset", [SchoenbatAttention, SchoenbatAttention.published])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("preset", [SchoenbatAttention, SchoenbatAttention.published])
+@each("is_causal", [False, True])
 def test_rows_sum_to_one(preset, is_causal):
     q, k, _ = _heads(30)
     weights = _core(preset=preset).weights(q, k, is_causal=is_causal)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-@pytest.mark.parametrize("preset", [SchoenbatAttention, SchoenbatAttention.published])
+@each("preset", [SchoenbatAttention, SchoenbatAttention.published])
 def test_past_outputs_are_bitwise_equal_if_the_future_changes(preset):
     q, k, v = _heads(90, dtype=torch.float32)
     core = _core(preset=preset, dtype=torch.float32)
@@ -174,10 +175,10 @@ def test_gradients_reach_every_parameter_and_match_finite_differences():
         return torch.func.functional_call(core, learned, tensors[:3])
 
     inputs = [t.requires_grad_() for t in (*_heads(5), *(p.detach().clone() for p in parameters))]
-    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("preset", [SchoenbatAttention, SchoenbatAttention.published])
+@each("preset", [SchoenbatAttention, SchoenbatAttention.published])
 def test_a_loaded_layer_has_the_same_features_and_its_state_is_complete(preset):
     first, second = preset(16, 2), preset(16, 2)
     x = torch.randn(1, 6, 16)
@@ -205,7 +206,7 @@ def test_redraw_changes_the_layer_and_eval_does_not():
     assert not torch.equal(layer(x), before)
 
 
-@pytest.mark.parametrize("size", [1e-3, 10.0, 30.0])
+@each("size", [1e-3, 10.0, 30.0])
 def test_outputs_and_gradients_are_finite_at_any_scale(size):
     inputs = [(size * t).requires_grad_() for t in _heads(90, dtype=torch.float32)]
     y = _core(dtype=torch.float32)(*inputs)

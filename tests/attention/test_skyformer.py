@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.attention import GaussianAttention, SkyformerAttention
@@ -24,16 +25,16 @@ def exact_twin(sky):
     return twin.eval()
 
 
-@pytest.mark.parametrize("landmarks", ["strided", "segments"])
-@pytest.mark.parametrize("normalize", [False, True])
+@each("landmarks", ["strided", "segments"])
+@each("normalize", [False, True])
 def test_enough_landmarks_reproduce_exact_gaussian_attention(landmarks, normalize):
     sky = layer(landmarks, normalize=normalize, ridge=1e-7).double()
     x = torch.randn(2, 6, 16, dtype=torch.float64)  # 6 queries and 6 keys, 12 landmarks
     assert_close(sky(x), exact_twin(sky).double()(x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("landmarks", LANDMARKS)
-@pytest.mark.parametrize("side", ["left", "right"])
+@each("landmarks", LANDMARKS)
+@each("side", ["left", "right"])
 def test_a_masked_run_is_the_truncated_run_with_the_same_landmarks(landmarks, side):
     sky, x = layer(landmarks), torch.randn(1, 20, 16)
     keep = torch.ones(1, 20, dtype=torch.bool)
@@ -41,7 +42,7 @@ def test_a_masked_run_is_the_truncated_run_with_the_same_landmarks(landmarks, si
     assert_close(sky(x, key_mask=keep)[keep], sky(x[keep][None])[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("landmarks", LANDMARKS)
+@each("landmarks", LANDMARKS)
 def test_eval_is_deterministic_and_independent_of_the_batch(landmarks):
     sky, x = layer(landmarks), torch.randn(3, 20, 16)
     y = sky(x)
@@ -49,7 +50,7 @@ def test_eval_is_deterministic_and_independent_of_the_batch(landmarks):
     assert_close(sky(x[1:2]), y[1:2], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("landmarks", LANDMARKS)
+@each("landmarks", LANDMARKS)
 def test_fewer_tokens_than_landmarks_and_huge_tokens_stay_finite(landmarks):
     sky = layer(landmarks).train()
     for n, scale in ((1, 1.0), (5, 1.0), (40, 30.0), (40, 1e4)):
@@ -60,7 +61,7 @@ def test_fewer_tokens_than_landmarks_and_huge_tokens_stay_finite(landmarks):
         assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("inverse", ["schulz", "published"])
+@each("inverse", ["schulz", "published"])
 def test_iterated_inverses_stay_close_to_cholesky(inverse):
     x = torch.randn(2, 30, 16)
     assert_close(layer(inverse=inverse, ridge=0.1)(x), layer(ridge=0.1)(x), atol=5e-2, rtol=0)
@@ -112,8 +113,8 @@ def test_a_learned_norm_avoids_zero_rows_for_large_tokens():
     assert size[0] < 1e-3 * size[1]
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("crossed", [False, True])
+@each("masked", [False, True])
+@each("crossed", [False, True])
 def test_diagnosis_reports_residuals_and_error(masked, crossed):
     x, context = torch.randn(2, 9, 16), torch.randn(2, 7, 16) if crossed else None
     m = 7 if crossed else 9
@@ -128,7 +129,7 @@ def test_diagnosis_reports_residuals_and_error(masked, crossed):
     assert (few.error < many.error).all()
 
 
-@pytest.mark.parametrize("landmarks", LANDMARKS)
+@each("landmarks", LANDMARKS)
 def test_diagnosis_of_a_padded_sequence_is_that_of_its_real_tokens(landmarks):
     sky, x = layer(landmarks).double(), torch.randn(1, 20, 16, dtype=torch.float64)
     keep = torch.rand(1, 20) > 0.4

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch import nn
 from torch.testing import assert_close
 
@@ -44,7 +45,7 @@ def test_key_mask_is_the_negation_of_torchs_padding_mask():
     assert_close(ours(x, context, key_mask=keep), expected)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_the_core_is_the_textbook_in_values_and_gradients(is_causal):
     core = SoftmaxAttention(12, 3).core
     q, k, v = (_randn(2, 3, 6, 4).requires_grad_() for _ in range(3))
@@ -74,8 +75,8 @@ def test_the_cache_holds_every_key_and_value():
     assert state.numel == 2 * (2 * 5 * 12 + 5 + 1)
 
 
-@pytest.mark.parametrize("flags", [{}, {"is_causal": True}])
-@pytest.mark.parametrize("masked", [False, True])
+@each("flags", [{}, {"is_causal": True}])
+@each("masked", [False, True])
 def test_the_explicit_form_equals_the_fused_one_in_values_and_gradients(flags, masked):
     fused, explicit = (cls(12, 3, dtype=torch.float64) for cls in SOFTMAX)
     explicit.load_state_dict(fused.state_dict())

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch import nn
 
 from primal_attention import PrimalAttention, ksvd_loss, ksvd_terms
@@ -105,7 +106,7 @@ def test_a_term_without_gradient_raises_where_gradients_are_on():
         ksvd_loss(layer)
 
 
-@pytest.mark.parametrize("freeze", ["all", "all but the output", "all, under no_grad"])
+@each("freeze", ["all", "all but the output", "all, under no_grad"])
 def test_a_frozen_layer_has_a_constant_term_that_counts(freeze):
     model, x = nn.Sequential(PrimalAttention(8, 2), PrimalAttention(8, 2)), torch.randn(2, 5, 8)
     model(x)

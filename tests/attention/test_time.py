@@ -5,6 +5,7 @@ T numbers are those of the list of invariants of time features.
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -97,7 +98,7 @@ DENSE = {
 }
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "fusion"), DENSE)
 def test_fast_attention_is_the_dense_formula_in_values_and_gradients(name, fusion, is_causal):
     layer = create_attention(name, 12, 2, time=fusion, dtype=F64).eval()
@@ -205,7 +206,7 @@ def test_the_fused_kernel_serves_a_stationary_bias():
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("features", [BochnerTime(12, dtype=F64), MercerTime(2, 3, dtype=F64)])
+@each("features", [BochnerTime(12, dtype=F64), MercerTime(2, 3, dtype=F64)])
 def test_an_origin_moves_by_rotation(features):
     times, gap = _times(), torch.tensor([[1.7], [40.3]], dtype=F64)
     moved = features.advance(features(times), gap)
@@ -272,8 +273,15 @@ def _dense_rows(layer, x, times, rows):
     return torch.cat(outputs, dim=1)
 
 
-@pytest.mark.parametrize("fusion", ["product", "rotary"])
-@pytest.mark.parametrize("name", ["linear", "primal-dual"])
+@pytest.mark.parametrize(
+    ("name", "fusion"),
+    [
+        ("linear", "product"),
+        ("primal-dual", "rotary"),
+        pytest.param("linear", "rotary", marks=pytest.mark.slow),
+        pytest.param("primal-dual", "product", marks=pytest.mark.slow),
+    ],
+)
 @torch.no_grad()
 def test_a_stream_of_100_000_events_equals_the_dense_computation(name, fusion):
     n, piece = 100_000, 1_000

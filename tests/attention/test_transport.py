@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.attention import TransportAttention, create_attention
@@ -19,7 +20,7 @@ def weights(n, m, *, steps=200, size=1.0, key_mask=None):
     return layer.core.weights(q, k, key_mask=key_mask).detach()
 
 
-@pytest.mark.parametrize(("n", "m"), [(30, 30), (30, 20), (7, 40), (1, 9)])
+@each("n, m", [(30, 30), (30, 20), (7, 40), (1, 9)])
 def test_weights_are_a_plan_between_queries_and_keys(n, m):
     plan = weights(n, m)
     assert (plan > 0).all()

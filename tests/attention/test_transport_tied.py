@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch import nn
 from torch.testing import assert_close
 
@@ -46,7 +47,7 @@ def forms(d):
 
 
 # O5
-@pytest.mark.parametrize("residual", [False, True])
+@each("residual", [False, True])
 @pytest.mark.parametrize("name", forms(2))
 def test_a_head_with_tied_values_has_no_gap_for_any_form(name, residual):
     x = torch.randn(150, 5, dtype=F64)
@@ -78,8 +79,8 @@ def test_untied_values_lose_it_as_in_the_table_of_the_specification():
 
 
 # O5
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("num_heads", [1, 2, 4])
+@each("residual", [False, True])
+@each("num_heads", [1, 2, 4])
 def test_the_tied_layer_has_no_gap_with_any_number_of_heads(num_heads, residual):
     layer = TiedSoftmaxAttention(8, num_heads, dtype=F64)
     with torch.no_grad():

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from tests.contract.cases import rows
+from tests.house.rows import each
 
 from primal_attention.attention import Capabilities, Rotary, attention_entry, list_attentions
 
@@ -18,11 +20,13 @@ ASK = {
 }
 
 
+@each("any_case", rows())
 def test_a_layer_has_the_capabilities_of_its_registry_entry(any_case):
     assert any_case.build().capabilities == attention_entry(any_case.name).capabilities
 
 
-@pytest.mark.parametrize("capability", ASK)
+@each("any_case", rows())
+@each("capability", ASK)
 def test_a_capability_is_honoured_or_refused_with_an_alternative(any_case, capability):
     layer, able = any_case.build(), getattr(any_case.capabilities, capability)
     if able:
@@ -47,11 +51,13 @@ def test_every_capability_but_the_descriptive_ones_is_asked_for_here():
     assert {f.name for f in dataclasses.fields(Capabilities)} == described | set(ASK)
 
 
+@each("cross_case", rows(cross=True))
 def test_causal_order_and_a_context_exclude_each_other(cross_case):
     with pytest.raises(ValueError, match="share no order"):
         cross_case.build()(X, X, is_causal=True)
 
 
+@each("any_case", rows())
 def test_queries_keys_and_values_by_position_are_refused_in_words(any_case):
     with pytest.raises(TypeError, match=r"got 3 arguments.*write attn\(x\) for self-attention"):
         any_case.build()(X, X, X)
@@ -73,6 +79,7 @@ def test_queries_keys_and_values_by_position_are_refused_in_words(any_case):
     ],
     ids=lambda value: None if isinstance(value, dict) else getattr(value, "__name__", None),
 )
+@each("any_case", rows())
 def test_bad_tensors_are_refused_in_words(any_case, arguments, error, message):
     needs = {"context": "cross", "key_mask": "padding"}
     unable = any(
@@ -84,6 +91,7 @@ def test_bad_tensors_are_refused_in_words(any_case, arguments, error, message):
 
 
 @pytest.mark.raw
+@each("stateful_case", rows(stateful=True))
 def test_steps_refuse_bad_tensors_in_words(stateful_case):
     layer = stateful_case.build()
     with pytest.raises(ValueError, match=r"\[batch, tokens, 16\]"):
@@ -92,6 +100,7 @@ def test_steps_refuse_bad_tensors_in_words(stateful_case):
         layer.step(X, layer.init_state(2), key_mask=torch.ones(2, 4).bool())
 
 
+@each("stateful_case", rows(stateful=True))
 def test_steps_refuse_the_state_of_another_batch_in_words(stateful_case):
     layer = stateful_case.build()
     _, state = layer.step(X, layer.init_state(2))
@@ -102,12 +111,14 @@ def test_steps_refuse_the_state_of_another_batch_in_words(stateful_case):
 
 
 @pytest.mark.raw
-@pytest.mark.parametrize(("dim", "num_heads"), [(16, 3), (16, 0), (0, 1), (16, -2)])
+@each("any_case", rows())
+@each("dim, num_heads", [(16, 3), (16, 0), (0, 1), (16, -2)])
 def test_heads_must_divide_the_width(any_case, dim, num_heads):
     with pytest.raises(ValueError, match=f"got dim={dim} and num_heads={num_heads}"):
         any_case.build(dim, num_heads)
 
 
+@each("any_case", rows())
 def test_unknown_options_are_refused(any_case):
     with pytest.raises(TypeError, match="colour"):
         any_case.build(colour="blue")

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from tests.contract.cases import masked_modes
 from torch.utils.checkpoint import checkpoint
 
 from primal_attention.attention import ksvd_loss, ksvd_terms
@@ -91,6 +92,7 @@ def test_t20_exports_with_dynamic_batch_and_length_in_every_mode(graph_case):
     _exports(graph_case)
 
 
+@masked_modes
 def test_t21_checkpointing_keeps_every_gradient(mode_case):
     layer, arguments = mode_case.build().train(), mode_case.inputs()
     expected = _train(layer, layer, arguments)

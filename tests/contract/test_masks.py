@@ -1,6 +1,5 @@
 """Padding influences nothing, whatever it holds and wherever it sits."""
 
-import pytest
 import torch
 
 N = 9
@@ -10,54 +9,57 @@ KEEPS = {
     "interior": [[1, 0, 1, 1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 1, 0, 1, 0]],
     "empty": [[0, 0, 0, 0, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0, 0]],
 }
+KEEP = torch.tensor([row for rows in KEEPS.values() for row in rows], dtype=torch.bool)
+"""All of them as one batch: sequences of a batch do not influence each other."""
+B = len(KEEP)
 
 
-@pytest.fixture(params=KEEPS.values(), ids=KEEPS.keys())
-def keep(request):
-    return torch.tensor(request.param, dtype=torch.bool)
+def _poisoned(x):
+    """Return ``x`` with NaN, infinity and a large number in turn in the slots of padding."""
+    poison = torch.tensor([float("nan"), float("inf"), -1e30])
+    turn = (~KEEP).flatten().cumsum(0).view(KEEP.shape) % 3
+    return torch.where(KEEP[:, :, None], x, poison[turn][:, :, None])
 
 
 def _modes(case):
     return [{}, {"is_causal": True}] if case.capabilities.causal else [{}]
 
 
-def test_t10_a_padded_batch_is_a_loop_over_unpadded_sequences(padding_case, keep):
+def test_t10_a_padded_batch_is_a_loop_over_unpadded_sequences(padding_case):
     layer = padding_case.build(dtype=torch.float64).eval()
-    x = torch.randn(2, N, 16, dtype=torch.float64)
+    x = torch.randn(B, N, 16, dtype=torch.float64)
     for flags in _modes(padding_case):
-        y = layer(x, key_mask=keep, **flags)
-        for i in range(2):
-            if padding_case.stands_alone(keep[i]):
-                torch.testing.assert_close(y[i, keep[i]], layer(x[i : i + 1, keep[i]], **flags)[0])
-        assert (y[~keep] == 0).all()
+        y = layer(x, key_mask=KEEP, **flags)
+        for i, keep in enumerate(KEEP):
+            if padding_case.stands_alone(keep):
+                torch.testing.assert_close(y[i, keep], layer(x[i : i + 1, keep], **flags)[0])
+        assert (y[~KEEP] == 0).all()
 
 
-def test_t10_the_regularizer_of_a_padded_batch_is_that_of_unpadded_sequences(aux_case, keep):
+def test_t10_the_regularizer_of_a_padded_batch_is_that_of_unpadded_sequences(aux_case):
     layer = aux_case.build(dtype=torch.float64)
-    x = torch.randn(2, N, 16, dtype=torch.float64)
+    x = torch.randn(B, N, 16, dtype=torch.float64)
     for flags in _modes(aux_case):
-        loss = layer(x, key_mask=keep, return_aux=True, **flags)[1].loss
+        loss = layer(x, key_mask=KEEP, return_aux=True, **flags)[1].loss
         alone = [
-            layer(x[i : i + 1, keep[i]], return_aux=True, **flags)[1].loss
-            for i in range(2)
-            if keep[i].any()
+            layer(x[i : i + 1, keep], return_aux=True, **flags)[1].loss
+            for i, keep in enumerate(KEEP)
+            if keep.any()
         ]
         torch.testing.assert_close(loss, torch.stack(alone).mean())
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -1e30])
-def test_t09_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_case, keep, poison):
+def test_t09_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_case):
     layer = padding_case.build().train()
-    x = torch.randn(2, N, 16)
-    poisoned = x.masked_fill(~keep[:, :, None], poison)
+    x = torch.randn(B, N, 16)
     has_loss = layer.capabilities.aux_loss
     for flags in _modes(padding_case):
         results = []
-        for tokens in (x, poisoned):
+        for tokens in (x, _poisoned(x)):
             layer.zero_grad()
             leaf = tokens.clone().requires_grad_()
             torch.manual_seed(2)
-            y = layer(leaf, key_mask=keep, return_aux=has_loss, **flags)
+            y = layer(leaf, key_mask=KEEP, return_aux=has_loss, **flags)
             y, loss = (y[0], y[1].loss) if has_loss else (y, y.new_zeros(()))
             (y.square().sum() + loss).backward()
             grads = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
@@ -65,22 +67,21 @@ def test_t09_nothing_in_a_padded_slot_reaches_output_gradient_or_loss(padding_ca
         for clean, dirty in zip(*results, strict=True):
             assert dirty.isfinite().all()
             assert torch.equal(clean, dirty)
-        assert (results[0][2][~keep] == 0).all()
+        assert (results[0][2][~KEEP] == 0).all()
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_nothing_in_a_padded_slot_of_the_memory_reaches_the_result(cross_case, keep, poison):
+def test_nothing_in_a_padded_slot_of_the_memory_reaches_the_result(cross_case):
     layer = cross_case.build().eval()
-    x, context = torch.randn(2, 4, 16), torch.randn(2, N, 16)
-    leaf = context.masked_fill(~keep[:, :, None], poison).requires_grad_()
-    y = layer(x, leaf, key_mask=keep)
-    assert torch.equal(y, layer(x, context, key_mask=keep))
+    x, context = torch.randn(B, 4, 16), torch.randn(B, N, 16)
+    leaf = _poisoned(context).requires_grad_()
+    y = layer(x, leaf, key_mask=KEEP)
+    assert torch.equal(y, layer(x, context, key_mask=KEEP))
     y.sum().backward()
     assert leaf.grad.isfinite().all()
-    assert (leaf.grad[~keep] == 0).all()
-    for i in range(2):
-        if cross_case.stands_alone(keep[i]):
-            alone = layer(x[i : i + 1], context[i : i + 1, keep[i]])
+    assert (leaf.grad[~KEEP] == 0).all()
+    for i, keep in enumerate(KEEP):
+        if cross_case.stands_alone(keep):
+            alone = layer(x[i : i + 1], context[i : i + 1, keep])
             torch.testing.assert_close(y[i : i + 1], alone, atol=1e-6, rtol=1e-5)
 
 

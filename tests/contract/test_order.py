@@ -2,8 +2,8 @@
 
 import pickle
 
-import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.attention import create_attention, list_attentions
 
@@ -27,7 +27,7 @@ def _decode(layer, x, sizes, key_mask=None):
     return torch.cat(outputs, dim=1), state
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@each("masked", [False, True])
 def test_no_gradient_comes_from_the_future(causal_case, masked):
     layer, n = causal_case.build(dtype=torch.float64).eval(), 9
     keep = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 1, 0]], dtype=torch.bool) if masked else None
@@ -38,7 +38,7 @@ def test_no_gradient_comes_from_the_future(causal_case, masked):
         assert (grad[:, t + 1 :] == 0).all()
 
 
-@pytest.mark.parametrize("n", [70, 150])
+@each("n", [70, 150])
 def test_t07_prefix_of_the_output_is_the_output_of_the_prefix(causal_case, n):
     layer = causal_case.build(dtype=torch.float64).eval()
     x = torch.randn(2, n, 16, dtype=torch.float64)
@@ -51,7 +51,7 @@ def test_t07_prefix_of_the_output_is_the_output_of_the_prefix(causal_case, n):
         )
 
 
-@pytest.mark.parametrize("sizes", [[1] * 12, [5, 1, 1, 5], [12], [0, 7, 0, 5]], ids=str)
+@each("sizes", [[1] * 12, [5, 1, 1, 5], [12], [0, 7, 0, 5]])
 def test_t08_decoding_equals_the_causal_forward(stateful_case, sizes):
     layer, x = stateful_case.build().eval(), torch.randn(3, 12, 16)
     y, state = _decode(layer, x, sizes)
@@ -106,7 +106,7 @@ def test_a_step_leaves_the_state_it_was_given_alone(stateful_case):
     assert torch.equal(layer.step(x[:, 5:6], state)[0], first)
 
 
-@pytest.mark.parametrize("b", [0, 1])
+@each("b", [0, 1])
 def test_small_batches_decode(stateful_case, b):
     layer, x = stateful_case.build().eval(), torch.randn(b, 3, 16)
     y, state = _decode(layer, x, [1, 2])

@@ -1,9 +1,11 @@
 """Half precision stays close to float32 and never produces a NaN of its own."""
 
-import pytest
 import torch
+from tests.contract.cases import every_mode, masked_modes, rows
+from tests.house.rows import each
 
 
+@every_mode
 def test_bfloat16_autocast_stays_close(mode_case):
     layer, arguments = mode_case.build().eval(), mode_case.inputs(n=40, m=30)
     exact = mode_case.run(layer, arguments)
@@ -12,6 +14,7 @@ def test_bfloat16_autocast_stays_close(mode_case):
     torch.testing.assert_close(y.float(), exact, atol=_bound(mode_case, exact), rtol=0)
 
 
+@masked_modes
 def test_bfloat16_autocast_trains(mode_case):
     layer, arguments = mode_case.build().train(), mode_case.inputs()
     has_loss = layer.capabilities.aux_loss
@@ -30,7 +33,8 @@ def test_bfloat16_autocast_trains(mode_case):
     torch.testing.assert_close(grads[1], grads[0], atol=2e-2, rtol=0.1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@masked_modes
+@each("dtype", [torch.bfloat16, torch.float16])
 def test_a_module_wholly_in_half_precision_stays_close(mode_case, dtype):
     layer = mode_case.build().eval()
     exact = mode_case.run(layer, mode_case.inputs(n=40, m=30))
@@ -39,6 +43,7 @@ def test_a_module_wholly_in_half_precision_stays_close(mode_case, dtype):
     torch.testing.assert_close(y.float(), exact, atol=_bound(mode_case, exact), rtol=0)
 
 
+@every_mode
 def test_large_tokens_stay_finite_in_float16(mode_case):
     layer, arguments = mode_case.build().eval().half(), mode_case.inputs(n=40, m=30)
     for name in ("x", "context"):
@@ -47,14 +52,16 @@ def test_large_tokens_stay_finite_in_float16(mode_case):
     assert mode_case.run(layer, arguments).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@each("any_case", rows())
+@each("dtype", [torch.bfloat16, torch.float16])
 def test_layers_can_be_created_in_half_precision(any_case, dtype):
     layer = any_case.build(dtype=dtype)
     assert {p.dtype for p in layer.parameters()} == {dtype}
     assert all(p.isfinite().all() for p in layer.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@every_mode
+@each("dtype", [torch.float16, torch.float32])
 def test_t13_zero_tokens_give_finite_results_and_gradients(mode_case, dtype):
     layer = mode_case.build(bias=False).to(dtype).train()
     arguments = _cast(mode_case.inputs(), dtype)
@@ -76,7 +83,7 @@ def test_decoding_in_half_precision_keeps_its_sums_in_float32(stateful_case):
     layer = stateful_case.build().to(torch.bfloat16).eval()
     x = torch.randn(1, 300, 16).bfloat16()
     state, outputs = layer.init_state(1), []
-    for piece in x.split(1, dim=1):
+    for piece in x.split([200] + [1] * 100, dim=1):
         y, state = layer.step(piece, state)
         outputs.append(y)
     exact = layer.to(torch.float32)(x.float(), is_causal=True)

@@ -1,7 +1,7 @@
 """Attention with exponential features: equal to the reference, strictly causal, no overflow."""
 
-import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.functional import naive_family
 from primal_attention.functional.exponential import exponential_attention
@@ -12,9 +12,9 @@ def _inputs(n=37, m=37, p=6, size=1.0, dtype=torch.float64):
     return (*logs, torch.randn(2, 3, m, 4, dtype=dtype))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 37, 64, 100])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
+@each("n", [1, 2, 37, 64, 100])
 def test_agrees_with_the_reference_in_values_and_gradients(n, masked, is_causal):
     inputs = [t.requires_grad_() for t in _inputs(n, n)]
     mask = torch.rand(2, n) < 0.6 if masked else None
@@ -37,7 +37,7 @@ def test_queries_and_keys_may_differ_in_number():
     )
 
 
-@pytest.mark.parametrize("size", [1e-3, 10.0, 100.0, 1e4])
+@each("size", [1e-3, 10.0, 100.0, 1e4])
 def test_large_logarithms_are_accurate_over_all_keys(size):
     inputs = _inputs(size=size, dtype=torch.float32)
     got = exponential_attention(*inputs).values
@@ -45,8 +45,8 @@ def test_large_logarithms_are_accurate_over_all_keys(size):
     torch.testing.assert_close(got.double(), exact, atol=1e-4 * max(size / 100, 1), rtol=1e-3)
 
 
-@pytest.mark.parametrize("size", [1e-3, 10.0])
-@pytest.mark.parametrize("trend", [-20.0, 0.0, 20.0])
+@each("size", [1e-3, 10.0])
+@each("trend", [-20.0, 0.0, 20.0])
 def test_causal_order_is_accurate_when_keys_grow_or_shrink(size, trend):
     log_q, log_k, v = _inputs(n=300, m=300, size=size, dtype=torch.float32)
     log_k = log_k + trend * torch.arange(300)[:, None]
@@ -57,8 +57,8 @@ def test_causal_order_is_accurate_when_keys_grow_or_shrink(size, trend):
     assert (got - exact).abs().max() < (3e-3 if size > 1 else 1e-4)
 
 
-@pytest.mark.parametrize("size", [30.0, 300.0, 1e4])
-@pytest.mark.parametrize("sizes", [[1] * 40, [40], [7, 1, 32]], ids=["steps", "whole", "parts"])
+@each("size", [30.0, 300.0, 1e4])
+@each("sizes", [[1] * 40, [40], [7, 1, 32]])
 def test_causal_order_is_exact_where_queries_and_keys_choose_different_features(size, sizes):
     inputs = [t.requires_grad_() for t in _inputs(n=40, m=40, size=size)]
     slow = naive_family.exponential_attention(*inputs, is_causal=True)
@@ -77,7 +77,7 @@ def test_causal_order_is_exact_where_queries_and_keys_choose_different_features(
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize("n", [0, 3])
+@each("n", [0, 3])
 def test_large_queries_without_keys_give_zeros_with_zero_gradients(n):
     log_q, log_k, v = (t.requires_grad_() for t in _inputs(n=n, m=0, size=1e4))
     y = exponential_attention(log_q, log_k, v).values
@@ -104,7 +104,7 @@ def test_huge_logarithms_stay_finite_in_causal_order():
     assert all(t.grad.isfinite().all() for t in inputs)
 
 
-@pytest.mark.parametrize("scale", [1.0, 100.0])
+@each("scale", [1.0, 100.0])
 def test_past_outputs_are_bitwise_equal_if_the_future_changes(scale):
     log_q, log_k, v = _inputs(n=200, m=200, dtype=torch.float32)
     past = exponential_attention(log_q, log_k, v, is_causal=True).values[:, :, :70]
@@ -114,7 +114,7 @@ def test_past_outputs_are_bitwise_equal_if_the_future_changes(scale):
     assert torch.equal(past, again)
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 200])
+@each("chunk", [16, 64, 200])
 def test_chunk_size_does_not_matter(chunk):
     inputs = _inputs(n=200, m=200, dtype=torch.float32)
     expected = exponential_attention(*inputs, is_causal=True, chunk=32).values
@@ -128,7 +128,7 @@ def test_many_groups_of_chunks_agree_with_the_reference():
     torch.testing.assert_close(fast, naive_family.exponential_attention(*inputs, is_causal=True))
 
 
-@pytest.mark.parametrize("sizes", [[1] * 20, [7, 1, 12], [20]], ids=str)
+@each("sizes", [[1] * 20, [7, 1, 12], [20]])
 def test_calls_continue_from_their_state(sizes):
     log_q, log_k, v = _inputs(n=20, m=20)
     mask = torch.rand(2, 20) < 0.7
@@ -153,13 +153,13 @@ def test_rows_without_keys_are_zero_with_zero_gradient():
         assert all((g == 0).all() for g in torch.autograd.grad(y.sum(), inputs))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_no_tokens_give_no_output(is_causal):
     inputs = _inputs(n=0, m=0)
     assert exponential_attention(*inputs, is_causal=is_causal).values.shape == (2, 3, 0, 4)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("is_causal", [False, True])
 def test_gradients_match_finite_differences(is_causal):
     inputs = [t.requires_grad_() for t in _inputs(n=5, m=5, p=3)]
 
@@ -167,4 +167,4 @@ def test_gradients_match_finite_differences(is_causal):
         return exponential_attention(*tensors, is_causal=is_causal, chunk=2).values
 
     assert torch.autograd.gradcheck(run, inputs)
-    assert torch.autograd.gradgradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)

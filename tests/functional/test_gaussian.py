@@ -1,8 +1,8 @@
 """The Gaussian kernel and exact attention with it: naive parity, offsets, spread, masks."""
 
-import pytest
 import torch
 from tests.functional.points import F64, draw, gradients, masks
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_nystrom as naive
@@ -40,10 +40,10 @@ def test_gram_is_at_most_one_for_large_norms():
     assert gram.max() <= 1
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("width", [3, 11])
+@each("normalize", [False, True])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
+@each("width", [3, 11])
 def test_exact_attention_matches_naive_in_values_and_gradients(normalize, is_causal, masked, width):
     q, k = (t.requires_grad_() for t in draw(9, 9))
     v = torch.randn(2, 3, 9, width, **F64, requires_grad=True)
@@ -55,7 +55,7 @@ def test_exact_attention_matches_naive_in_values_and_gradients(normalize, is_cau
         assert_close(a, b)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@each("normalize", [False, True])
 def test_exact_attention_holds_for_rectangular_pairs_and_pair_masks(normalize):
     q, k, v = draw(6, 9, 9)
     pairs = torch.rand(2, 6, 9) > 0.4
@@ -74,9 +74,9 @@ def test_row_sums_range_from_zero_to_n_in_float32():
     assert_close(gaussian_attention(x + 20, x, ones), 0 * ones)
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@each("normalize", [False, True])
+@each("is_causal", [False, True])
+@each("masked", [False, True])
 def test_an_offset_common_to_queries_and_keys_costs_no_accuracy(normalize, is_causal, masked):
     # points that float32 represents exactly at 3,000, so both precisions use the same points
     q, k = ((t * 1024).round() / 1024 for t in draw(50, 50, dtype=torch.float32))
@@ -109,8 +109,8 @@ def test_an_offset_costs_no_accuracy_through_landmarks_and_in_windows_either():
     assert_close(got, expected.values, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("d", [8, 64, 128])
+@each("is_causal", [False, True])
+@each("d", [8, 64, 128])
 def test_spread_points_keep_weights_accurate_while_float32_can(d, is_causal):
     direction = torch.randn(1, 2, 200, d)
     x = 50 * direction / direction.norm(dim=-1, keepdim=True)
@@ -121,8 +121,8 @@ def test_spread_points_keep_weights_accurate_while_float32_can(d, is_causal):
     assert_close(got.double(), exact, atol=0, rtol=1e-2)
 
 
-@pytest.mark.parametrize("scale", [1e3, 1e4, 1e6])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("scale", [1e3, 1e4, 1e6])
+@each("is_causal", [False, True])
 def test_no_weight_exceeds_one_for_distant_points(scale, is_causal):
     # every point is near only itself, so each row sum is one weight
     x = (scale * torch.randn(1, 2, 200, 32)).requires_grad_()

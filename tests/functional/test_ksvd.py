@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import each
 from torch import Tensor
 
 from primal_attention.functional import (
@@ -146,7 +147,7 @@ def test_t03_euler_identity(n: int, m: int, d: int, rows: int, s: int) -> None:
     torch.testing.assert_close(half, value, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("n", "m"), [(40, 40), (40, 25), (25, 40)])
+@each("n, m", [(40, 40), (40, 25), (25, 40)])
 def test_t04_parameter_trace_implies_the_spectrum_of_the_weighted_kernel(n: int, m: int) -> None:
     p = problem(n, m)
     lam = (math.sqrt(n * m) / p.sigma).sqrt()
@@ -159,7 +160,7 @@ def test_t04_parameter_trace_implies_the_spectrum_of_the_weighted_kernel(n: int,
         torch.testing.assert_close(implied_singular_values(lam[None], n)[0], n / lam.square())
 
 
-@pytest.mark.parametrize(("n", "m"), [(40, 40), (40, 25)])
+@each("n, m", [(40, 40), (40, 25)])
 def test_t04_data_trace_drops_f_from_the_kernel(n: int, m: int) -> None:
     q, k, f = randn(n, 12), randn(m, 12), randn(20, 12)
     bare = Problem(q, k, torch.eye(12).double(), *feature_svd(unit_rows(q), unit_rows(k), 5))
@@ -232,7 +233,7 @@ def test_objective_is_indefinite() -> None:
     assert values[-1] > 0.5
 
 
-@pytest.mark.parametrize(("n", "s"), [(1, 1), (7, 3), (63, 20)])
+@each("n, s", [(1, 1), (7, 3), (63, 20)])
 def test_t05_moment_form_equals_the_naive_one_in_values_and_gradients(n: int, s: int) -> None:
     b, h, d = 2, 3, 5
     e, r = randn(b, h, n, s).requires_grad_(), randn(b, h, n, s).requires_grad_()
@@ -298,7 +299,7 @@ def test_t06_heads_cancel_unless_reduced_one_by_one() -> None:
     assert reduce_objective(j, "head") > 0.01
 
 
-@pytest.mark.parametrize("reduction", ["sample", "batch", "head"])
+@each("reduction", ["sample", "batch", "head"])
 def test_empty_sequences_are_left_out(reduction: str) -> None:
     j, keep = randn(5, 3), torch.tensor([True, False, True, True, False])
     got = reduce_objective(j, reduction, keep=keep)

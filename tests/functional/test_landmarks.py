@@ -1,8 +1,8 @@
 """Landmarks skip padding, and clusters find their centres."""
 
-import pytest
 import torch
 from tests.functional.points import F64, data_set, draw
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_nystrom as naive
@@ -12,7 +12,7 @@ from primal_attention.functional.nystrom import (
 )
 
 
-@pytest.mark.parametrize("num", [1, 4, 7, 30])
+@each("num", [1, 4, 7, 30])
 def test_segment_means_and_strided_tokens_skip_padding_on_any_side(num):
     (x,) = draw(11)
     keep = torch.rand(2, 11) > 0.4
@@ -25,7 +25,7 @@ def test_segment_means_and_strided_tokens_skip_padding_on_any_side(num):
         assert_close(got[i, 1], naive.segment_means(x[i, 1, keep[i]], num))
 
 
-@pytest.mark.parametrize("pick", [segment_means, strided_landmarks])
+@each("pick", [segment_means, strided_landmarks])
 def test_landmarks_of_an_empty_sequence_are_zero(pick):
     (x,) = draw(6)
     assert (pick(x, 3, torch.zeros(2, 6, dtype=torch.bool)) == 0).all()

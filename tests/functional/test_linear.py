@@ -1,9 +1,9 @@
 """Causal sums in linear time against dense products."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import causal_sums
@@ -27,8 +27,8 @@ def _same_with_gradients(got, expected, leaves):
         assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 130])
-@pytest.mark.parametrize("chunk", [1, 16, 64])
+@each("n", [1, 5, 63, 64, 65, 130])
+@each("chunk", [1, 16, 64])
 def test_causal_sums_are_triangular_products(n, chunk):
     q, k, v = _inputs(2, 2, n, 3, 4)
     expected = (q @ k.transpose(-1, -2)).tril() @ v

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive
@@ -12,8 +13,8 @@ def test_cosine_gives_unit_vectors_and_keeps_zero():
     assert_close(naive.cosine(x), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("length", "num", "expected"),
+@each(
+    "length, num, expected",
     [(4, 3, [0, 1, 3]), (5, 1, [0]), (1, 3, [0, 0, 0]), (3, 5, [0, 0, 1, 1, 2]), (6, 2, [0, 5])],
 )
 def test_even_indices(length, num, expected):
@@ -30,7 +31,7 @@ def test_softmax_attention_is_torchs():
     assert_close(naive.softmax_attention(q, k, v, key_mask=keep), expected)
 
 
-@pytest.mark.parametrize("attend", [naive.linear_attention, naive.softmax_attention])
+@each("attend", [naive.linear_attention, naive.softmax_attention])
 def test_dense_attention_averages_values(attend):
     q, k = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3)
     ones = torch.ones(1, 2, 5, 1)

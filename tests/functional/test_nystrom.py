@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.functional.points import F64, data_set, draw, gradients, masks
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_nystrom as naive
@@ -19,8 +20,8 @@ from primal_attention.functional.nystrom import (
 )
 
 
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("masked", [False, True])
+@each("normalize", [False, True])
+@each("masked", [False, True])
 def test_nystrom_matches_naive_in_values_and_gradients(normalize, masked):
     q, k, v, z = (t.requires_grad_() for t in draw(9, 7, 7, 4))
     keep = masks(2, 7) if masked else None
@@ -37,7 +38,7 @@ def test_cholesky_path_equals_the_dense_formula_in_float32():
     assert_close(nystrom_attention(q, k, v, z).double(), slow, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("inverse", ["cholesky", "schulz", "published"])
+@each("inverse", ["cholesky", "schulz", "published"])
 def test_gradcheck_with_fixed_landmarks_and_bandwidth(inverse):
     q, k, v, z = (t[:1, :1].requires_grad_() for t in draw(5, 4, 4, 3, d=2))
     bandwidth = torch.tensor(0.7, **F64, requires_grad=True)
@@ -130,9 +131,9 @@ def test_autocast_leaves_the_kernel_in_float32():
 # causal
 
 
-@pytest.mark.parametrize("window", [1, 4, 64])
-@pytest.mark.parametrize("n", [1, 4, 13])
-@pytest.mark.parametrize("normalize", [False, True])
+@each("window", [1, 4, 64])
+@each("n", [1, 4, 13])
+@each("normalize", [False, True])
 def test_windowed_form_matches_naive_in_values_and_gradients(window, n, normalize):
     q, k, v = (t.requires_grad_() for t in draw(n, n, n))
     z = torch.randn(3, 6, 5, **F64, requires_grad=True)
@@ -145,7 +146,7 @@ def test_windowed_form_matches_naive_in_values_and_gradients(window, n, normaliz
         assert_close(a, b, atol=1e-9, rtol=1e-8)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 13, [5, 1, 7], [13]], ids=str)
+@each("pieces", [[1] * 13, [5, 1, 7], [13]])
 def test_windowed_form_continues_from_its_state(pieces):
     q, k, v = draw(13, 13, 13)
     z = torch.randn(3, 6, 5, **F64)

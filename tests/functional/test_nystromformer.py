@@ -1,13 +1,13 @@
 """The convolution of Nyströmformer is a grouped convolution."""
 
-import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.functional.nystromformer import token_convolution
 
 
-@pytest.mark.parametrize("taps", [1, 3, 33, 65])
-@pytest.mark.parametrize("n", [1, 5, 32, 33, 100])
+@each("taps", [1, 3, 33, 65])
+@each("n", [1, 5, 32, 33, 100])
 def test_the_convolution_by_blocks_is_a_grouped_convolution_in_values_and_gradients(n, taps):
     x = torch.randn(2, 3, n, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(3, taps, dtype=torch.float64, requires_grad=True)

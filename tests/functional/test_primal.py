@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import cover, each
 from torch.testing import assert_close
 
 from primal_attention.functional import (
@@ -140,10 +141,10 @@ def test_t01_golden_example_of_the_causal_layer():
 SHAPES = [(2, 3, 7, 4, 2), (1, 1, 5, 3, 3), (3, 2, 6, 5, 8), (4, 1, 1, 7, 2), (2, 5, 9, 1, 1)]
 
 
-@pytest.mark.parametrize("chunk", [2, 1024])
-@pytest.mark.parametrize(("b", "h", "n", "d", "s"), SHAPES)
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@each("chunk", [2, 1024])
+@each("b, h, n, d, s", SHAPES)
+@each("shared", [False, True])
+@each("masked", [False, True])
 def test_projection_is_the_textbook_one(monkeypatch, b, h, n, d, s, shared, masked, chunk):
     _cut_small(monkeypatch, chunk)
     keep = _keep(b, n) if masked else None
@@ -182,14 +183,12 @@ def _by_book(x, w, maps, keep):
     return y, scores.square().sum(2)
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 1024])
-@pytest.mark.parametrize("per_tile", [1, 4])
-@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
-@pytest.mark.parametrize("n", [6, 7])
-@pytest.mark.parametrize(("s", "engine"), [(1, "scores"), (7, "folded")])
 @pytest.mark.parametrize("has_energy", [False, True], ids=["output", "energy"])
+@pytest.mark.parametrize(("s", "engine"), [(1, "scores"), (7, "folded")])
+@each(
+    "chunk, per_tile, shared, masked, biased, n",
+    cover(3, [1, 2, 3, 4, 1024], [1, 4], *[[False, True]] * 3, [6, 7]),
+)
 def test_t16_every_engine_attends_as_the_formulas_read(
     monkeypatch, chunk, per_tile, shared, masked, biased, n, s, engine, has_energy
 ):
@@ -223,8 +222,8 @@ def test_t16_every_engine_attends_as_the_formulas_read(
         assert_close(plain(*leaves), truth(*leaves))
 
 
-@pytest.mark.parametrize("inner_bias", [False, True])
-@pytest.mark.parametrize("outer_bias", [False, True])
+@each("inner_bias", [False, True])
+@each("outer_bias", [False, True])
 def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias):
     h, d, s, c = 3, 4, 2, 5
     leaves = [_randn(d, 2 * s), _randn(c, h * d)]
@@ -249,9 +248,9 @@ def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias
     _same_with_gradients(folded, truth, leaves)
 
 
-@pytest.mark.parametrize(("b", "n"), [(1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
-@pytest.mark.parametrize("chunk", [1, 3, 8])
-@pytest.mark.parametrize("fine", [2, 512])
+@each("b, n", [(1, 5), (3, 4), (2, 7), (3, 23), (1, 1)])
+@each("chunk", [1, 3, 8])
+@each("fine", [2, 512])
 def test_tiles_cover_every_token_once(monkeypatch, b, n, chunk, fine):
     monkeypatch.setattr(tiles, "_NUMBERS", 0)
     monkeypatch.setattr(tiles, "_CHUNK", chunk)
@@ -270,10 +269,10 @@ def test_a_token_more_than_a_tile_does_not_make_a_second_one(monkeypatch):
     assert [tile.shape[0] for tile in tiles.cut(9, 2049, 128)] == [5, 4]
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("smooth", [False, True], ids=["table", "basis"])
-@pytest.mark.parametrize("standardize", [False, True], ids=["raw", "standardized"])
-@pytest.mark.parametrize("num", [5, 6, 17], ids=["fewer", "all", "repeated"])
+@each("masked", [False, True])
+@each("smooth", [False, True])
+@each("standardize", [False, True])
+@each("num", [5, 6, 17])
 def test_sampled_weights_are_rows_times_codes(masked, smooth, standardize, num):
     b, n, h, d, s = 3, 6, 2, 2, 3
     keep = _keep(b, n) if masked else None
@@ -304,7 +303,7 @@ def test_sampled_weights_are_rows_times_codes(masked, smooth, standardize, num):
     _same_with_gradients(fast, truth, leaves)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@each("masked", [False, True])
 def test_the_loss_in_one_step_is_the_reduced_objective(masked):
     b, n, h, s = 3, 6, 2, 4
     keep = _keep(b, n) if masked else torch.ones(b, n, dtype=torch.bool)
@@ -320,11 +319,11 @@ def test_the_loss_in_one_step_is_the_reduced_objective(masked):
     _same_with_gradients(lambda *t: sample_loss(*t, count if masked else n), truth, leaves)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("biased", [False, True], ids=["linear", "affine"])
-@pytest.mark.parametrize("chunk", [2, 3, 1024])
-@pytest.mark.parametrize("s", [2, 5])
-@pytest.mark.parametrize("n", [6, 7])
+@each("masked", [False, True])
+@each("biased", [False, True])
+@each("chunk", [2, 3, 1024])
+@each("s", [2, 5])
+@each("n", [6, 7])
 def test_both_stages_of_dual_weights_are_the_textbook(monkeypatch, masked, biased, chunk, s, n):
     _cut_small(monkeypatch, chunk)
     b, h, d = 3, 2, 3
@@ -363,8 +362,8 @@ def test_both_stages_of_dual_weights_are_the_textbook(monkeypatch, masked, biase
     _same_with_gradients(fast, truth, leaves)
 
 
-@pytest.mark.parametrize("biased", [0, 1], ids=["queries", "keys"])
-@pytest.mark.parametrize("s", [1, 5], ids=["scores", "folded"])
+@each("biased", [0, 1])
+@each("s", [1, 5])
 def test_a_bias_of_one_side_alone_is_not_lost(biased, s):
     x, w, bias = _randn(2, 6, 4), _randn(2, 4, 2, s), _randn(4)
     weights = _randn(4, 4), _randn(4, 4), _randn(2, 2 * s), _randn(3, 4)
@@ -397,7 +396,7 @@ def test_backward_cuts_the_tokens_as_forward_did(monkeypatch):
     assert_close(gradient(3), gradient(2))
 
 
-@pytest.mark.parametrize("s", [1, 5], ids=["scores", "folded"])
+@each("s", [1, 5])
 def test_gradients_that_nobody_wants_are_left_out(s):
     maps = _maps([_randn(4, 4), _randn(4, 4), _randn(2, 2 * s), _randn(3, 4)], None)
     x, codes = _randn(2, 6, 4), [_randn(2, 5, s).requires_grad_() for _ in range(2)]
@@ -463,8 +462,8 @@ def test_t13_scores_are_bounded_by_the_norm_of_the_weights(n, d, s):
     assert_close(units, torch.ones_like(units))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("eps", [1e-6, 1e-12])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("eps", [1e-6, 1e-12])
 def test_t13_a_zero_vector_has_zero_score_and_finite_gradient(dtype, eps):
     q = torch.zeros(1, 1, 2, 4, dtype=dtype, requires_grad=True)
     w = torch.randn(1, 1, 4, 3).to(dtype).requires_grad_()
@@ -477,7 +476,7 @@ def test_t13_a_zero_vector_has_zero_score_and_finite_gradient(dtype, eps):
     assert (weights == 0).all()
 
 
-@pytest.mark.parametrize("tiny", [1e-7, 1e-5])
+@each("tiny", [1e-7, 1e-5])
 def test_norms_around_the_floor_have_the_gradient_of_the_clamped_formula(tiny):
     q, w = _heads(1, 2, 5, 3) * tiny, _randn(1, 2, 3, 2)
     _same_with_gradients(lambda q, w: project(q, w).scores, naive.primal_scores, [q, w], tol=1e-8)
@@ -511,7 +510,7 @@ def _exact(length, num):
     return [math.floor(m * (length - 1) / (num - 1)) if num > 1 else 0 for m in range(num)]
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 7, 20, 100, 300])
+@each("num", [1, 2, 3, 7, 20, 100, 300])
 def test_t15_indices_are_exact(num):
     for length in (*range(1, 60), 136, 315, 1024, 1751, 4096, 100_003):
         got = even_indices(length, num).tolist()
@@ -569,8 +568,8 @@ def test_normalized_rows_have_mean_zero_and_variance_one():
 # dual weights, Gram matrices, running sums
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
-@pytest.mark.parametrize("chunk", [3, 1024])
+@each("masked", [False, True])
+@each("chunk", [3, 1024])
 def test_dual_weights_are_the_textbook_ones(monkeypatch, masked, chunk):
     _cut_small(monkeypatch, chunk)
     keep = _keep(3, 8) if masked else None
@@ -593,7 +592,7 @@ def test_dual_weights_are_the_textbook_ones(monkeypatch, masked, chunk):
     )
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["full", "masked"])
+@each("masked", [False, True])
 def test_feature_gram_is_the_product_of_the_features(masked):
     keep = _keep(2, 9) if masked else None
 
@@ -615,7 +614,7 @@ def test_sums_and_grams_stay_in_float32_under_autocast():
     assert_close(running, prefix_sum(x.float()))
 
 
-@pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 130])
+@each("n", [1, 5, 63, 64, 65, 130])
 def test_prefix_sums_point_where_prefix_means_point(n):
     x = _randn(2, n, 4)
     total, mean = prefix_sum(x), naive.prefix_mean(x[:, None])[:, 0]
@@ -624,8 +623,8 @@ def test_prefix_sums_point_where_prefix_means_point(n):
     assert_close(naive.cosine(total), naive.cosine(mean), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("n", [1, 7, 64, 65, 200])
-@pytest.mark.parametrize("decay", [0.1, 0.9, 0.999])
+@each("n", [1, 7, 64, 65, 200])
+@each("decay", [0.1, 0.9, 0.999])
 def test_decayed_sums_are_the_recurrence(n, decay):
     _same_with_gradients(
         lambda x: decayed_sum(x, decay) * (1 - decay),
@@ -655,7 +654,7 @@ def test_decayed_sums_continue_and_skip_padding(n, cut, chunk, seed):
     assert_close(torch.cat([first, second], dim=1), whole, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("decay", [0.1, 0.9])
+@each("decay", [0.1, 0.9])
 def test_decayed_sums_remember_across_any_gap(decay):
     x, keep = _randn(1, 1000, 2), torch.zeros(1, 1000, dtype=torch.bool)
     keep[:, [3, 4, 900, 901]] = True
@@ -681,7 +680,7 @@ def test_running_sums_keep_their_accuracy_over_long_sequences():
 # the objective
 
 
-@pytest.mark.parametrize(("b", "h", "n", "d", "s"), SHAPES)
+@each("b, h, n, d, s", SHAPES)
 def test_t05_the_moment_form_is_the_diagonal_matrix_form(b, h, n, d, s):
     def truth(e, r, lam, w_e, w_r):
         return naive.ksvd_objective(e, r, lam, w_e, w_r)
@@ -727,7 +726,7 @@ def _ranks(n, cuts):
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("cuts", [[5], [2, 11], [0, 4], [12, 12]], ids=str)
+@each("cuts", [[5], [2, 11], [0, 4], [12, 12]])
 def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
     n, num, h, d, s = 13, 6, 2, 3, 4
     x, q, k = _randn(2, n, h * d), _heads(2, h, n, d), _heads(2, h, n, d)
@@ -757,8 +756,8 @@ def test_t19_data_dependent_weights_are_sums_over_ranks(cuts):
     assert_close(reduce_objective(ksvd_objective(e, r, lam, trace)), loss)
 
 
-@pytest.mark.parametrize("cuts", [[5], [2, 11], [0, 4], [12, 12]], ids=str)
-@pytest.mark.parametrize("decay", [None, 0.8])
+@each("cuts", [[5], [2, 11], [0, 4], [12, 12]])
+@each("decay", [None, 0.8])
 def test_t19_causal_sums_are_scans_over_ranks(cuts, decay):
     x = _randn(2, 13, 6)
     running = prefix_sum if decay is None else decayed_sum
@@ -773,7 +772,7 @@ def test_t19_causal_sums_are_scans_over_ranks(cuts, decay):
     assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("cuts", [[5], [2, 11]], ids=str)
+@each("cuts", [[5], [2, 11]])
 def test_t19_dual_weights_are_sums_over_ranks(cuts):
     q, k, duals = _heads(2, 2, 13, 3), _heads(2, 2, 13, 3), _randn(2, 2, 13, 4)
     whole = project(q, dual_weights(k, duals)).scores

@@ -1,8 +1,8 @@
 """Newton-Schulz inverses converge as derived."""
 
-import pytest
 import torch
 from tests.functional.points import F64, data_set, draw
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_nystrom as naive
@@ -42,7 +42,7 @@ def test_one_schulz_step_maps_the_residual_as_derived():
     )
 
 
-@pytest.mark.parametrize("published", [False, True])
+@each("published", [False, True])
 def test_schulz_matches_naive_for_each_matrix_of_a_batch(published):
     (z,) = draw(12)
     m = landmark_gram(z, 0.1)
@@ -81,7 +81,7 @@ def test_the_identity_start_needs_half_the_steps_of_the_published_one():
     assert residual(15, True) < 1e-10
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3, 1e6])
+@each("scale", [1e-3, 1.0, 1e3, 1e6])
 def test_landmark_gram_can_always_be_factored_in_float32(scale):
     z = torch.randn(4, 2, 128, 32) * scale + 10 * scale
     z = torch.cat([z, z[:, :, :64]], dim=2)  # duplicates

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import causal_sums, toeplitz
@@ -47,7 +48,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(toeplitz, "_BLOCK", 3)
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 5), (7, 7), (6, 1)])
+@each("n, m", [(1, 1), (2, 5), (7, 7), (6, 1)])
 def test_dense_matches_one_pair_at_a_time(n, m):
     (q, k, v), c = draw(n, m), table(n, m)
     expected = naive.weighted_sums(q, k, v, lambda t: c[:, t + n - 1])
@@ -57,8 +58,8 @@ def test_dense_matches_one_pair_at_a_time(n, m):
         assert_close(toeplitz_sums(q, k, v, c, is_causal=True, backend="dense"), expected)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 257, 1000])
-@pytest.mark.parametrize("is_causal", [False, True])
+@each("n", [1, 2, 3, 7, 64, 257, 1000])
+@each("is_causal", [False, True])
 def test_fft_equals_dense(n, is_causal):
     for factory, tolerance in ((F64, 1e-12), ({"dtype": torch.float32}, 5e-6)):
         (q, k, v), c = draw(n, p=2, v=2, **factory), table(n, **factory)
@@ -66,21 +67,21 @@ def test_fft_equals_dense(n, is_causal):
         close(got, dense(q, k, v, c, is_causal), tolerance)
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 9), (9, 1), (20, 33), (300, 41)])
+@each("n, m", [(1, 9), (9, 1), (20, 33), (300, 41)])
 def test_rectangular_fft_equals_dense(n, m):
     (q, k, v), c = draw(n, m), table(n, m)
     close(toeplitz_sums(q, k, v, c, backend="fft"), dense(q, k, v, c), 1e-12)
 
 
-@pytest.mark.parametrize("n", [1, 255, 257, 700, 1100])
+@each("n", [1, 255, 257, 700, 1100])
 def test_divide_and_conquer_equals_dense(n):
     (q, k, v), c = draw(n, p=2, v=2, dtype=torch.float32), table(n, dtype=torch.float32)
     got = toeplitz_sums(q, k, v, c, is_causal=True, backend="split")
     close(got.double(), dense(*(t.double() for t in (q, k, v, c)), True), 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("backend", "is_causal"),
+@each(
+    "backend, is_causal",
     [("dense", False), ("dense", True), ("fft", False), ("fft", True), ("split", True)],
 )
 @pytest.mark.usefixtures("small_blocks")
@@ -111,7 +112,7 @@ def test_feature_loop_equals_the_materialized_transform():
     close(toeplitz_sums(q, k, v, c, backend="fft"), expected, 1e-6)
 
 
-@pytest.mark.parametrize("backend", ["dense", "fft", "auto"])
+@each("backend", ["dense", "fft", "auto"])
 def test_a_constant_table_gives_the_sums_without_positions(backend):
     q, k, v = draw(70, dtype=torch.float32)
     c = torch.ones(3, 139)
@@ -130,7 +131,7 @@ def test_zero_weights_beyond_a_lag_give_a_band():
     close(toeplitz_sums(q, k, v, c, backend="fft"), expected, 1e-5)
 
 
-@pytest.mark.parametrize("backend", ["dense", "split"])
+@each("backend", ["dense", "split"])
 def test_past_outputs_are_bitwise_equal_if_the_future_changes(backend):
     (q, k, v), c = draw(700, p=2, v=2, dtype=torch.float32), table(700, dtype=torch.float32)
     before = toeplitz_sums(q, k, v, c, is_causal=True, backend=backend)
@@ -215,8 +216,8 @@ def clipped(c):
     return lambda t: c[:, min(max(t, -w), w) + w]
 
 
-@pytest.mark.parametrize("window", [1, 2, 6])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (9, 9), (3, 14), (14, 3)])
+@each("window", [1, 2, 6])
+@each("n, m", [(1, 1), (9, 9), (3, 14), (14, 3)])
 @pytest.mark.usefixtures("small_chunks")
 def test_windowed_sums_match_naive_in_values_and_gradients(window, n, m):
     q, k, v = draw(n, m, p=2, v=3, h=2)
@@ -239,8 +240,8 @@ def test_windowed_sums_equal_the_transform_of_the_full_table():
         close(got, toeplitz_sums(q, k, v, full, is_causal=is_causal, backend="fft"), 1e-11)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 13, [5, 1, 7], [13], [0, 13]], ids=str)
-@pytest.mark.parametrize("window", [1, 3, 20])
+@each("pieces", [[1] * 13, [5, 1, 7], [13], [0, 13]])
+@each("window", [1, 3, 20])
 @pytest.mark.usefixtures("small_chunks")
 def test_streaming_with_a_window_equals_the_parallel_form(pieces, window):
     q, k, v = draw(13)
@@ -267,7 +268,7 @@ def test_each_pair_of_grid_lags_has_its_own_lag_on_the_line():
     assert_close(columns, index % 4 - index[:, None] % 4)
 
 
-@pytest.mark.parametrize("width", [1, 3, 5])
+@each("width", [1, 3, 5])
 def test_a_grid_on_the_line_gives_the_two_dimensional_sums(width):
     n = 4 * width - (width > 1)  # the last row may be short
     q, k, v = draw(n, p=2, v=3, h=2)

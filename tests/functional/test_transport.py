@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.functional import naive_transport as naive
@@ -44,14 +45,14 @@ def convex_gradient(x):
 # exact
 
 
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("n", [1, 2, 6])
+@each("p", [1, 2])
+@each("n", [1, 2, 6])
 def test_an_assignment_is_the_best_of_all_permutations(n, p):
     cost = cost_matrix(cloud(n, 3), cloud(n, 3), p)
     assert optimal_assignment(cost).equal(naive.best_permutation(cost))
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@each("p", [1, 2])
 def test_costs_are_powers_of_distances(p):
     x, y = cloud(4, 3), cloud(5, 3)
     expected = torch.stack([torch.stack([(a - b).norm() ** p for b in y]) for a in x])
@@ -125,7 +126,7 @@ def test_matching_in_batches_is_a_permutation_that_costs_more_in_smaller_batches
 # the Monge gap
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@each("p", [1, 2])
 def test_gap_is_the_excess_over_the_best_permutation(p):
     x, y = cloud(6), cloud(6)
     cost = cost_matrix(x, y, p)
@@ -154,7 +155,7 @@ def test_gradients_of_convex_functions_have_no_gap():
 
 
 # O2
-@pytest.mark.parametrize("p", [1, 2])
+@each("p", [1, 2])
 def test_gap_is_never_negative(p):
     for seed in range(20):
         torch.manual_seed(seed)
@@ -199,7 +200,7 @@ def test_gradient_of_the_gap_matches_the_formula_and_finite_differences():
     assert_close((up - down) / 2e-6, (grad * direction).sum(), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@each("p", [1, 2])
 def test_exact_costs_pass_gradcheck_on_both_sides(p):
     x, y = (cloud(7, 3).requires_grad_() for _ in range(2))
     assert torch.autograd.gradcheck(lambda a, b: wasserstein(a, b, p=p), (x, y))
@@ -258,7 +259,7 @@ def test_iterations_stop_at_the_error_or_at_the_cap():
     assert sinkhorn(cost, epsilon=0.1, tolerance=0.0, max_iterations=17).iterations == 17
 
 
-@pytest.mark.parametrize("which", ["value", "entropic_value"])
+@each("which", ["value", "entropic_value"])
 def test_entropic_costs_have_exact_gradients(which):
     x, y, a = cloud(6).requires_grad_(), cloud(5).requires_grad_(), weights(6)
 
@@ -378,14 +379,14 @@ def test_factored_scaling_takes_batches_and_has_gradients():
 # one dimension
 
 
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize(("n", "m"), [(1, 1), (6, 6), (6, 4), (3, 7), (8, 4)])
+@each("p", [1, 2])
+@each("n, m", [(1, 1), (6, 6), (6, 4), (3, 7), (8, 4)])
 def test_sorting_is_the_corner_rule(n, m, p):
     x, y = torch.randn(n, dtype=F64), torch.randn(m, dtype=F64)
     assert_close(wasserstein_1d(x, y, p=p), naive.corner_cost(x, y, p))
 
 
-@pytest.mark.parametrize("p", [1, 2])
+@each("p", [1, 2])
 def test_sorting_is_the_exact_solver_on_a_line(p):
     x, y = cloud(30, 1), cloud(30, 1)
     assert_close(wasserstein_1d(x[:, 0], y[:, 0], p=p), wasserstein(x, y, p=p))

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from scipy.special import hyp0f1
+from tests.house.rows import each
 
 from primal_attention.kernels import PositiveFeatures, TrigonometricFeatures, draw_directions
 
@@ -216,7 +217,7 @@ def test_invalid_options_raise():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", [0.5, 1.0])
+@each("norm", [0.5, 1.0])
 def test_positive_features_are_unbiased(norm):
     x, y = _pair(32, norm)
     w = draw_directions(400_000, 32, directions="iid", generator=_generator(3))

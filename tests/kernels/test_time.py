@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.kernels import (
     TIME_FEATURES,
@@ -43,8 +44,8 @@ def _shift_error(phi, t: torch.Tensor, shift: float) -> float:
     return (kernel.gram(t, t) - kernel.gram(t + shift, t + shift)).abs().max().item()
 
 
-@pytest.mark.parametrize("mu", [0.0, 2.0])
-@pytest.mark.parametrize("m", [16, 256, 4096])
+@each("mu", [0.0, 2.0])
+@each("m", [16, 256, 4096])
 def test_t1_random_draws_approach_the_gaussian_at_the_monte_carlo_rate(m, mu):
     t = _times(200)
     gram = TimeKernel(_normal(m, mu, 1.3, resample="never")).gram(t, t)
@@ -52,14 +53,14 @@ def test_t1_random_draws_approach_the_gaussian_at_the_monte_carlo_rate(m, mu):
     assert 0.05 / math.sqrt(m) < error < 2.5 / math.sqrt(m)
 
 
-@pytest.mark.parametrize(("m", "most"), [(16, 0.12), (64, 0.025), (256, 0.006)])
+@each("m, most", [(16, 0.12), (64, 0.025), (256, 0.006)])
 def test_t2_mid_quantiles_are_far_more_accurate(m, most):
     t = _times(200)
     error = TimeKernel(_normal(m, 0.0, 1.3).eval()).gram(t, t) - _gaussian(t, 0.0, 1.3)
     assert error.abs().max() <= most
 
 
-@pytest.mark.parametrize(("is_random", "most"), [(False, 0.01), (True, 0.06)])
+@each("is_random, most", [(False, 0.01), (True, 0.06)])
 def test_t3_cauchy_frequencies_give_the_exponential(is_random, most):
     m = 4096
     u = torch.rand(m, dtype=F64) if is_random else (torch.arange(m, dtype=F64) + 0.5) / m
@@ -70,8 +71,8 @@ def test_t3_cauchy_frequencies_give_the_exponential(is_random, most):
     assert (TimeKernel(phi).psi(delta) - (-delta).exp()).abs().max() <= most
 
 
-@pytest.mark.parametrize("spectrum", ["free", "normal", "inverse-cdf"])
-@pytest.mark.parametrize("amplitudes", [False, True])
+@each("spectrum", ["free", "normal", "inverse-cdf"])
+@each("amplitudes", [False, True])
 def test_t4_norm_of_bochner_features_is_one(spectrum, amplitudes):
     phi = BochnerTime(32, spectrum=spectrum, amplitudes=amplitudes, dtype=F64)
     if amplitudes:
@@ -80,7 +81,7 @@ def test_t4_norm_of_bochner_features_is_one(spectrum, amplitudes):
     assert (norm - 1).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("spectrum", ["free", "normal", "inverse-cdf"])
+@each("spectrum", ["free", "normal", "inverse-cdf"])
 def test_t5_bochner_kernels_do_not_change_with_a_shift(spectrum):
     phi = BochnerTime(32, spectrum=spectrum, dtype=F64)
     assert _shift_error(phi, _times(), 12_345.0) <= 1e-9
@@ -223,7 +224,7 @@ def test_t16_gradients_of_all_parameters_match_finite_differences(name):
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in phi.parameters())
 
 
-@pytest.mark.parametrize("resample", ["train", "never"])
+@each("resample", ["train", "never"])
 @pytest.mark.parametrize("name", ["normal", "inverse-cdf"])
 def test_t17_evaluation_is_deterministic(name, resample):
     phi = BochnerTime(16, spectrum=name, resample=resample)
@@ -303,7 +304,7 @@ def test_inverse_cdf_learns_a_uniform_spectrum():
 
 
 @pytest.mark.parametrize("name", TIME_FEATURES)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+@each("poison", [math.nan, math.inf, 1e30])
 def test_padding_never_leaks(name, poison):
     phi = create_time(name, 14).eval()
     t, keep = _times(10).reshape(2, 5), torch.arange(5) < torch.tensor([[5], [3]])
@@ -332,7 +333,7 @@ def test_features_survive_compile_and_storage(name):
     twin.load_state_dict(phi.start_from(_times(), 9.0).state_dict())
     t = _times()
     torch.testing.assert_close(phi(t), twin(t), rtol=0, atol=0)
-    compiled = torch.compile(phi, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(phi, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(t), phi(t))
 
 
@@ -357,7 +358,7 @@ def test_events_that_come_together_do_not_set_the_shortest_period():
     assert MercerTime(4, 3).start_from(gaps, 100.0).periods.min() > 1.0
 
 
-@pytest.mark.parametrize("gaps", [[], [0.0, 0.0], [1.0, math.nan], [1.0, -2.0]])
+@each("gaps", [[], [0.0, 0.0], [1.0, math.nan], [1.0, -2.0]])
 def test_gaps_that_hold_no_scale_are_refused(gaps):
     with pytest.raises(ValueError, match="gaps"):
         BochnerTime().start_from(gaps, 1.0)
@@ -387,7 +388,7 @@ def test_aliasing_warns():
 
 
 @pytest.mark.raw
-@pytest.mark.parametrize("unit", [0.0, -1.0, math.nan, "day"])
+@each("unit", [0.0, -1.0, math.nan, "day"])
 def test_a_unit_must_be_positive(unit):
     with pytest.raises(ValueError, match="unit is"):
         TimeScaler(unit)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch.testing import assert_close
 
 from primal_attention.ksvd import balance_features, balanced_svd, dense_svd
@@ -14,7 +15,7 @@ def features(n=40, m=40, p=12):
 
 
 # O16
-@pytest.mark.parametrize("m", [40, 25])
+@each("m", [40, 25])
 def test_the_first_pair_of_a_balanced_kernel_is_trivial(m):
     phi_q, phi_k = balance_features(*features(m=m))
     kernel = phi_q @ phi_k.T
@@ -31,7 +32,7 @@ def test_the_first_pair_of_a_balanced_kernel_is_trivial(m):
 
 
 # O16
-@pytest.mark.parametrize("m", [40, 25])
+@each("m", [40, 25])
 def test_dropping_the_trivial_pair_leaves_all_others(m):
     phi_q, phi_k = features(m=m)
     balanced = balance_features(phi_q, phi_k)

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import each
 
 from primal_attention.ksvd import FEATURE_MAPS, KERNELS, named_kernel
 
@@ -13,7 +14,7 @@ def data(n: int, d: int, shift: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["cosine", "laplacian", "linear", "polynomial", "rbf"])
-@pytest.mark.parametrize("gamma", [None, 0.7])
+@each("gamma", [None, 0.7])
 def test_named_kernels_agree_with_scikit_learn(name: str, gamma: float | None) -> None:
     x, y = data(13, 4), data(9, 4, 0.5)
     options = {} if name in ("cosine", "linear") else {"gamma": gamma}

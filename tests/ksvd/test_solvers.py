@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.house.rows import each
 from torch import Tensor
 
 from primal_attention.ksvd import (
@@ -68,8 +69,8 @@ EXACT: dict[str, Solver] = {
 }
 
 
-@pytest.mark.parametrize("center", [False, True])
-@pytest.mark.parametrize(("n", "m"), [(300, 300), (300, 170), (170, 300)])
+@each("center", [False, True])
+@each("n, m", [(300, 300), (300, 170), (170, 300)])
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_exact_solvers_satisfy_the_coupled_equations(
     name: str, n: int, m: int, center: bool
@@ -121,7 +122,7 @@ def test_matrix_free_warns_if_it_does_not_converge() -> None:
         matrix_free_svd(named_kernel("rbf", gamma=1.0), x, x, 4, max_passes=2)
 
 
-@pytest.mark.parametrize("d", [1, 3, 40])
+@each("d", [1, 3, 40])
 def test_matrix_free_works_for_a_rank_below_the_requested_one(d: int) -> None:
     x, y = randn(500, d), randn(450, d)
     got = matrix_free_svd(named_kernel("linear"), x, y, 12, generator=generator())
@@ -152,8 +153,8 @@ def test_the_generator_determines_the_result(solver: Callable[..., KernelTriplet
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("center", [False, True])
-@pytest.mark.parametrize("rows", [4, 16, 50])
+@each("center", [False, True])
+@each("rows", [4, 16, 50])
 def test_t23_thin_qr_spectrum_equals_the_dense_one(rows: int, center: bool) -> None:
     phi_q, phi_k, f = randn(500, 16), randn(300, 16), randn(rows, 16)
     k = phi_q @ f.T @ f @ phi_k.T
@@ -271,7 +272,7 @@ def test_zero_kernel_is_not_an_error() -> None:
             assert (got.singular_values == 0).all()
 
 
-@pytest.mark.parametrize("n", [30, 400])
+@each("n", [30, 400])
 def test_infinite_kernel_values_raise(n: int) -> None:
     x = 1e3 * randn(n, 3)
     kernel = named_kernel("exponential", gamma=1.0)
@@ -279,9 +280,9 @@ def test_infinite_kernel_values_raise(n: int) -> None:
         matrix_free_svd(kernel, x, x, 2)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("center", [False, True])
+@each("value", [math.nan, math.inf])
+@each("side", [0, 1])
+@each("center", [False, True])
 def test_nan_features_raise(value: float, side: int, center: bool) -> None:
     phi = [randn(30, 4), randn(20, 4)]
     phi[side][11, 2] = value

@@ -62,8 +62,8 @@ def limited(extra: int = 3 * 2**30):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def replace(folder, path, value):
-    content = json.loads((folder / "config.json").read_text())
+def replace(folder, path, value, good=None):
+    content = json.loads(good or (folder / "config.json").read_text())
     part = content["config"]
     for key in path[:-1]:
         part = part[key]
@@ -83,14 +83,13 @@ def test_a_huge_number_is_refused_before_memory_is_taken(model, tmp_path):
     with limited():
         for path in numbers:
             for value in (HUGE, -1, 2.5, "8", None, [1]):
-                replace(tmp_path, path, value)
+                replace(tmp_path, path, value, good)
                 try:
                     PretrainedModel.from_pretrained(tmp_path)
                     accepted.append((path, value))
                 except ModelFileError as error:
                     if str(tmp_path) not in str(error):
                         accepted.append((path, value, str(error)))
-                write_sealed(tmp_path, {"config.json": good})
     assert not [a for a in accepted if a[1] is not None], accepted
 
 

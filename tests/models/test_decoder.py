@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 
 import primal_attention as pa
 from primal_attention.models import CausalDecoder, DecoderConfig
@@ -31,7 +32,7 @@ def test_logits_do_not_depend_on_later_tokens(name):
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("sizes", [(9,), (4, 1, 1, 3)])
+@each("sizes", [(9,), (4, 1, 1, 3)])
 def test_steps_equal_the_whole_sequence(name, sizes):
     model, x = decoder(attention=name), ids()
     state, found = model.init_state(2), []
@@ -41,8 +42,8 @@ def test_steps_equal_the_whole_sequence(name, sizes):
     torch.testing.assert_close(torch.cat(found, 1), model(x).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary", "none"])
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@each("positions", ["learned", "rotary", "none"])
+@each("norm", ["pre", "post"])
 def test_steps_equal_the_whole_sequence_for_all_positions_and_norms(positions, norm):
     length = {"max_length": 12} if positions == "learned" else {}
     model = decoder(attention="primal-dual", positions=positions, norm=norm, **length)
@@ -52,7 +53,7 @@ def test_steps_equal_the_whole_sequence_for_all_positions_and_norms(positions, n
     torch.testing.assert_close(torch.cat([first, rest], 1), model(x).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@each("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("name", ["softmax", "primal-dual"])
 def test_left_padding_is_invisible(name, positions):
     model, x = decoder(attention=name, positions=positions), ids(1, 6)
@@ -201,8 +202,8 @@ def test_checkpointed_decoder_has_the_same_gradients():
 
 
 @pytest.mark.raw
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"attention": "nystromformer"}, "'nystromformer' cannot run causally.*primal-dual"),
         ({"other_attention": "linformer", "primal_layers": "last:1"}, "'linformer' cannot run"),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.house.rows import each
 
 from primal_attention.models import CausalDecoder, DecoderConfig
 from primal_attention.models.positions import rotary_positions, sinusoidal_positions
@@ -11,8 +12,8 @@ from primal_attention.models.positions import rotary_positions, sinusoidal_posit
 AT = [0, 1, 2, 17, 600]
 
 
-@pytest.mark.parametrize("period", [10_000.0, 50.0])
-@pytest.mark.parametrize("dim", [2, 6, 7])
+@each("period", [10_000.0, 50.0])
+@each("dim", [2, 6, 7])
 def test_sinusoidal_positions_are_their_formula(dim, period):
     half = math.ceil(dim / 2)
     rates = [period ** (-j / half) for j in range(half)]
@@ -21,8 +22,8 @@ def test_sinusoidal_positions_are_their_formula(dim, period):
     torch.testing.assert_close(got, torch.tensor(rows)[:, :dim], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("period", [10_000.0, 50.0])
-@pytest.mark.parametrize("head_dim", [2, 6, 7])
+@each("period", [10_000.0, 50.0])
+@each("head_dim", [2, 6, 7])
 def test_rotary_positions_are_their_formula(head_dim, period):
     half = head_dim // 2
     angles = torch.tensor([[t * period ** (-j / half) for j in range(half)] * 2 for t in AT])
@@ -47,7 +48,7 @@ def test_the_default_period_is_ten_thousand():
     assert turn.cos[0, 0, 1].item() == pytest.approx(math.cos(1.0), abs=1e-5)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@each("positions", ["sinusoidal", "rotary"])
 def test_a_decoder_uses_the_positions_of_its_formula(positions):
     config = DecoderConfig(
         vocab_size=5, dim=8, num_heads=2, attention="softmax", positions=positions, dropout=0.0

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from torch import nn
 
 import primal_attention as pa
@@ -18,7 +19,7 @@ def test_the_perceptron_is_two_maps_with_gelu_between():
     torch.testing.assert_close(mlp(x), last(nn.functional.gelu(first(x))))
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@each("norm", ["pre", "post"])
 def test_each_branch_has_its_own_norm(norm):
     block, x = EncoderBlock(8, 2, attention="softmax", norm=norm), torch.randn(2, 5, 8)
     for p in (*block.attention_norm.parameters(), *block.mlp_norm.parameters()):
@@ -78,7 +79,7 @@ def test_blocks_are_checkpointed_in_training_only(monkeypatch):
     assert model.eval()(x).terms == {}
 
 
-@pytest.mark.parametrize("what", ["positions", "mask"])
+@each("what", ["positions", "mask"])
 def test_a_stack_takes_positions_and_masks_in_both_forms(what):
     model = BlockStack(
         StackConfig(dim=8, num_heads=2, num_layers=2, attention="softmax", dropout=0.0)
@@ -101,7 +102,7 @@ def test_a_stack_takes_positions_and_masks_in_both_forms(what):
 
 
 @pytest.mark.parametrize("name", ["primal", "primal-dual"])
-@pytest.mark.parametrize("tokens", ["one", "one real", "equal", "zero"])
+@each("tokens", ["one", "one real", "equal", "zero"])
 def test_the_kkt_term_of_a_model_is_finite_for_single_tokens(name, tokens):
     config = EncoderConfig(
         num_classes=3,

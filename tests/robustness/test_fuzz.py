@@ -15,7 +15,7 @@ from .harness import problems
 
 __all__ = ["data_cases", "model_cases"]  # they fill CASES
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
-FEW, MANY = range(10), range(200)
+FEW, MANY = range(5), range(200)
 
 
 def fuzz(name, tmp_path, numbers):

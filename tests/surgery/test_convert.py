@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.house.rows import each
 from tests.surgery.conftest import IDS, KEEP, hidden, text
 from torch import nn
 
@@ -35,8 +36,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-@pytest.mark.parametrize("layers", ["all", "last:1"])
+@each("layers, implementation", [("all", "sdpa"), ("last:1", "eager")])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_softmax_layers_change_nothing(name, layers, implementation):
@@ -70,7 +70,7 @@ def test_nystromformer_stands_in_for_softmax_without_an_untrained_convolution():
 
 
 @pytest.mark.parametrize("name", list_attentions())
-@pytest.mark.parametrize("kind", ["BertModel", "LlamaModel"])
+@each("kind", ["BertModel", "LlamaModel"])
 @torch.no_grad()
 def test_every_mechanism_converts_and_ignores_padding(name, kind):
     model = text(kind).double()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.house.rows import each
 from tests.surgery.conftest import Encoder, sharpen
 from torch import nn
 
@@ -33,12 +34,17 @@ MASKS = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_first": True}, {}, {"batch_first": True, "norm_first": True}, {"bias": False}],
-    ids=["batch-first", "length-first", "norm-first", "no-bias"],
+@each(
+    "options, training",
+    [
+        # evaluation has a fused path for batch_first alone
+        ({"batch_first": True}, False),
+        ({"batch_first": True}, True),
+        ({}, False),
+        ({"batch_first": True, "norm_first": True}, True),
+        ({"bias": False}, True),
+    ],
 )
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @torch.no_grad()
 def test_softmax_in_an_encoder_changes_nothing(tokens, options, masks, training):
     model = Encoder(**options).train(training)
