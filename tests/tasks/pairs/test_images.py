@@ -149,5 +149,5 @@ def test_a_folder_is_listed_without_hidden_and_other_files(tmp_path):
     with pytest.raises(ImageError, match="Did you mean 'in'"):
         list_images(tmp_path / "inn")
     (tmp_path / "none").mkdir()
-    with pytest.raises(ImageError, match="holds no files that end in .png"):
+    with pytest.raises(ImageError, match=r"holds no files that end in \.png"):
         list_images(tmp_path / "none")
