@@ -2,6 +2,7 @@
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.cosformer import CosformerAttention
+from primal_attention.attention.create import create_attention
 from primal_attention.attention.distributional import DistributionalTokenAttention
 from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.features import FeatureCore, KernelCore
@@ -17,7 +18,6 @@ from primal_attention.attention.primal import Diagnostics, PrimalAttention, merg
 from primal_attention.attention.primal_relative import PrimalRelativeAttention
 from primal_attention.attention.registry import (
     attention_entry,
-    create_attention,
     list_attentions,
     register_attention,
 )

@@ -5,56 +5,32 @@ width, ``s`` rank. Tensors are ``[b n c]`` outside a layer and ``[b h n d]`` ins
 boolean and ``True`` means keep.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from primal_attention.attention.capabilities import (
+    JOINED_TIME,
+    SQUARES_FIT,
+    Capabilities,
+    capable_attentions,
+)
 from primal_attention.attention.rotary import Turn
+from primal_attention.functional.tiles import LinearMap
 
-__all__ = ["Attention", "Aux", "Capabilities", "State", "is_plain"]
-
-
-JOINED_TIME = frozenset({"add", "concat", "concat-mlp"})
-"""Values of ``time=`` that change the tokens alone, so that every attention allows them."""
-
-SQUARES_FIT = 1e16
-"""Largest numbers whose squares, summed over a wide head, fit into float32. Attentions with bounded
-features need no more: their gradients do not grow with the tokens."""
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a mechanism can do. Anything else raises."""
-
-    padding: bool = True
-    """Accepts ``key_mask``; padded tokens influence nothing."""
-    causal: bool = True
-    """Accepts ``is_causal=True``; no output depends on a later token."""
-    cross: bool = True
-    """Accepts a ``context`` of another length."""
-    stateful: bool = True
-    """Decodes with ``init_state`` and ``step``."""
-    relative_position: bool = False
-    """Its weights depend on the distance of two tokens."""
-    aux_loss: bool = False
-    """Has a regulariser of its own, collected by ``ksvd_loss``."""
-    deterministic: bool = True
-    """Two training forwards of the same input agree."""
-    rotary: bool = True
-    """Accepts ``rotary=``: turns queries and keys by their positions."""
-    mixes_without_order: bool = True
-    """Without ``is_causal=True``, outputs depend on other tokens than their own."""
-    time: frozenset[str] = JOINED_TIME
-    """Values of ``time=`` in ``create_attention``: how the times of tokens can enter."""
-    max_magnitude: float = 1e9
-    """Largest number in tokens for which output, gradients and regulariser stay finite, for the
-    weights of a new layer in float32, float64 or bfloat16."""
-    max_magnitude_float16: float = 1e3
-    """The same in float16."""
+__all__ = [
+    "JOINED_TIME",
+    "SQUARES_FIT",
+    "Attention",
+    "Aux",
+    "Capabilities",
+    "State",
+    "is_plain",
+    "plain_maps",
+]
 
 
 class Aux(NamedTuple):
@@ -130,16 +106,40 @@ class Attention(nn.Module):
         self.head_dim = dim // num_heads
         self.dropout = nn.Dropout(dropout)
 
+    @overload
     def forward(
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
+        *more: object,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: Literal[False] = False,
+        rotary: Turn | None = None,
+    ) -> Float[Tensor, "b n c"]: ...
+
+    @overload
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *more: object,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: Literal[True],
+        rotary: Turn | None = None,
+    ) -> tuple[Float[Tensor, "b n c"], Aux]: ...
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *more: object,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
         rotary: Turn | None = None,
-    ) -> Any:
+    ) -> Float[Tensor, "b n c"] | tuple[Float[Tensor, "b n c"], Aux]:
         """Attend from ``x`` to ``context``, or to ``x`` itself.
 
         Args:
@@ -152,6 +152,22 @@ class Attention(nn.Module):
             return_aux: Return ``(y, aux)`` instead of ``y``.
             rotary: Turns of queries and keys by the positions of ``x``; not with a context.
         """
+        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        options = {"is_causal": is_causal, "return_aux": return_aux}
+        y, aux = self._forward(x, context, key_mask, rotary, **options)
+        return (y, aux) if return_aux and aux is not None else y
+
+    def _forward(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        rotary: Turn | None,
+        *,
+        is_causal: bool,
+        return_aux: bool,
+    ) -> tuple[Tensor, Aux | None]:
+        """Return output and regulariser of arguments that are checked."""
         raise NotImplementedError  # abstract
 
     def init_state(self, batch_size: int) -> State:
@@ -184,9 +200,7 @@ class Attention(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
     def _cannot(self, what: str, capability: str) -> str:
-        from primal_attention.attention.registry import list_attentions
-
-        names = ", ".join(list_attentions("*", **{capability: True}))
+        names = ", ".join(capable_attentions("*", **{capability: True}))
         return f"{type(self).__name__} cannot {what}; use one of: {names}."
 
     def _check(
@@ -198,7 +212,7 @@ class Attention(nn.Module):
         return_aux: bool = False,
         state: State | None = None,
         rotary: Turn | None = None,
-        more: tuple[Any, ...] = (),
+        more: tuple[object, ...] = (),
     ) -> None:
         """Raise for anything that this layer cannot do, before any work is done."""
         if more:
@@ -266,12 +280,28 @@ class Attention(nn.Module):
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a projection is just its weight: not adapted, quantised, sharded or hooked."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    # accelerate replaces the forward of one instance
-    is_own = type(module) is nn.Linear and "forward" not in module.__dict__
-    return is_own and not any(hooks) and not nn.modules.module._has_any_global_hook()
+    return plain_maps((module,)) is not None
+
+
+def plain_maps(modules: Iterable[nn.Module]) -> list[LinearMap] | None:
+    """Return weight and bias of projections; ``None`` if one of them is more than that.
+
+    Whoever multiplies by a weight himself passes by whatever a module does in its ``forward``. So
+    no module may be adapted, quantised, sharded or hooked.
+    """
+    if nn.modules.module._has_any_global_hook():
+        return None
+    maps = []
+    for module in modules:
+        # accelerate replaces the forward of one instance
+        if type(module) is not nn.Linear or "forward" in module.__dict__:
+            return None
+        if (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        ):
+            return None
+        maps.append(LinearMap(module.weight, module.bias))
+    return maps

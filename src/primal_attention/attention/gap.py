@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.attention.terms import _in_backward
+from primal_attention.attention.terms import in_backward
 from primal_attention.functional.precision import accumulator
 from primal_attention.functional.transport import monge_gap
 
@@ -95,7 +95,7 @@ class MongeGapTerm:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         # activation checkpointing runs forward again inside backward: that is not a new step
-        if not module.training or _in_backward():
+        if not module.training or in_backward():
             return
         x = args[0] if args else kwargs["x"]
         y = output[0] if isinstance(output, tuple) else output

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from primal_attention.attention.primal_parameters import PrimalParameters, count_tokens
 from primal_attention.attention.regularizers import Regularizer, TokenCount, all_of, energy_term
-from primal_attention.attention.sources import prefix_means
+from primal_attention.attention.sources import DualSource, Source, prefix_means
 from primal_attention.functional import (
     Reduction,
     average_over_sequences,
@@ -175,32 +175,33 @@ class KernelProblem:
 
 def pose_problem(
     layer: PrimalParameters,
+    source: Source,
     heads: Float[Tensor, "b both n d"],
     memory: Float[Tensor, "b m c"],
     memory_heads: Float[Tensor, "b both m d"],
     w: Float[Tensor, "#b both d s"],
-    duals: Float[Tensor, "b both m s"] | None,
     key_mask: Bool[Tensor, "b m"] | None,
 ) -> KernelProblem:
     """Return the problem of a layer from heads and weights that are known already.
 
     Args:
-        layer: Whose parameters to use.
+        layer: Whose conventions and ``ℓ`` to use.
+        source: What the weights were made of.
         heads: Heads of the tokens to attend from.
         memory: The tokens to attend to; zero where padded.
         memory_heads: Their heads; the object ``heads`` itself for self-attention.
         w: The projection weights.
-        duals: The dual variables of the memory, where the layer has them.
         key_mask: ``True`` where a token of the memory is real.
     """
     (q, _), (memory_q, k) = heads.chunk(2, dim=1), memory_heads.chunk(2, dim=1)
+    duals = source.duals if isinstance(source, DualSource) else None
     # with a context, dual weights pose the whole problem on the context
     queries = Features(memory_q, key_mask)
-    if heads is not memory_heads and layer.weights != "dual":
+    if heads is not memory_heads and duals is None:
         queries = Features(q, None)
-    source, ell, eps = layer.source, layer.ell, layer.conventions.eps
-    rows, codes = source.features(layer, memory, key_mask), source.codes(layer)
-    return KernelProblem(queries, Features(k, key_mask), w, rows, codes, duals, ell, eps)
+    keys, rows = Features(k, key_mask), source.features(memory, key_mask)
+    eps = layer.conventions.eps
+    return KernelProblem(queries, keys, w, rows, source.codes, duals, layer.ell, eps)
 
 
 def pose_on_tokens(
@@ -220,8 +221,9 @@ def pose_on_tokens(
         means, _ = prefix_means(both, position, key_mask, zero, layer.decay)
         memory_heads = means.unflatten(-1, (2 * layer.num_heads, -1)).transpose(1, 2)
     heads = memory_heads if context is None else layer.project_heads(x)
-    w, _, duals = layer.source.tie(layer, memory, memory_heads, key_mask)
-    return pose_problem(layer, heads, memory, memory_heads, w, duals, key_mask)
+    source = layer.source(memory, memory_heads)
+    w = source.tie(memory, key_mask).joint
+    return pose_problem(layer, source, heads, memory, memory_heads, w, key_mask)
 
 
 def _unit(x: Float[Tensor, "b h n d"], eps: float) -> Float[Tensor, "b h n d"]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Attention, Capabilities, State
+from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.rotary import Turn
 
 __all__ = ["CachingCore", "Core", "FixedCoreAttention", "MultiHeadAttention"]
@@ -139,21 +139,16 @@ class MultiHeadAttention(Attention):
         self.core = core
         self.capabilities = core.capabilities
 
-    def forward(
+    def _forward(
         self,
-        x: Float[Tensor, "b n c"],
-        context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
-        key_mask: Bool[Tensor, "b m"] | None = None,
-        is_causal: bool = False,
-        return_aux: bool = False,
-        rotary: Turn | None = None,
-    ) -> Any:
-        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
-
-        ``rotary`` rotates queries and keys by the positions of ``x``. It needs self-attention.
-        """
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        rotary: Turn | None,
+        *,
+        is_causal: bool,
+        return_aux: bool,
+    ) -> tuple[Tensor, Aux | None]:
         memory = x if context is None else context
         if key_mask is not None:
             # where instead of multiply: NaN times zero is NaN
@@ -174,7 +169,7 @@ class MultiHeadAttention(Attention):
         y = self.dropout(self.out_proj(y))
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y
+        return y, None
 
     def _attend(
         self, q: Tensor, memory: Tensor, rotary: Turn | None, extra: dict[str, Any]

@@ -24,21 +24,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.attention.base import Aux, State, is_plain
+from primal_attention.attention.base import Aux, State, plain_maps
 from primal_attention.attention.kernel_problem import Diagnostics, pose_on_tokens, pose_problem
 from primal_attention.attention.primal_parameters import (
+    CAPABILITIES,
     Codes,
     PrimalParameters,
     Weights,
     count_tokens,
-    primal_capabilities,
     zero_padding,
 )
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.regularizers import Regularizer, TokenCount, energy_term
 from primal_attention.attention.rotary import Turn
-from primal_attention.attention.sources import CausalTokens
+from primal_attention.attention.sources import Prefix, Source, prefix_means
 from primal_attention.attention.terms import PublishesTerms
+from primal_attention.functional import LayerMaps, LinearMap, attend
 from primal_attention.functional.precision import accumulator
 
 __all__ = ["Diagnostics", "PrimalAttention", "merge_memories"]
@@ -50,6 +51,10 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
     Time ``O(n d s)`` per head beside the projections, or ``O(n d²)`` with ``data`` weights where
     that is less; memory for backward at most ``2 n (d + s)`` numbers per head; decoding state
     ``2 c`` (static) or ``2 c s`` (data, dual) numbers at every length.
+
+    In training the regulariser is published for ``ksvd_loss``, or returned with
+    ``return_aux=True``. With a context both scores of ``x`` use weights made of the context alone.
+    ``rotary`` is for ``dual`` weights, the only ones that compare tokens with each other.
 
     Args:
         dim: Model width ``c``.
@@ -112,45 +117,46 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
                 stacklevel=2,
             )
 
-    def forward(
+    def _forward(
         self,
-        x: Float[Tensor, "b n c"],
-        context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
-        key_mask: Bool[Tensor, "b m"] | None = None,
-        is_causal: bool = False,
-        return_aux: bool = False,
-        rotary: Turn | None = None,
-    ) -> Any:
-        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
-
-        In training the regulariser is published for ``ksvd_loss``, or returned with
-        ``return_aux=True``. With a context both scores of ``x`` use weights made of the context
-        alone. ``rotary`` turns queries and keys by the positions of ``x``: for ``dual`` weights,
-        the only ones that compare tokens with each other.
-        """
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
-        self._check_mixing(is_causal)
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        rotary: Turn | None,
+        *,
+        is_causal: bool,
+        return_aux: bool,
+    ) -> tuple[Tensor, Aux | None]:
+        if not (is_causal or self.capabilities.mixes_without_order):
+            self._warn_unmixed()
         regularizer = self.regularizer if return_aux or self.training else None
         output_mask = None
         if self.conventions.mask == "output":
             output_mask, key_mask = key_mask, None
-        x, context = zero_padding(x, context, key_mask)
+        if key_mask is not None:
+            x, context = zero_padding(x, context, key_mask)
+        # one function differentiates the whole layer, unless somebody looks at a part of it
+        is_whole = rotary is None and regularizer != "kkt"
+        is_whole = is_whole and (context is None or regularizer is None)
+        maps = plain_maps(self.projections) if is_whole else None
         if is_causal:
-            start, simple = self.init_state(x.shape[0]), regularizer != "kkt"
-            y, term, _ = self._causal(x, key_mask, start, regularizer, rotary, is_simple=simple)
-        elif self._needs_heads(context, regularizer, rotary):
+            start = self.init_state(x.shape[0])
+            y, term, _ = self._causal(x, key_mask, start, regularizer, rotary, maps)
+        elif maps is None:
             y, term = self._attend_by_heads(x, context, key_mask, regularizer, rotary)
         else:
-            weights = self.source.tie(self, x if context is None else context, None, key_mask)
-            y, energy = self.source.attend(
-                self,
-                weights.tokens if context is None else x,
-                weights.joint,
-                key_mask if context is None else None,
+            is_self = context is None
+            source = self.source(x if context is None else context)
+            w, tokens = source.tie(x if context is None else context, key_mask)
+            y, energy = attend(
+                tokens if is_self else x,
+                w,
+                LayerMaps(*maps),
+                key_mask=key_mask if is_self else None,
+                eps=self.conventions.eps,
                 has_energy=regularizer is not None,
             )
-            term = self._energy_term(regularizer, energy, weights.joint, x.shape[1], key_mask)
+            term = self._term(regularizer, energy, source, w, TokenCount(x.shape[1], key_mask))
         y = self.dropout(y)
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
@@ -158,32 +164,20 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             # published: heads of padding pass zeros to the output map
             empty = self.out_proj(torch.zeros_like(y[:1, :1]))
             y = torch.where(output_mask[:, :, None], y, empty)
-        if return_aux:
-            self.witness()
-            return y, Aux(term)  # type: ignore[arg-type]  # checked: there is a regulariser
-        if term is not None:
-            self.publish({"": term})
-        return y
+        if term is None:
+            return y, None
+        self.publish(None if return_aux else {"": term})
+        return y, Aux(term)
 
-    def _check_mixing(self, is_causal: bool) -> None:
-        if is_causal or self.capabilities.mixes_without_order:
-            return
+    def _warn_unmixed(self) -> None:
         if self.conventions.causal_only:
             raise ValueError("This published layer is causal; call it with is_causal=True.")
         if not torch.compiler.is_compiling():
             warnings.warn(
                 "static weights without is_causal=True mix no tokens: every output depends on "
                 "its own token only. Use weights='data' or 'dual'.",
-                stacklevel=3,
+                stacklevel=4,
             )
-
-    def _needs_heads(
-        self, context: Tensor | None, regularizer: Regularizer | None, rotary: Turn | None
-    ) -> bool:
-        """Return whether ``tie`` and ``attend`` alone are not enough."""
-        if regularizer is not None and (regularizer == "kkt" or context is not None):
-            return True
-        return rotary is not None or not all(map(is_plain, self.projections))
 
     def _attend_by_heads(
         self,
@@ -199,17 +193,15 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         memory_heads: Tensor | None = heads
         if context is not None:
             memory_heads = None if regularizer is None else self.project_heads(context)
-        weights = self.source.tie(self, memory, memory_heads, key_mask)
-        is_self = context is None
-        scores, energy = self.project_scores(heads, weights.joint, key_mask if is_self else None)
+        source = self.source(memory, memory_heads)
+        w = source.tie(memory, key_mask).joint
+        scores, energy = self.project_scores(heads, w, key_mask if context is None else None)
         y = self.project_out(scores)
         if memory_heads is None or regularizer is None:
             return y, None
         if context is None and regularizer != "kkt":
-            term = self._energy_term(regularizer, energy, weights.joint, x.shape[1], key_mask)
-            return y, term
-        given = weights.joint, weights.duals
-        problem = pose_problem(self, heads, memory, memory_heads, *given, key_mask)
+            return y, self._term(regularizer, energy, source, w, TokenCount(x.shape[1], key_mask))
+        problem = pose_problem(self, source, heads, memory, memory_heads, w, key_mask)
         return y, problem.term(regularizer, self.conventions.reduction)
 
     def _causal(
@@ -219,42 +211,52 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         start: State,
         regularizer: Regularizer | None,
         rotary: Turn | None,
-        *,
-        is_simple: bool = False,
+        maps: list[LinearMap] | None,
     ) -> tuple[Tensor, Tensor | None, State]:
+        """Return output, regulariser and the next state.
+
+        With ``maps`` nothing came before and nobody needs the state.
+        """
         if regularizer == "kkt" and self.weights == "data":
             raise ValueError(
                 "regularizer='kkt' is undefined for causal weights='data': their kernel changes "
                 "with every token. Use regularizer='ksvd', or weights='dual'."
             )
-        position = start.seen[:, None] + count_tokens(x, key_mask)
-        tokens = CausalTokens(x, position, key_mask, start, rotary, is_simple)
-        found = self.source.causal(self, tokens)
-        count = start.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
-        state = State(found.state, count)
+        position, count = start.seen[:, None] + count_tokens(x, key_mask), x.shape[1]
+        tokens = TokenCount(count, key_mask)
+        state = State((), start.seen + (count if key_mask is None else key_mask.sum(1)))
+        if maps is not None and self.weights == "static":
+            # queries and keys are linear in the tokens: so are their means in the means of tokens
+            means, _ = prefix_means(x, position, key_mask, start.tensors[0], self.decay)
+            source = self.source(x)
+            w, eps = source.tie(x, key_mask).joint, self.conventions.eps
+            y, energy = attend(means, w, LayerMaps(*maps), key_mask=key_mask, eps=eps)
+            return y, self._term(regularizer, energy, source, w, tokens), state
+        heads = self.project_heads(x, rotary)
+        source = self.source(x, heads)
+        found = source.causal(x, heads, Prefix(position, key_mask, start))
+        y, state = self.project_out(found.scores), state._replace(tensors=found.state)
+        if regularizer != "kkt":
+            return y, self._term(regularizer, found.energy, source, found.weights, tokens), state
         heads = found.heads
-        if regularizer != "kkt" or heads is None:
-            n = x.shape[1]
-            term = self._energy_term(regularizer, found.energy, found.weights, n, key_mask)
-            return found.y, term, state
-        problem = pose_problem(self, heads, x, heads, found.weights, found.duals, key_mask)
-        return found.y, problem.term("kkt", self.conventions.reduction, found.scores), state
+        problem = pose_problem(self, source, heads, x, heads, found.weights, key_mask)
+        return y, problem.term("kkt", self.conventions.reduction, found.wide), state
 
     # regulariser and diagnostics
 
-    def _energy_term(
+    def _term(
         self,
         regularizer: Regularizer | None,
         energy: Float[Tensor, "b both s"] | None,
+        source: Source,
         w: Float[Tensor, "#b both d s"],
-        tokens: int,
-        key_mask: Bool[Tensor, "b n"] | None,
+        count: TokenCount,
     ) -> Float[Tensor, ""] | None:
         """Return a regulariser of self-attention that needs the energy alone."""
         if regularizer is None or regularizer == "kkt" or energy is None:
             return None
-        w_e, w_r = self.source.codes(self) or w.chunk(2, dim=1)
-        count, reduction = TokenCount(tokens, key_mask), self.conventions.reduction
+        w_e, w_r = source.codes or w.chunk(2, dim=1)
+        reduction = self.conventions.reduction
         return energy_term(regularizer, reduction, energy, (count, count), self.ell, (w_e, w_r))
 
     @torch.no_grad()
@@ -298,7 +300,11 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         """Return the state before the first token: ``2 c`` or ``2 c s`` zeros per sequence."""
         if not self.capabilities.stateful:
             return super().init_state(batch_size)
-        weight, shape = self.q_proj.weight, self.source.state_shape(self)
+        weight = self.q_proj.weight
+        shape: tuple[int, ...] = self.num_heads, self.feature_dim, self.rank
+        if self.weights == "static":
+            # the sum of the queries, or of the keys: no weights are made of tokens
+            shape = (self.dim,)
         zeros = weight.new_zeros((batch_size, *shape), dtype=accumulator(weight))
         return State((zeros, zeros), weight.new_zeros(batch_size, dtype=torch.long))
 
@@ -315,7 +321,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         if len(state.tensors) != 2:
             raise ValueError("This state comes from remember; pass one from init_state or step.")
         x, _ = zero_padding(x, None, key_mask)
-        y, _, after = self._causal(x, key_mask, state, None, rotary)
+        y, _, after = self._causal(x, key_mask, state, None, rotary, None)
         y = self.dropout(y)
         after = after.compact()
         return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
@@ -339,7 +345,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         self._check(context, context, key_mask)
         context, _ = zero_padding(context, None, key_mask)
         counts = count_tokens(context, key_mask)[:, -1:].sum(1)  # also without tokens
-        joint = self.source.tie(self, context, None, key_mask).joint
+        joint = self.source(context).tie(context, key_mask).joint
         return State((joint,), counts).compact()
 
     def recall(self, x: Float[Tensor, "b n c"], memory: State) -> Float[Tensor, "b n c"]:
@@ -392,7 +398,7 @@ for _name, _weights, _summary in _VARIANTS:
     register_attention(
         _name,
         functools.partial(PrimalAttention, weights=_weights),
-        capabilities=primal_capabilities(_weights),
+        capabilities=CAPABILITIES[_weights],
         cost="n",
         summary=_summary,
     )

@@ -5,6 +5,7 @@ and converts to and from the released code. :class:`~primal_attention.attention.
 adds what the layer computes.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -13,7 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
-from primal_attention.attention.base import Attention, Capabilities, is_plain
+from primal_attention.attention.base import (
+    JOINED_TIME,
+    SQUARES_FIT,
+    Attention,
+    Capabilities,
+    plain_maps,
+)
 from primal_attention.attention.published import (
     OURS,
     PUBLISHED,
@@ -24,17 +31,23 @@ from primal_attention.attention.published import (
 )
 from primal_attention.attention.regularizers import Regularizer
 from primal_attention.attention.rotary import Turn
-from primal_attention.attention.sources import SOURCES, Source, linear_map
+from primal_attention.attention.sources import (
+    DualSource,
+    SampledSource,
+    Source,
+    StaticSource,
+    cosines,
+)
 from primal_attention.functional import attend
 from primal_attention.functional.precision import accumulator
 from primal_attention.functional.primal import fold_output, join
 
 __all__ = [
+    "CAPABILITIES",
     "Codes",
     "PrimalParameters",
     "Weights",
     "count_tokens",
-    "primal_capabilities",
     "zero_padding",
 ]
 
@@ -45,17 +58,24 @@ _SAMPLES_PER_DIRECTION = 10
 """Sampled rows per direction, the paper's rule."""
 
 
-def primal_capabilities(weights: Weights, **changes: bool) -> Capabilities:
-    """Return the capabilities of a layer with these weights."""
-    source = SOURCES[weights]
-    own = {"rotary": source.rotary, "mixes_without_order": source.mixes_without_order}
-    can = {"cross": source.cross, "aux_loss": True, **own, **changes}
-    return Capabilities(
-        time=source.time,
-        max_magnitude=source.max_magnitude,
-        max_magnitude_float16=source.max_magnitude_float16,
-        **can,
-    )
+CAPABILITIES: dict[Weights, Capabilities] = {
+    "data": Capabilities(aux_loss=True, rotary=False, max_magnitude=SQUARES_FIT),
+    "static": Capabilities(
+        cross=False,
+        aux_loss=True,
+        rotary=False,
+        mixes_without_order=False,
+        max_magnitude=SQUARES_FIT,
+    ),
+    # the published term of dual weights is of degree four in the tokens
+    "dual": Capabilities(
+        aux_loss=True,
+        time=JOINED_TIME | {"product", "rotary"},
+        max_magnitude=1e6,
+        max_magnitude_float16=30.0,
+    ),
+}
+"""What a layer can do, by its projection weights."""
 
 
 class PrimalParameters(Attention):
@@ -126,12 +146,12 @@ class PrimalParameters(Attention):
         self.regularizer, self.num_samples = regularizer, num_samples
         self.conventions = conventions
         is_ours = conventions == OURS
-        self.capabilities = primal_capabilities(
-            weights,
+        self.capabilities = dataclasses.replace(
+            CAPABILITIES[weights],
             padding=conventions.mask != "refuse",
             causal=is_ours or conventions.causal_only,
             stateful=is_ours or conventions.causal_only,
-            cross=self.source.cross and is_ours,
+            cross=CAPABILITIES[weights].cross and is_ours,
             aux_loss=regularizer is not None,
         )
         self.feature_dim = self.head_dim
@@ -142,13 +162,50 @@ class PrimalParameters(Attention):
         self.concat = nn.Linear(2 * rank, self.head_dim, bias, **factory)
         has_lam = regularizer in ("ksvd", "kkt")
         self.lam = nn.Parameter(torch.empty(num_heads, rank, **factory), has_lam)
-        self.source.create(self, factory)
+        self._create_weights(factory)
         self.reset_parameters()
 
-    @property
-    def source(self) -> Source:
-        """Where the projection weights come from."""
-        return SOURCES[self.weights]
+    def _create_weights(self, factory: dict[str, Any]) -> None:
+        """Add the parameters that projection weights are made of."""
+        if self.weights == "dual":
+            width = self.num_heads * self.rank
+            self.dual_e = nn.Linear(self.dim, width, False, **factory)
+            self.dual_r = nn.Linear(self.dim, width, False, **factory)
+            return
+        rows = self.head_dim
+        if self.weights == "data":
+            smooth = min(2 * self.rank, self.num_samples)
+            rows = smooth if self.codes == "basis" else self.num_samples
+        shape = self.num_heads, rows, self.rank
+        self.w_e = nn.Parameter(torch.empty(shape, **factory))
+        self.w_r = nn.Parameter(torch.empty(shape, **factory))
+        if self.weights == "data" and self.codes == "basis":
+            # saved, so that a layer built on the meta device is whole once it is loaded
+            self.register_buffer("basis", torch.empty(rows, self.num_samples, **factory))
+
+    def source(
+        self, tokens: Float[Tensor, "b n c"], heads: Float[Tensor, "b both n d"] | None = None
+    ) -> Source:
+        """Return the tensors that projection weights are made of.
+
+        Args:
+            tokens: The tokens that make the weights; zero where padded.
+            heads: Their heads, where they were computed already.
+        """
+        eps = self.conventions.eps
+        if self.weights == "data":
+            basis = self.basis if self.codes == "basis" else None
+            codes, standardize = (self.w_e, self.w_r), self.conventions.standardize
+            return SampledSource(codes, basis, self.num_samples, standardize, eps)
+        if self.weights == "static":
+            return StaticSource((self.w_e, self.w_r), self.decay, eps)
+        if heads is None:
+            maps = plain_maps((self.q_proj, self.k_proj, self.dual_e, self.dual_r))
+            if maps is not None:
+                both = join(maps[0], maps[1]), join(maps[2], maps[3])
+                return DualSource(both, None, None, self.num_heads, eps)
+            heads = self.project_heads(tokens)
+        return DualSource(None, heads, self.project_duals(tokens), self.num_heads, eps)
 
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
@@ -168,7 +225,26 @@ class PrimalParameters(Attention):
         if self.conventions.positive_lam:
             # softplus of this is uniform between 0.1 and 1
             self.lam.mul_(0.9).add_(0.1).expm1_().log_()
-        self.source.reset(self)
+        if self.weights != "dual":
+            self._reset_codes()
+
+    def _reset_codes(self) -> None:
+        """Draw ``W_e`` and ``W_r``, and fill the basis."""
+        if self.weights == "data" and self.codes == "basis":
+            wide, device = accumulator(self.basis), self.basis.device
+            at = torch.arange(self.num_samples, device=device).to(wide) + 0.5
+            rows = cosines(at / self.num_samples, len(self.basis), self.num_samples)
+            self.basis.copy_(rows.to(self.w_e.dtype).T)
+        for w in (self.w_e, self.w_r):
+            # QR does not exist in half precision
+            drawn = torch.empty_like(w, dtype=accumulator(w))
+            if self.conventions.flat_init:
+                nn.init.orthogonal_(drawn)
+            else:
+                for head in drawn:
+                    nn.init.orthogonal_(head)
+                drawn.div_(self.rank**0.5)
+            w.copy_(drawn)
 
     @property
     def ell(self) -> Float[Tensor, "h s"]:
@@ -201,8 +277,9 @@ class PrimalParameters(Attention):
 
     def _project_both(self, x: Tensor, first: nn.Linear, second: nn.Linear) -> Tensor:
         """Return the heads of two maps; plain maps are applied as one, which is faster."""
-        if is_plain(first) and is_plain(second) and not self._is_brief(x):
-            both = linear(x, *join(linear_map(first), linear_map(second)))
+        maps = None if self._is_brief(x) else plain_maps((first, second))
+        if maps is not None:
+            both = linear(x, *join(*maps))
         else:
             both = torch.cat([first(x), second(x)], dim=-1)
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
@@ -220,8 +297,9 @@ class PrimalParameters(Attention):
 
     def project_out(self, scores: Float[Tensor, "b n both_s"]) -> Float[Tensor, "b n c"]:
         """Return the layer's output from the scores of all query and all key heads."""
-        if is_plain(self.out_proj) and is_plain(self.concat) and not self._is_brief(scores):
-            return linear(scores, *fold_output(linear_map(self.concat), linear_map(self.out_proj)))
+        maps = None if self._is_brief(scores) else plain_maps((self.concat, self.out_proj))
+        if maps is not None:
+            return linear(scores, *fold_output(*maps))
         by_head = scores.unflatten(-1, (2, self.num_heads, -1)).permute(0, 3, 1, 2, 4).flatten(3)
         return self.out_proj(self._merge(self.concat(by_head)))
 

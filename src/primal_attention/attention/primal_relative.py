@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.attention.base import SQUARES_FIT, Attention, Capabilities, State
+from primal_attention.attention.base import SQUARES_FIT, Attention, Aux, Capabilities, State
 from primal_attention.attention.multihead import close_gaps, real_first, take_tokens
 from primal_attention.attention.positions import RelativePosition
 from primal_attention.attention.registry import register_attention
@@ -77,18 +77,16 @@ class PrimalRelativeAttention(Attention):
         self.concat = nn.Linear(2 * self.rank, self.head_dim, bias, **factory)
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
 
-    def forward(
+    def _forward(
         self,
-        x: Float[Tensor, "b n c"],
-        context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
-        key_mask: Bool[Tensor, "b m"] | None = None,
-        is_causal: bool = False,
-        return_aux: bool = False,
-        rotary: Turn | None = None,
-    ) -> Any:
-        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        rotary: Turn | None,
+        *,
+        is_causal: bool,
+        return_aux: bool,
+    ) -> tuple[Tensor, Aux | None]:
         memory, order, keep = x if context is None else context, None, None
         if key_mask is not None:
             # where, not multiply: a NaN in a padded slot must not survive
@@ -114,7 +112,7 @@ class PrimalRelativeAttention(Attention):
         y = self.dropout(self.out_proj(heads))
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y
+        return y, None
 
     def _units(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosine features of queries and keys, in float32 or better."""

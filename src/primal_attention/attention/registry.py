@@ -1,17 +1,14 @@
 """The registry: attentions by name, with their capabilities and costs."""
 
-import fnmatch
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import cast
 
-from primal_attention.attention.base import Attention, Capabilities
+from primal_attention.attention.base import Attention
+from primal_attention.attention.capabilities import DECLARED, Capabilities, capable_attentions
 from primal_attention.support.command import did_you_mean
 
-if TYPE_CHECKING:
-    from primal_attention.attention.time import Fusion, TimeOptions
-
-__all__ = ["Entry", "attention_entry", "create_attention", "list_attentions", "register_attention"]
+__all__ = ["Entry", "attention_entry", "list_attentions", "register_attention"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class Entry:
     """One line for tables."""
 
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES = cast(dict[str, Entry], DECLARED)
 
 
 def register_attention(
@@ -70,16 +67,7 @@ def list_attentions(pattern: str = "*", **capabilities: bool | str) -> list[str]
         >>> list_attentions(time="stationary-bias")
         ['softmax', 'softmax-explicit']
     """
-    return sorted(
-        name
-        for name, entry in _ENTRIES.items()
-        if fnmatch.fnmatch(name, pattern)
-        and all(_has(entry.capabilities, *wanted) for wanted in capabilities.items())
-    )
-
-
-def _has(capabilities: Capabilities, name: str, value: bool | str) -> bool:
-    return value in capabilities.time if name == "time" else getattr(capabilities, name) == value
+    return capable_attentions(pattern, **capabilities)
 
 
 def attention_entry(name: str) -> Entry:
@@ -90,39 +78,3 @@ def attention_entry(name: str) -> Entry:
             f"Known names: {', '.join(sorted(_ENTRIES))}."
         )
     return _ENTRIES[name]
-
-
-def create_attention(
-    name: str,
-    dim: int,
-    num_heads: int = 8,
-    *,
-    time: "Fusion | TimeOptions | None" = None,
-    **options: Any,
-) -> Attention:
-    """Return a new layer of the attention with this name.
-
-    Args:
-        name: Name in the registry.
-        dim: Model width.
-        num_heads: Heads; must divide ``dim``.
-        time: How the times of tokens enter: ``"concat"``, ``"concat-mlp"``, ``"add"``,
-            ``"stationary-bias"``, ``"rotary"``, ``"product"``, or more in a
-            :class:`~primal_attention.attention.TimeOptions`. The layer then takes ``times``.
-            ``Capabilities.time`` lists what an attention allows.
-        options: Further arguments of its constructor.
-
-    Example:
-        >>> create_attention("linear", 64, 4).num_heads
-        4
-        >>> layer = create_attention("primal-dual", 64, 4, time="rotary")
-        >>> when = torch.rand(2, 9, dtype=torch.float64).cumsum(1)
-        >>> layer(torch.randn(2, 9, 64), times=when, is_causal=True).shape
-        torch.Size([2, 9, 64])
-    """
-    entry = attention_entry(name)
-    if time is None:
-        return entry.factory(dim, num_heads, **options)
-    from primal_attention.attention.time import add_time
-
-    return add_time(entry, dim, num_heads, time, options)

@@ -1,14 +1,14 @@
 """Softmax attention: with the fused kernel, and with an explicit matrix of weights."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from primal_attention.attention.base import JOINED_TIME, Attention, Capabilities
+from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, FixedCoreAttention, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator, full_precision
@@ -165,49 +165,6 @@ class ExplicitSoftmaxAttention(MultiHeadAttention):
         )
 
 
-def create_softmax(
-    dim: int,
-    num_heads: int = 8,
-    *,
-    value: Literal["free", "tied"] = "free",
-    bias: bool = True,
-    dropout: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
-) -> Attention:
-    """Return the layer of the name ``softmax``.
-
-    Args:
-        dim: Model width.
-        num_heads: Number of heads; must divide ``dim``.
-        value: ``"free"``: projections of values and output; ``"tied"``: both follow from queries
-            and keys, and the layer is an optimal transport map (:class:`TiedSoftmaxAttention`).
-        bias: Whether the projections have a bias.
-        dropout: Probability of dropping an element of the output in training.
-        device: Device of the parameters.
-        dtype: Dtype of the parameters.
-
-    Example:
-        >>> type(create_softmax(16, 4, value="tied")).__name__
-        'TiedSoftmaxAttention'
-    """
-    options: Any = {"bias": bias, "dropout": dropout, "device": device, "dtype": dtype}
-    if value == "tied":
-        from primal_attention.attention.tied import TiedSoftmaxAttention
-
-        return TiedSoftmaxAttention(dim, num_heads, **options)
-    if value != "free":
-        raise ValueError(f"value must be 'free' or 'tied', got {value!r}.")
-    return SoftmaxAttention(dim, num_heads, **options)
-
-
-register_attention(
-    "softmax",
-    create_softmax,
-    capabilities=SoftmaxCore.capabilities,
-    cost="n²",
-    summary="exact softmax through scaled_dot_product_attention",
-)
 register_attention(
     "softmax-explicit",
     ExplicitSoftmaxAttention,

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-__all__ = ["PublishesTerms", "ksvd_loss", "ksvd_terms"]
+__all__ = ["PublishesTerms", "in_backward", "ksvd_loss", "ksvd_terms"]
 
 
 class PublishesTerms(nn.Module):
@@ -22,15 +22,20 @@ class PublishesTerms(nn.Module):
     _terms: dict[str, Tensor] | None = None
     _had_gradients: bool = True
 
-    def publish(self, terms: dict[str, Tensor]) -> None:
-        """Replace what was published before; does nothing outside training."""
-        # activation checkpointing runs forward again inside backward: that is not a new step
-        if self.training and (torch.compiler.is_compiling() or not _in_backward()):
-            self._terms, self._had_gradients = terms, torch.is_grad_enabled()
+    def publish(self, terms: dict[str, Tensor] | None) -> None:
+        """Replace what was published before; does nothing outside training.
 
-    def witness(self) -> None:
-        """Note whether gradients are on, for a layer whose term another module will publish."""
-        if self.training and not torch.compiler.is_compiling() and not _in_backward():
+        Args:
+            terms: The terms by name; ``None`` if another module publishes them. Then only whether
+                gradients are on is noted.
+        """
+        is_compiling = torch.compiler.is_compiling()
+        # activation checkpointing runs forward again inside backward: that is not a new step
+        if not self.training or (not is_compiling and in_backward()):
+            return
+        if terms is not None:
+            self._terms = terms
+        if terms is not None or not is_compiling:
             self._had_gradients = torch.is_grad_enabled()
 
     @property
@@ -49,7 +54,8 @@ class PublishesTerms(nn.Module):
         return {k: v for k, v in self.__dict__.items() if k not in dropped}
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Return whether a backward pass is running: checkpointing repeats forward inside it."""
     return torch._C._current_graph_task_id() != -1
 
 

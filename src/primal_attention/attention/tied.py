@@ -8,18 +8,19 @@ moves any cloud of points to its image at the least cost: its Monge gap is zero,
 identity residual, for any weights. A free value or output map loses this.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.attention.base import Attention, Capabilities
+from primal_attention.attention.base import Attention, Aux, Capabilities
+from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Turn
-from primal_attention.attention.softmax import SoftmaxCore
+from primal_attention.attention.softmax import SoftmaxAttention, SoftmaxCore
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["TiedSoftmaxAttention"]
+__all__ = ["TiedSoftmaxAttention", "create_softmax"]
 
 
 class TiedSoftmaxAttention(Attention):
@@ -70,25 +71,23 @@ class TiedSoftmaxAttention(Attention):
         shift = torch.zeros(dim, device=device, dtype=dtype) if bias else None
         self.out_bias = nn.Parameter(shift) if shift is not None else None
 
-    def forward(
+    def _forward(
         self,
-        x: Float[Tensor, "b n c"],
-        context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
-        key_mask: Bool[Tensor, "b m"] | None = None,
-        is_causal: bool = False,
-        return_aux: bool = False,
-        rotary: Turn | None = None,
-    ) -> Any:
-        """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`."""
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        x: Tensor,
+        context: Tensor | None,
+        key_mask: Tensor | None,
+        rotary: Turn | None,
+        *,
+        is_causal: bool,
+        return_aux: bool,
+    ) -> tuple[Tensor, Aux | None]:
         q, k = self._heads(x, context, key_mask)
         y = self._merge(self.core(q, k, k, key_mask=key_mask, is_causal=is_causal))
         y = y @ self.q_proj.weight
         y = self.dropout(y if self.out_bias is None else y + self.out_bias)
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
-        return y
+        return y, None
 
     def potential(
         self,
@@ -119,3 +118,46 @@ class TiedSoftmaxAttention(Attention):
             memory = torch.where(key_mask[:, :, None], memory, 0.0)
         queries = memory if context is None else x
         return self._split(self.q_proj(queries)), self._split(self.k_proj(memory))
+
+
+def create_softmax(
+    dim: int,
+    num_heads: int = 8,
+    *,
+    value: Literal["free", "tied"] = "free",
+    bias: bool = True,
+    dropout: float = 0.0,
+    device: Any = None,
+    dtype: Any = None,
+) -> Attention:
+    """Return the layer of the name ``softmax``.
+
+    Args:
+        dim: Model width.
+        num_heads: Number of heads; must divide ``dim``.
+        value: ``"free"``: projections of values and output; ``"tied"``: both follow from queries
+            and keys, and the layer is an optimal transport map (:class:`TiedSoftmaxAttention`).
+        bias: Whether the projections have a bias.
+        dropout: Probability of dropping an element of the output in training.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Example:
+        >>> type(create_softmax(16, 4, value="tied")).__name__
+        'TiedSoftmaxAttention'
+    """
+    options: Any = {"bias": bias, "dropout": dropout, "device": device, "dtype": dtype}
+    if value == "tied":
+        return TiedSoftmaxAttention(dim, num_heads, **options)
+    if value != "free":
+        raise ValueError(f"value must be 'free' or 'tied', got {value!r}.")
+    return SoftmaxAttention(dim, num_heads, **options)
+
+
+register_attention(
+    "softmax",
+    create_softmax,
+    capabilities=SoftmaxCore.capabilities,
+    cost="n²",
+    summary="exact softmax through scaled_dot_product_attention",
+)

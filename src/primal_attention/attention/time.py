@@ -17,14 +17,14 @@ that an attention allows.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, overload
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from primal_attention.attention.base import JOINED_TIME, Attention, State
+from primal_attention.attention.base import JOINED_TIME, Attention, Aux, Capabilities, State
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.primal import PrimalAttention
@@ -103,18 +103,46 @@ class TimeAttention(Attention):
         """The features of time."""
         raise NotImplementedError  # abstract
 
+    @overload
     def forward(
         self,
         x: Float[Tensor, "b n c"],
         context: Float[Tensor, "b m c"] | None = None,
-        *more: Any,
+        *more: object,
+        times: Float[Tensor, "b n"] | None = None,
+        context_times: Float[Tensor, "b m"] | None = None,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: Literal[False] = False,
+        rotary: Turn | None = None,
+    ) -> Float[Tensor, "b n c"]: ...
+
+    @overload
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *more: object,
+        times: Float[Tensor, "b n"] | None = None,
+        context_times: Float[Tensor, "b m"] | None = None,
+        key_mask: Bool[Tensor, "b m"] | None = None,
+        is_causal: bool = False,
+        return_aux: Literal[True],
+        rotary: Turn | None = None,
+    ) -> tuple[Float[Tensor, "b n c"], Aux]: ...
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        context: Float[Tensor, "b m c"] | None = None,
+        *more: object,
         times: Float[Tensor, "b n"] | None = None,
         context_times: Float[Tensor, "b m"] | None = None,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
         return_aux: bool = False,
         rotary: Turn | None = None,
-    ) -> Any:
+    ) -> Float[Tensor, "b n c"] | tuple[Float[Tensor, "b n c"], Aux]:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
         Args:
@@ -137,7 +165,9 @@ class TimeAttention(Attention):
         keys = context, self._check_times("context_times", context_times, context)
         return self._cross((x, times), keys, key_mask, also)
 
-    def _self(self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]) -> Any:
+    def _self(
+        self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]
+    ) -> Tensor | tuple[Tensor, Aux]:
         raise NotImplementedError  # abstract
 
     def _cross(
@@ -146,7 +176,7 @@ class TimeAttention(Attention):
         keys: tuple[Tensor, Tensor],
         key_mask: Tensor | None,
         also: dict[str, Any],
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Aux]:
         raise NotImplementedError  # abstract
 
     def init_state(self, batch_size: int) -> State:
@@ -263,7 +293,9 @@ class JoinedTimeAttention(TimeAttention):
             x = torch.where(mask[..., None], x, 0.0)
         return x + self.mlp(x)
 
-    def _self(self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]) -> Any:
+    def _self(
+        self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]
+    ) -> Tensor | tuple[Tensor, Aux]:
         return self.inner(self._join(x, times, key_mask), key_mask=key_mask, **also)
 
     def _cross(
@@ -272,7 +304,7 @@ class JoinedTimeAttention(TimeAttention):
         keys: tuple[Tensor, Tensor],
         key_mask: Tensor | None,
         also: dict[str, Any],
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Aux]:
         wide = self._join(*queries, None), self._join(*keys, key_mask)
         return self.inner(*wide, key_mask=key_mask, **also)
 
@@ -305,7 +337,9 @@ class FusedTimeAttention(TimeAttention):
         """The features of time."""
         return self.turn.features
 
-    def _self(self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]) -> Any:
+    def _self(
+        self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]
+    ) -> Tensor | tuple[Tensor, Aux]:
         return self.inner(x, key_mask=key_mask, rotary=self.turn(times, key_mask), **also)
 
     def _step(
@@ -417,7 +451,7 @@ def _stationary(time: TimeOptions, width: int, factory: dict[str, Any]) -> TimeF
     return features
 
 
-def _capabilities(inner: Attention, features: TimeFeatures, **also: bool) -> Any:
+def _capabilities(inner: Attention, features: TimeFeatures, **also: bool) -> Capabilities:
     """Return the capabilities of an attention with times."""
     own = inner.capabilities
     return dataclasses.replace(

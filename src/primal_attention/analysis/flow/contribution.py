@@ -121,7 +121,7 @@ def _causal(
         scale = 1 / t.double()
     else:
         rows = layer._split(standardize_rows(x) if layer.conventions.standardize else x)
-        f, codes = torch.cat([rows, rows], dim=1), layer.source._codes_at(layer, t[None] - 1)
+        f, codes = torch.cat([rows, rows], dim=1), layer.source(x).codes_at(t[None] - 1)
         ratio = layer.num_samples / t.double()
         scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
     parts = [causal_sums(unit, f, codes * member).values for member in members]
