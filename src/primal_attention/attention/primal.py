@@ -32,6 +32,7 @@ from primal_attention.attention.primal_parameters import (
     PrimalParameters,
     Weights,
     count_tokens,
+    projections,
     zero_padding,
 )
 from primal_attention.attention.registry import register_attention
@@ -138,7 +139,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         # one function differentiates the whole layer, unless somebody looks at a part of it
         is_whole = rotary is None and regularizer != "kkt"
         is_whole = is_whole and (context is None or regularizer is None)
-        maps = plain_maps(self.projections) if is_whole else None
+        # plain attributes take four times as long, which counts for short sequences
+        maps = plain_maps(projections(self._modules)) if is_whole else None
         if is_causal:
             start = self.init_state(x.shape[0])
             y, term, _ = self._causal(x, key_mask, start, regularizer, rotary, maps)

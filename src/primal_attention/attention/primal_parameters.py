@@ -6,7 +6,8 @@ adds what the layer computes.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -48,6 +49,7 @@ __all__ = [
     "PrimalParameters",
     "Weights",
     "count_tokens",
+    "projections",
     "zero_padding",
 ]
 
@@ -76,6 +78,12 @@ CAPABILITIES: dict[Weights, Capabilities] = {
     ),
 }
 """What a layer can do, by its projection weights."""
+
+
+projections: Callable[[dict[str, nn.Module | None]], tuple[nn.Linear, ...]] = operator.itemgetter(
+    "q_proj", "k_proj", "concat", "out_proj"
+)
+"""Takes from the modules of a primal layer the four linear maps that every one has."""
 
 
 class PrimalParameters(Attention):
@@ -206,13 +214,6 @@ class PrimalParameters(Attention):
                 return DualSource(both, None, None, self.num_heads, eps)
             heads = self.project_heads(tokens)
         return DualSource(None, heads, self.project_duals(tokens), self.num_heads, eps)
-
-    @property
-    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-        """The four linear maps that every primal layer has."""
-        # plain attributes take four times as long, which counts for short sequences
-        own: Any = self._modules
-        return own["q_proj"], own["k_proj"], own["concat"], own["out_proj"]
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

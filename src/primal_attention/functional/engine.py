@@ -78,10 +78,14 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, keeps: bool, x: Tensor | None, w: Tensor, *given: Any
+        ctx: Any, plan: Plan, has_grad: bool, x: Tensor | None, w: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return output and energy."""
-        maps, count = _layer_maps(given[:8]), len(plan.tiles)
+        # under no_grad inputs say that they need gradients, but nobody will ask for them
+        keeps = has_grad and any(ctx.needs_input_grad)
+        # autograd sees only tensors that are arguments themselves, so maps arrive flat
+        maps = LayerMaps(*map(LinearMap, given[:8:2], given[1:8:2]))
+        count = len(plan.tiles)
         heads, norms = given[8 : 8 + count], given[8 + count :]
         both, d, _ = w.shape[1:]
         inward, outward, blocks = _prepare(plan, w, maps)
@@ -105,10 +109,14 @@ class Attend(torch.autograd.Function):
             else:
                 torch.bmm(tile.each(blocks).mT, q, out=z).mul_(norm)
             if plan.has_energy:
-                sums.append(tile.sums(_moments(q, z, plan.folded), both))
+                # Gram matrices of unit heads, or the energy of the scores
+                parts = torch.bmm(q, q.mT) if plan.folded else _energy(z)
+                sums.append(tile.sums(parts, both))
             tokens_first(z.view(g, h * e, t), outward, tile.of(y))
             kept += [q, z, norm] if keeps else []
-        moments = add_up(plan.tiles, sums, plan.shape[0]) if plan.has_energy else None
+        moments = None
+        if plan.has_energy:
+            moments = sums[0] if len(sums) == 1 else add_up(plan.tiles, sums, plan.shape[0])
         if plan.folded and moments is not None:
             moments = by_side(moments, h, 1) @ w
         ctx.plan = plan
@@ -124,6 +132,7 @@ class Attend(torch.autograd.Function):
         """Return the gradients of all arguments."""
         x, w, moments, blocks, *saved = ctx.saved_tensors
         a, a_bias, o, o_bias, *kept = saved[8:]
+        maps = LayerMaps(*map(LinearMap, saved[:8:2], saved[1:8:2]))
         plan, (both, d, _), (_, h, _, e) = ctx.plan, w.shape[1:], blocks.shape
         pull = twice = None
         if plan.has_energy and grad_energy is not None:
@@ -182,29 +191,24 @@ class Attend(torch.autograd.Function):
         if w.shape[0] != grad_y.shape[0]:
             grad_blocks = grad_blocks.sum(0, keepdim=True)
         grad_blocks = grad_blocks.to(w.dtype)
-        grad_w, *grads = _prepare_backward(plan, w, _layer_maps(saved[:8]), grad_blocks, total)
+        grad_w, *grads = _prepare_backward(plan, w, maps, grad_blocks, total)
         if plan.folded and twice is not None:
             by_energy = moments * twice
             grad_w += by_energy if w.shape[0] == grad_y.shape[0] else by_energy.sum(0, keepdim=True)
         return None, None, grad_x, grad_w, *grads, *grads_q, *[None] * len(grads_q)
 
 
-def _layer_maps(tensors: Sequence[Tensor | None]) -> LayerMaps:
-    pairs = zip(tensors[::2], tensors[1::2], strict=True)
-    return LayerMaps(*(LinearMap(*pair) for pair in pairs))  # type: ignore[arg-type]
-
-
 def _prepare(
     plan: Plan, w: Float[Tensor, "#b both d s"], maps: LayerMaps
 ) -> tuple[LinearMap | None, LinearMap | None, Tensor]:
     """Return the maps to the heads and to the output, and what maps a head to its output."""
-    inward = None if maps.q.weight is None else join(maps.q, maps.k)
-    if plan.folded and inward is not None:
-        h = w.shape[1] // 2
-        bias = None if inward.bias is None else by_head(inward.bias, h)
+    if plan.folded:
+        # query and key of a head side by side: then one product maps both to the head's output
+        inward = join(maps.q, maps.k, w.shape[1] // 2)
         outward = LinearMap(maps.out.weight, fold_bias(maps.concat, maps.out))
-        return LinearMap(by_head(inward.weight, h), bias), outward, fold_weights(w, maps.concat)
-    return inward, None if maps.out.weight is None else fold_output(maps.concat, maps.out), w
+        return inward, outward, fold_weights(w, maps.concat)
+    both = None if maps.q.weight is None else join(maps.q, maps.k)
+    return both, None if maps.out.weight is None else fold_output(maps.concat, maps.out), w
 
 
 def _prepare_backward(
@@ -239,10 +243,6 @@ def _prepare_backward(
     )
 
 
-def _moments(
-    q: Float[Tensor, "all d t"], z: Float[Tensor, "gh e t"], folded: bool
-) -> Float[Tensor, "all *rest"]:
-    """Return the energy of scores, or the Gram matrices of unit heads."""
-    if folded:
-        return torch.bmm(q, q.mT)
+def _energy(z: Float[Tensor, "gh s t"]) -> Float[Tensor, "gh s"]:
+    # a norm accumulates in a wider type without a wide copy of the scores
     return torch.linalg.vector_norm(z, dim=-1, dtype=accumulator(z)).square_()

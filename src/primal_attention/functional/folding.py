@@ -35,15 +35,23 @@ class LayerMaps(NamedTuple):
     """From all heads to the output."""
 
 
-def join(first: LinearMap, second: LinearMap) -> LinearMap:
-    """Return two maps of the same input as one."""
-    weight = torch.cat([first.weight, second.weight])
-    if first.bias is None and second.bias is None:
-        return LinearMap(weight, None)
-    biases = [
-        weight.new_zeros(m.weight.shape[0]) if m.bias is None else m.bias for m in (first, second)
-    ]
-    return LinearMap(weight, torch.cat(biases))
+def join(first: LinearMap, second: LinearMap, h: int = 1) -> LinearMap:
+    """Return two maps of the same input as one.
+
+    Args:
+        first: The map whose outputs come first.
+        second: The map whose outputs come after them.
+        h: Heads of each map; the outputs of both maps for one head stand next to each other.
+    """
+    weights = first.weight.unflatten(0, (h, -1)), second.weight.unflatten(0, (h, -1))
+    weight = torch.cat(weights, dim=1).flatten(0, 1)
+    a, b = first.bias, second.bias
+    if a is None and b is None:
+        return LinearMap(weight)
+    a = first.weight.new_zeros(len(first.weight)) if a is None else a
+    b = second.weight.new_zeros(len(second.weight)) if b is None else b
+    biases = a.unflatten(0, (h, -1)), b.unflatten(0, (h, -1))
+    return LinearMap(weight, torch.cat(biases, dim=1).flatten())
 
 
 def fold_output(concat: LinearMap, out: LinearMap) -> LinearMap:

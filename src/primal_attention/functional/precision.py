@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["accumulator", "full_precision", "is_traced", "representable"]
+__all__ = ["accumulator", "autocast_dtype", "full_precision", "is_traced", "representable"]
 
 
 def accumulator(x: Tensor) -> torch.dtype:
@@ -27,6 +27,14 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type that autocast asks of matrix products with ``x``; ``None`` if it is off."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 def is_traced() -> bool:

@@ -29,12 +29,13 @@ from primal_attention.functional.folding import (
 )
 from primal_attention.functional.precision import (
     accumulator,
+    autocast_dtype,
     full_precision,
     is_traced,
     representable,
 )
 from primal_attention.functional.ties import TieDual, TieRows, swap_sides
-from primal_attention.functional.tiles import LinearMap, cut, needs_grad
+from primal_attention.functional.tiles import LinearMap, cut
 
 __all__ = [
     "Heads",
@@ -57,6 +58,9 @@ __all__ = [
 
 Engine = Literal["plain", "scores", "folded"]
 
+_DEVIATION = 1e-6
+"""Rows with a smaller standard deviation count as constant."""
+
 
 def choose_engine(
     x: Tensor, d: int, s: int, maps: LayerMaps | None = None, *, has_energy: bool = True
@@ -76,21 +80,17 @@ def choose_engine(
     """
     if is_traced() or 0 in x.shape:
         return "plain"
-    return "folded" if maps is not None and _folds(x, d, s, maps, has_energy) else "scores"
+    return "folded" if _folds(x, d, s, maps, has_energy) else "scores"
 
 
-def _folds(x: Tensor, d: int, s: int, maps: LayerMaps, has_energy: bool) -> bool:
+def _folds(x: Tensor, d: int, s: int, maps: LayerMaps | None, has_energy: bool) -> bool:
+    if maps is None:
+        return False
+    # Gram matrices of features lose digits that a narrow type does not have
+    if not x.dtype == maps.q.weight.dtype == accumulator(x) or autocast_dtype(x) is not None:
+        return False
     c = maps.out.weight.shape[0]
-    return _is_wide(x, maps.q.weight) and 2 * s * (c + d) > d * (c + (4 if has_energy else 2) * d)
-
-
-def _is_wide(x: Tensor, weight: Tensor) -> bool:
-    return x.dtype == weight.dtype == accumulator(x) and not _autocasts(x)
-
-
-def _autocasts(x: Tensor) -> bool:
-    kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return 2 * s * (c + d) > d * (c + (4 if has_energy else 2) * d)
 
 
 # the first stage: sampled weights
@@ -156,12 +156,8 @@ def standardize_rows(x: Float[Tensor, "b m c"]) -> Float[Tensor, "b m c"]:
 
     A constant row becomes zero. Computed in float32 or better.
     """
-    wide = layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=_smallest_variance(x))
+    wide = layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=representable(_DEVIATION, x) ** 2)
     return wide.to(x.dtype)
-
-
-def _smallest_variance(x: Tensor) -> float:
-    return representable(1e-6, x) ** 2
 
 
 def sampled_features(
@@ -210,7 +206,8 @@ def tie_sampled(
         standardize: Whether to apply :func:`standardize_rows` to the sampled tokens.
     """
     (b, n, _), h = x.shape, w_e.shape[0]
-    if choose_engine(x, 0, 0) == "plain" or not _is_wide(x, w_e):
+    is_wide = x.dtype == w_e.dtype == accumulator(x) and autocast_dtype(x) is None
+    if is_traced() or 0 in x.shape or not is_wide:
         f = sampled_features(x, num, h, key_mask=key_mask, basis=basis, standardize=standardize)
         codes = torch.cat([w_e, w_r], dim=-1).to(f.dtype)
         both = torch.einsum("bhmd,hms->bhsd", f, codes).mT
@@ -225,7 +222,7 @@ def tie_sampled(
         index, basis = None, _basis_of_tokens(basis, position.view(-1, num), n)
     elif key_mask is not None:
         index = _flat_index(position, b, n)
-    variance = _smallest_variance(x) if standardize else None
+    variance = representable(_DEVIATION, x) ** 2 if standardize else None
     return TieRows.apply(x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
 
 
@@ -273,7 +270,7 @@ def tie_dual(
     if key_mask is not None:
         count = key_mask.sum(1).clamp_min(1)
     share = count.to(accumulator(x)).reciprocal()[:, None, None, None]
-    if choose_engine(x, 0, 0) == "plain":
+    if is_traced() or 0 in x.shape:
         heads, duals = (x, maps) if isinstance(maps, Tensor) else (linear(x, *m) for m in maps)
         like, codes = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (heads, duals))
         # half of the division before the sum, which a narrow type might not hold
@@ -285,11 +282,12 @@ def tie_dual(
     if isinstance(maps, Tensor):
         given, widest = (maps.to(x.dtype), None, None, None), max(x.shape[-1], maps.shape[-1])
     else:
-        q, d = (_cast(m, x) for m in maps)
+        narrow = autocast_dtype(x)
+        q, d = maps if narrow is None else (_cast(m, narrow) for m in maps)
         given, widest = (None, *q, d.weight), max(len(q.weight), len(d.weight))
         x = x.to(q.weight.dtype)
-    tiles, keeps = cut(x.shape[0], x.shape[1], widest), needs_grad((x, *given))
-    options = tiles, key_mask, num_heads, representable(eps, x), keeps, share
+    tiles, has_grad = cut(x.shape[0], x.shape[1], widest), torch.is_grad_enabled()
+    options = tiles, key_mask, num_heads, representable(eps, x), has_grad, share
     w, *found = TieDual.apply(*options, x, *given)  # type: ignore[no-untyped-call]
     parts, norms = tuple(found[: len(tiles)]), tuple(found[len(tiles) :])
     return w, Heads(parts, norms, tiles, (x.shape[0], x.shape[1]))
@@ -328,23 +326,23 @@ def attend(
         tensor([[[0.6000, 0.8000]]])
     """
     d, s = w.shape[2:]
+    folds = not isinstance(x, Heads) and _folds(x, d, s, maps, has_energy)
     heads: Tensor | None = None
-    engine: Engine = "scores"
-    if not isinstance(x, Heads):
-        engine = choose_engine(x, d, s, maps, has_energy=has_energy)
-        if engine == "plain":
-            heads = x if maps is None else linear(x, *join(maps.q, maps.k))
-    elif not x.tiles:
-        heads = x.parts[0]
+    if isinstance(x, Heads):
+        heads = None if x.tiles else x.parts[0]
+    elif is_traced() or 0 in x.shape:
+        heads = x if maps is None else linear(x, *join(maps.q, maps.k))
     if heads is not None:
         by_head = heads.unflatten(-1, w.shape[1:3]).transpose(1, 2)
-        if maps is not None and not isinstance(x, Heads) and _folds(x, d, s, maps, has_energy):
+        if folds and maps is not None:
             return _attend_folded(by_head, w, maps, key_mask, eps)
         return _attend_plain(by_head, w, maps, key_mask, eps)
     like = x.parts[0] if isinstance(x, Heads) else x
-    if _autocasts(like):
-        maps = None if maps is None else LayerMaps(*(_cast(m, like) for m in maps))
-        like = like.to(torch.get_autocast_dtype(like.device.type))
+    # a function with a backward pass of its own must cast what autocast would have cast
+    narrow = None if folds else autocast_dtype(like)
+    if narrow is not None:
+        maps = None if maps is None else LayerMaps(*(_cast(m, narrow) for m in maps))
+        like = like.to(narrow)
     w, tokens = w.to(like.dtype), None if isinstance(x, Heads) else like
     given: tuple[Tensor | None, ...] = (None,) * 8
     if maps is not None:
@@ -355,16 +353,11 @@ def attend(
     else:
         shape = x.shape[0], x.shape[1]
         tiles = cut(*shape, x.shape[-1] if maps is None else 2 * len(maps.q.weight))
-    plan = Plan(tiles, shape, key_mask, representable(eps, like), engine == "folded", has_energy)
-    keeps = needs_grad((tokens, w, *given))
-    return Attend.apply(plan, keeps, tokens, w, *given)  # type: ignore[no-untyped-call]
+    plan = Plan(tiles, shape, key_mask, representable(eps, like), folds, has_energy)
+    return Attend.apply(plan, torch.is_grad_enabled(), tokens, w, *given)  # type: ignore[no-untyped-call]
 
 
-def _cast(m: LinearMap, x: Tensor) -> LinearMap:
-    """Return a map in the type that autocast asks for."""
-    if not _autocasts(x):
-        return m
-    dtype = torch.get_autocast_dtype(x.device.type)
+def _cast(m: LinearMap, dtype: torch.dtype) -> LinearMap:
     return LinearMap(m.weight.to(dtype), None if m.bias is None else m.bias.to(dtype))
 
 

@@ -108,7 +108,7 @@ class TieDual(torch.autograd.Function):
         key_mask: Tensor | None,
         h: int,
         eps: float,
-        keeps: bool,
+        has_grad: bool,
         share: Tensor,
         x: Tensor,
         z: Tensor | None,
@@ -121,6 +121,7 @@ class TieDual(torch.autograd.Function):
         outward = None if v is None else LinearMap(v)
         # half of the division before the sum, which a narrow type might not hold
         ctx.root = None if x.dtype == share.dtype else share.sqrt()
+        keeps = has_grad and any(ctx.needs_input_grad)
         buffers, kept, sums = Buffers(x, keeps), [], []
         for tile in tiles:
             g, t = tile.shape

@@ -6,6 +6,7 @@ memory. A tile of chunks passes through the layer before the next one, while it 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,6 @@ __all__ = [
     "cut",
     "features_first",
     "inverse_norms",
-    "needs_grad",
     "norm_gradient",
     "tokens_first",
 ]
@@ -90,22 +90,19 @@ def cut(b: int, n: int, width: int) -> list[Tile]:
     rest = n % chunk
     # a batch that just exceeds a tile stays one tile, and tiles have equal size
     rows = 1 if rest else max(1, -(-b // max(1, round(b * n / size))))
-    tiles = _rectangles(b, 0, n - rest, chunk, size, rows)
+    # start, stop, tokens of a chunk, tokens of a tile, sequences of a tile
+    areas = [(0, n - rest, chunk, size, rows)]
     if rest:
-        tiles += _rectangles(b, n - rest, n, rest, rest, max(1, size // rest))
-    return [tiles[0]._replace(is_all=True)] if len(tiles) == 1 else tiles
-
-
-def _rectangles(b: int, start: int, stop: int, chunk: int, size: int, rows: int) -> list[Tile]:
-    """Cut some tokens of all sequences: ``rows`` sequences to a tile, ``size`` tokens of each."""
+        areas.append((n - rest, n, rest, rest, max(1, size // rest)))
     tiles = []
-    for i in range(0, b, rows):
-        for j in range(start, stop, size):
-            last, end = min(i + rows, b), min(j + size, stop)
-            chunks = (end - j) // chunk
-            shape = (last - i) * chunks, chunk
-            tiles.append(Tile(slice(i, last), slice(j, end), chunks, shape, is_all=False))
-    return tiles
+    for start, stop, length, step, height in areas:
+        for i in range(0, b, height):
+            for j in range(start, stop, step):
+                last, end = min(i + height, b), min(j + step, stop)
+                chunks = (end - j) // length
+                shape = (last - i) * chunks, length
+                tiles.append(Tile(slice(i, last), slice(j, end), chunks, shape, is_all=False))
+    return [tiles[0]._replace(is_all=True)] if len(tiles) == 1 else tiles
 
 
 def add_up(
@@ -120,42 +117,41 @@ def add_up(
     return total
 
 
+@dataclass
 class Buffers:
-    """Uninitialised memory by name: new for each tile if ``keeps``, otherwise reused."""
+    """Uninitialised memory by name."""
 
-    def __init__(self, like: Tensor, keeps: bool) -> None:
-        self._like, self._keeps = like, keeps
-        self._last: dict[str, Tensor] = {}
+    like: Tensor
+    """Gives the device, and the type where none is asked for."""
+    keeps: bool
+    """Whether every tile gets memory of its own; otherwise the next tile overwrites it."""
+    _last: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return memory of a shape."""
         last = self._last.get(name)
-        if last is None or self._keeps or last.shape != shape:
-            last = self._last[name] = self._like.new_empty(shape, dtype=dtype)
+        if last is None or self.keeps or last.shape != shape:
+            last = self._last[name] = self.like.new_empty(shape, dtype=dtype)
         return last
 
 
+@dataclass
 class Totals:
-    """Sums by name, in float32 or better."""
+    """Sums by name."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._sums: dict[str, Tensor] = {}
+    dtype: torch.dtype
+    """Type of the sums: float32 or better."""
+    _sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, name: str, parts: Tensor, dims: tuple[int, ...] = (0,)) -> None:
         """Add the sum over some axes."""
-        is_single = dims == (0,) and parts.shape[0] == 1 and parts.dtype == self._dtype
-        part = parts[0] if is_single else parts.sum(dims, dtype=self._dtype)
+        is_single = dims == (0,) and parts.shape[0] == 1 and parts.dtype == self.dtype
+        part = parts[0] if is_single else parts.sum(dims, dtype=self.dtype)
         self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
 
     def get(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """Return the sum so far; ``None`` if there is none."""
         return self._sums[name].to(dtype) if name in self._sums else None
-
-
-def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
-    """Return whether a backward pass may follow, so that a function must keep its inputs."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 class LinearMap(NamedTuple):
