@@ -112,6 +112,7 @@ class KernelProblem:
         gram_q, gram_k = counts[0].mean(gram_q), counts[1].mean(gram_k)
         residual = self._kkt(gram_q, gram_k, scores)
         others = off_diagonality(self._score_gram(gram_q), floor=floor)
+        # each direction alone satisfies the conditions, also if all are the same
         residual = residual + _ORTHOGONALITY * others
         nonempty = all_of([count.nonempty(gram_q) for count in counts])
         return average_over_sequences(residual.mean(1), nonempty)
@@ -136,6 +137,7 @@ class KernelProblem:
         return None if x is None else x.to(self.ell.dtype)
 
     def _sides(self) -> tuple[Tensor, Tensor]:
+        # the residual is a difference of nearly equal numbers: narrow types would lose it
         w_e, w_r = self.weights.to(self.ell.dtype).chunk(2, dim=1)
         return w_e, w_r
 
@@ -163,6 +165,7 @@ class KernelProblem:
         if self.duals is None:
             raise RuntimeError("A problem without free weights needs dual variables.")
         mask = self.queries.key_mask
+        # causal scores come from weights that change, so they cannot be computed from the last
         if scores is None:
             units = [_unit(side.inputs.to(wide), self.eps) for side in (self.queries, self.keys)]
             e, r = (unit @ w for unit, w in zip(units, self._sides(), strict=True))

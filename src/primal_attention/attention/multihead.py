@@ -154,6 +154,7 @@ class MultiHeadAttention(Attention):
             # where instead of multiply: NaN times zero is NaN
             memory = torch.where(key_mask[:, :, None], memory, 0.0)
         order, keep = None, key_mask
+        # such a core reads a position as a slot, so padding inside a sequence must move
         if key_mask is not None and self.core.ordered:
             order = real_first(key_mask)
             memory, keep = take_tokens(memory, order), key_mask.gather(1, order)
@@ -290,6 +291,7 @@ def close_gaps(
         key_mask: ``True`` where a new token is real.
     """
     w = window[0].shape[2]
+    # at the start of a sequence part of the window is empty
     was = torch.arange(w, device=key_mask.device) >= w - seen[:, None]
     order = torch.cat([was, key_mask], dim=1).to(torch.uint8).argsort(dim=1, stable=True)
     slots = (order.argsort(1)[:, w:] - w).clamp_min(0)

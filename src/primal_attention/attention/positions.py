@@ -114,10 +114,12 @@ class RelativePosition(nn.Module):
         if self.kind == "window":
             return b[:, lag.clamp(-reach, reach) + reach].exp()
         size = lag.abs().clamp(max=_FAR).to(b.dtype)
+        # far lags matter less, so their knots may lie further apart
         stretched = _NEAR * (1 + (size.clamp_min(_NEAR) / _NEAR).log())
         at = torch.where(size <= _NEAR, size, stretched) * lag.sign() + reach
         at = at.clamp(0, 2 * reach)
         low = at.floor().clamp_max(2 * reach - 1)
+        # linear between knots: the weights are continuous in the lag
         share, index = at - low, low.long()
         return ((1 - share) * b[:, index] + share * b[:, index + 1]).exp()
 

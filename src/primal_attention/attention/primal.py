@@ -194,6 +194,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         memory = x if context is None else context
         memory_heads: Tensor | None = heads
         if context is not None:
+            # only a regulariser looks at the heads of the context
             memory_heads = None if regularizer is None else self.project_heads(context)
         source = self.source(memory, memory_heads)
         w = source.tie(memory, key_mask).joint
@@ -325,6 +326,7 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         x, _ = zero_padding(x, None, key_mask)
         y, _, after = self._causal(x, key_mask, state, None, rotary, None)
         y = self.dropout(y)
+        # a state outlives the prompt it was made of
         after = after.compact()
         return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
 
@@ -387,6 +389,7 @@ def merge_memories(memories: Sequence[State]) -> State:
     counts = torch.stack([memory.seen for memory in memories])  # [parts b]
     seen = counts.sum(0)
     joint = torch.stack([memory.tensors[0] for memory in memories])  # [parts b both d s]
+    # at least one: if all parts are empty, the shares are zero and not NaN
     shares = counts.to(joint.dtype) / seen.clamp_min(1)
     return State((torch.einsum("pbhds,pb->bhds", joint, shares),), seen)
 

@@ -168,6 +168,7 @@ class PrimalParameters(Attention):
         self.k_proj = nn.Linear(dim, dim, bias, **factory)
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
         self.concat = nn.Linear(2 * rank, self.head_dim, bias, **factory)
+        # no term uses it otherwise, and DDP takes a parameter without gradient for an error
         has_lam = regularizer in ("ksvd", "kkt")
         self.lam = nn.Parameter(torch.empty(num_heads, rank, **factory), has_lam)
         self._create_weights(factory)
@@ -280,7 +281,7 @@ class PrimalParameters(Attention):
         """Return the heads of two maps; plain maps are applied as one, which is faster."""
         maps = None if self._is_brief(x) else plain_maps((first, second))
         if maps is not None:
-            both = linear(x, *join(*maps))
+            both = linear(x, *join(maps[0], maps[1]))
         else:
             both = torch.cat([first(x), second(x)], dim=-1)
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)
@@ -293,6 +294,7 @@ class PrimalParameters(Attention):
         self, heads: Tensor, w: Float[Tensor, "#b both d s"], key_mask: Tensor | None
     ) -> tuple[Float[Tensor, "b n both_s"], Float[Tensor, "b both s"] | None]:
         """Return the scores of heads, and their energy."""
+        # without maps the engine takes heads side by side and returns the scores
         both, eps = self._merge(heads), self.conventions.eps
         return attend(both, w, None, key_mask=key_mask, eps=eps)
 
@@ -390,6 +392,7 @@ def zero_padding(
     """Zero padded tokens: a NaN in a padded slot must reach neither result nor gradient."""
     if key_mask is None:
         return x, context
+    # where, not multiply: NaN times zero is NaN
     if context is None:
         return torch.where(key_mask[:, :, None], x, 0.0), None
     return x, torch.where(key_mask[:, :, None], context, 0.0)

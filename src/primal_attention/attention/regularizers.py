@@ -71,6 +71,7 @@ def energy_term(
         floor: Scores below this count as this in ``balance``; by default what ``coupled`` allows.
     """
     count, mask = counts[0].tokens, counts[0].key_mask
+    # the common case in one function of autograd: on short inputs the number of calls decides
     usual = (regularizer, reduction) == ("ksvd", "sample") and counts[0] is counts[1]
     eager = not is_traced() and count * energy.numel() and energy.dtype == coupled[0].dtype
     if usual and eager and coupled[0].dim() == 3:
@@ -79,6 +80,7 @@ def energy_term(
     moments = counts[0].mean(energy_e), counts[1].mean(energy_r)
     nonempty = all_of([c.nonempty(energy) for c in counts])
     if regularizer == "balance":
+        # in float16 the inverse square of the usual floor would overflow
         floor = representable(FLOOR, coupled[0]) if floor is None else floor
         return average_over_sequences(balance(*moments, floor=floor).mean(1), nonempty)
     objective = ksvd_objective(*moments, ell, parameter_trace(*coupled))

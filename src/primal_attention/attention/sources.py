@@ -143,6 +143,7 @@ class SampledSource(NamedTuple):
         joint = torch.cat(self.codes)
         if self.basis is None:
             return joint[:, position.clamp(0, self.num - 1)].transpose(0, 1)
+        # logarithmic: one basis then serves short and long sequences
         at = position.clamp_min(0).to(accumulator(joint)).log1p() / math.log1p(_HORIZON)
         return cosines(at, joint.shape[1], self.num).to(joint.dtype)[:, None] @ joint
 
@@ -252,6 +253,7 @@ def prefix_means(
     count = position.clamp_min(1).to(start.dtype)[:, :, None]
     if decay is not None:
         sums = decayed_sum(x, decay, key_mask=key_mask, start=start)
+        # the decayed sum of ones, so that the result is a mean
         count = (1 - decay**count) / (1 - decay)
     else:
         real = x if key_mask is None else torch.where(key_mask[:, :, None], x, 0.0)
@@ -270,6 +272,7 @@ def _causal_scores(
     """Return ``a_t Σ_{u ≤ t} ⟨q_t, f_u⟩ w_u`` in float32 or better, and the state."""
     q, f, codes = (t.to(accumulator(heads)) for t in (heads, f, codes))
     with full_precision(heads):
+        # sums of many tokens grow: in a narrow type small terms would vanish
         sums, after = causal_sums(q, f, codes, state=torch.cat(prefix.start.tensors, dim=1))
     # norms are part of the scale: it multiplies s numbers per token and head instead of d
     return sums * scale, after.chunk(2, dim=1)

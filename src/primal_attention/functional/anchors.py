@@ -83,6 +83,7 @@ def _scale(
 
     w = mass.expand(kernel.shape[0], -1, -1, -1)
     u = tokens(w)
+    # a fixed number of steps: a test of convergence would let sequences influence each other
     for _ in range(num_steps):
         w = _divide(mass, u @ kernel)
         u = tokens(w)

@@ -103,10 +103,12 @@ class Attend(torch.autograd.Function):
                 mask = None if plan.key_mask is None else tile.of(plan.key_mask)
                 inverse_norms(q, mask, plan.eps, norm)
             z = buffers("outputs", g * h, e, t)
+            # scaled in place: backward of the folded engine needs unit heads, not heads
             if plan.folded:
                 q.mul_(norm)
                 torch.bmm(tile.each(blocks).mT, q.view(g * h, 2 * d, t), out=z)
             else:
+                # norms divide the scores: s numbers per token and head instead of d
                 torch.bmm(tile.each(blocks).mT, q, out=z).mul_(norm)
             if plan.has_energy:
                 # Gram matrices of unit heads, or the energy of the scores
@@ -118,6 +120,7 @@ class Attend(torch.autograd.Function):
         if plan.has_energy:
             moments = sums[0] if len(sums) == 1 else add_up(plan.tiles, sums, plan.shape[0])
         if plan.folded and moments is not None:
+            # w_sᵀ G w_s for every direction s: the energy without a score
             moments = by_side(moments, h, 1) @ w
         ctx.plan = plan
         ctx.save_for_backward(
@@ -135,6 +138,7 @@ class Attend(torch.autograd.Function):
         maps = LayerMaps(*map(LinearMap, saved[:8:2], saved[1:8:2]))
         plan, (both, d, _), (_, h, _, e) = ctx.plan, w.shape[1:], blocks.shape
         pull = twice = None
+        # the energy is a sum of squares, so it pulls each score by twice itself
         if plan.has_energy and grad_energy is not None:
             twice = 2 * grad_energy.to(w.dtype)[:, :, None]  # [b both 1 s]
             pull = by_head((w * twice) @ w.mT, h, 1) if plan.folded else twice.mT
@@ -144,8 +148,10 @@ class Attend(torch.autograd.Function):
         grads_blocks = []
         for tile, q, z, norm in zip(plan.tiles, kept[::3], kept[1::3], kept[2::3], strict=True):
             (g, t), out, norm = tile.shape, tile.of(grad_y), norm.to(w.dtype)
+            # memory of the forward pass is kept; that of backward is shared by all tiles
             each, grad_z = tile.each(blocks), buffers("outputs", g * h, e, t)
             rows = grad_z.view(g, h * e, t)
+            # sums over tokens add up in a wider type: tiles may number in the hundreds
             if o is not None:
                 total.add("out", torch.bmm(z.view(g, h * e, t), out))
             if pull is None or plan.folded:
@@ -164,6 +170,7 @@ class Attend(torch.autograd.Function):
                 torch.bmm(each, grad_z, out=grad_pairs)
                 if pull is not None:
                     grad_q.baddbmm_(tile.each(pull), q)
+                # a unit vector cannot change in its own direction: remove the radial part
                 radial = torch.mul(q, grad_q, out=buffers("work", *q.shape)).sum(1, keepdim=True)
                 grad_q.mul_(norm).addcmul_(q, radial.mul_(norm_gradient(norm, plan.eps)))
             else:
@@ -174,6 +181,7 @@ class Attend(torch.autograd.Function):
                 radial = torch.mul(grad_z, z, out=work).sum(1, keepdim=True)
                 grads_blocks.append(tile.sums(torch.bmm(grad_z, q.mT), h))
                 torch.mul(q, radial.mul_(norm_gradient(norm, plan.eps)), out=grad_q)
+                # q r, the radial part, is in place; add what comes through the weights
                 grad_q.baddbmm_(each, grad_z)
             if x is None:
                 grads_q.append(grad_q)
@@ -188,11 +196,13 @@ class Attend(torch.autograd.Function):
         if o_bias is not None:
             total.add("out bias", grad_y, (0, 1))
         grad_blocks = add_up(plan.tiles, grads_blocks, grad_y.shape[0])
+        # one set of weights for all sequences collects from all of them
         if w.shape[0] != grad_y.shape[0]:
             grad_blocks = grad_blocks.sum(0, keepdim=True)
         grad_blocks = grad_blocks.to(w.dtype)
         grad_w, *grads = _prepare_backward(plan, w, maps, grad_blocks, total)
         if plan.folded and twice is not None:
+            # the weights enter the energy directly, too: d(wᵀ G w) = 2 G w
             by_energy = moments * twice
             grad_w += by_energy if w.shape[0] == grad_y.shape[0] else by_energy.sum(0, keepdim=True)
         return None, None, grad_x, grad_w, *grads, *grads_q, *[None] * len(grads_q)
@@ -228,6 +238,7 @@ def _prepare_backward(
         grad_w = grad_blocks.mT
         if grad_o is not None:
             grad_c, grad_o = fold_output_backward(grad_o.T, maps.concat, maps.out)
+    # the folded bias O c + o depends on O and on c: both get a share of its gradient
     if grad_o is not None and out_bias is not None and maps.concat.bias is not None:
         d = maps.concat.bias.shape[0]
         grad_o = torch.addcmul(

@@ -97,6 +97,7 @@ def _divide(sums: Tensor) -> Tensor:
 
 
 def _attend_all(log_q: Tensor, log_k: Tensor, v: Tensor) -> ExponentialSums:
+    # every feature has its own maximum: one maximum for all would underflow the others
     top = log_k.detach().amax(2, keepdim=True)
     sums = (log_k - top).exp_().transpose(-1, -2) @ v
     query = log_q + top
@@ -108,6 +109,7 @@ def _attend_step(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
 ) -> ExponentialSums:
     sums, before = state
+    # maxima only grow, so old sums shrink and never overflow
     after = torch.maximum(before, log_k.detach()[:, :, 0])
     key = (log_k - after[:, :, None]).exp()
     sums = (before - after).exp()[..., None] * sums + key.transpose(-1, -2) @ v
@@ -125,6 +127,7 @@ def _attend_chunks(
     chunk = 1 << (chunk - 1).bit_length()
     q, k, v = _chunks(log_q, chunk), _chunks(log_k, chunk, _LOG_ZERO), _chunks(v, chunk)
 
+    # running maxima: under one maximum a large later key would make earlier ones underflow
     top = torch.cat([state[1][:, :, None], k.detach().amax(-2)], dim=2).cummax(2).values
     key = (k - top[:, :, 1:, None]).exp_()  # [b h g i p]
     parts = key.transpose(-1, -2) @ v, state[0].to(v.dtype), top
@@ -176,6 +179,7 @@ def _pair_weights(
     own = q + k
     level = own.detach().amax(-1, keepdim=True)
     blocks = []
+    # each pair of halves has maxima of its own, so a large key elsewhere makes nothing underflow
     for half in (2**i for i in range(size.bit_length() - 1)):
         earlier, later = _halves(k, half)[0], _halves(q, half)[1]
         peak = earlier.detach().amax(-2, keepdim=True)
@@ -222,6 +226,7 @@ class _PairWeights(torch.autograd.Function):
                 peak = earlier.amax(-2, keepdim=True)
                 query = (later + peak).sub_(_halves(level, half)[1]).exp_()
                 key = (earlier - peak).exp_()
+                # the block of later queries and earlier keys of every pair of halves
                 block = grad.unflatten(-2, (-1, 2, half)).unflatten(-1, (-1, 2, half))
                 block = block[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
                 _halves(grad_q, half)[1].addcmul_(query, block @ key)
@@ -278,6 +283,7 @@ class _SumsBefore(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         (decay,) = ctx.saved_tensors
+        # the adjoint of a scan is the same scan from the end
         total, grads = grad_last, []
         for g in reversed(range(grad.shape[2])):
             grads.append(total)

@@ -66,6 +66,7 @@ def fold_output_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of both weights."""
     (d, both), c = concat.weight.shape, out.weight.shape[0]
+    # undo the order of fold_output: scores by head instead of by side
     rows = grad.reshape(c, 2, -1, both // 2).transpose(1, 2).reshape(-1, both)
     return out.weight.reshape(-1, d).T @ rows, (rows @ concat.weight.T).view(c, -1)
 
@@ -88,6 +89,7 @@ def fold_weights_backward(
     by_side = grad.view(b, both // 2, 2, d, -1).transpose(1, 2)  # [b 2 h d e]
     grad_w = by_side @ concat.weight.view(-1, 2, 1, s).permute(1, 2, 0, 3)
     sides = by_side, w.view(grad_w.shape)
+    # a sum over sequences, heads and features is one product per side
     rows, columns = (t.transpose(0, 1).reshape(2, -1, t.shape[-1]) for t in sides)
     return grad_w.flatten(1, 2), torch.bmm(rows.mT, columns).transpose(0, 1).reshape(-1, 2 * s)
 
@@ -96,6 +98,7 @@ def fold_bias(concat: LinearMap, out: LinearMap) -> Float[Tensor, " c"] | None:
     """Return what the two biases add to the output."""
     if concat.bias is None:
         return out.bias
+    # every head adds the same bias before the output map
     heads = out.weight.shape[1] // concat.bias.shape[0]
     return linear(concat.bias.expand(heads, -1).reshape(-1), out.weight, out.bias)
 

@@ -155,6 +155,7 @@ def sample_loss(
         weight = real / real.sum().clamp_min(1)
         count = count.clamp_min(1).to(energy.dtype)
     given = energy, lam, w_e, w_r
+    # half, mean over heads and mean over tokens in one factor
     share = 0.5 / (lam.shape[0] * count)
     return _SampleLoss.apply(*given, share, weight)  # type: ignore[no-untyped-call]
 
@@ -254,6 +255,7 @@ def balance(
         moment_r: Energies of the key side.
         floor: Scores below this count as this in the denominator.
     """
+    # both energies may be zero: the ratio of empty sides is zero, not NaN
     total = (moment_e + moment_r).clamp_min(floor**2)
     return ((moment_e - moment_r) / total).square().mean(-1)
 
@@ -336,4 +338,5 @@ def kernel_singular_values(
 
 def _square_root(gram: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(gram)
+    # a Gram matrix has no negative eigenvalues; rounding makes some
     return vectors * values.clamp_min(0).sqrt()[..., None, :] @ vectors.transpose(-1, -2)

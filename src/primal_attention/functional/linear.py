@@ -68,6 +68,7 @@ def causal_sums(
         state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1], dtype=accumulator(q))
     if n == 0:
         return CausalSums(q @ state.to(q.dtype), state)
+    # a chunk costs chunk² for pairs, and one state for the rest: small states favour short chunks
     if chunk is None:
         chunk = 32 if q.shape[-1] * v.shape[-1] <= _SMALL else 64
     chunks = (*(to_chunks(t, chunk) for t in (q, k, v)), state)  # [b h g i p]
@@ -118,6 +119,7 @@ class _ChunkedSums(torch.autograd.Function):
         q, k, v, grad = (t.flatten(0, 2) for t in (*given[:3], grad))
         with full_precision(q):  # also if backward runs under autocast
             weights = torch.bmm(k, q.mT).triu_()  # transposed
+            # values get from later queries what these queries take from them: the transpose
             grad_v = torch.bmm(weights, grad)
             by_weight = torch.bmm(grad, v.mT, out=weights).tril_()
             grad_q = torch.bmm(by_weight, k).baddbmm_(grad, states.flatten(0, 2))

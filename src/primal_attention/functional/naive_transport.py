@@ -78,8 +78,8 @@ def anchored_weights(
         found = (x @ z.T / z.shape[1] ** 0.5).softmax(1) + floor
         found = found * mass / (found * mass).sum(1, keepdim=True)
         for _ in range(num_steps):
-            found = found / found.sum(0) * len(x) * mass  # every anchor takes its share of tokens
-            found = found / found.sum(1, keepdim=True)  # every token gives itself once
+            found = found / found.sum(0) * len(x) * mass  # the column of anchor a sums to n μ_a
+            found = found / found.sum(1, keepdim=True)  # every row sums to one
         return found
 
     to_keys = plan(k)

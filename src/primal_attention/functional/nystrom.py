@@ -68,6 +68,7 @@ def divide_by_row_sum(y: Float[Tensor, "b h n u"], ridge: float) -> Float[Tensor
 
     A row sum ``t`` below the ridge is noise and can be negative; such a row goes to zero.
     """
+    # t / (t² + γ²) instead of 1 / t: it is smooth, and bounded by 1 / 2γ
     total = y[..., -1:]
     return y[..., :-1] * total / (total.square() + ridge * ridge)
 
@@ -245,6 +246,7 @@ def _chunked_window(
     )  # [b h g i d]
     origin = key_origin(k, None, is_causal=True)  # the first key of each chunk
     y = gaussian_gram(q, k, origin).tril() @ v
+    # chunks two or more back lie wholly behind the window
     total = (phi_k.mT @ v).cumsum(2)
     y = y + phi_q @ pad(total, (0, 0, 0, 0, 2, 0))[:, :, :groups]
     k, v, phi_k = (pad(t, (0, 0, 0, 0, 1, 0))[:, :, :groups] for t in (k, v, phi_k))

@@ -139,6 +139,7 @@ def sample_rows(
 def _real_positions(key_mask: Bool[Tensor, "b n"], num: int) -> Int[Tensor, "b {num}"]:
     """Return where the evenly spaced real tokens of each sequence stand."""
     seen = key_mask.cumsum(1)
+    # the k-th real token stands where the count of real tokens first reaches k
     position = first_reaching(seen, even_indices(seen[:, -1], num) + 1)
     return position.clamp_max(key_mask.shape[1] - 1)
 
@@ -156,6 +157,7 @@ def standardize_rows(x: Float[Tensor, "b m c"]) -> Float[Tensor, "b m c"]:
 
     A constant row becomes zero. Computed in float32 or better.
     """
+    # a constant row has variance zero: epsilon keeps its gradient finite in the type of x
     wide = layer_norm(x.to(accumulator(x)), x.shape[-1:], eps=representable(_DEVIATION, x) ** 2)
     return wide.to(x.dtype)
 
@@ -278,6 +280,7 @@ def tie_dual(
         codes = codes * (root * inverse_norm(like, key_mask, eps)).to(like.dtype)
         w = swap_sides((like.mT @ codes * root).to(like.dtype))
         return w, Heads((heads,), (), (), (x.shape[0], x.shape[1]))
+    # dual variables that are given count as the input of an identity map
     given: tuple[Tensor | None, ...]
     if isinstance(maps, Tensor):
         given, widest = (maps.to(x.dtype), None, None, None), max(x.shape[-1], maps.shape[-1])
@@ -329,6 +332,7 @@ def attend(
     folds = not isinstance(x, Heads) and _folds(x, d, s, maps, has_energy)
     heads: Tensor | None = None
     if isinstance(x, Heads):
+        # heads without tiles come from plain formulas, so autograd goes on with these
         heads = None if x.tiles else x.parts[0]
     elif is_traced() or 0 in x.shape:
         heads = x if maps is None else linear(x, *join(maps.q, maps.k))
@@ -368,6 +372,7 @@ def _attend_plain(
     key_mask: Bool[Tensor, "b n"] | None,
     eps: float,
 ) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"]]:
+    # the norm divides s scores instead of d features, as in the module docstring
     w = w.to(heads.dtype)
     scores = (heads @ w) * inverse_norm(heads, key_mask, eps).to(heads.dtype)
     energy = scores.to(accumulator(scores)).square().sum(2)

@@ -73,6 +73,7 @@ class SinkhornSolution(NamedTuple):
     @property
     def value(self) -> Float[Tensor, ""]:
         """``W_ε = ⟨P, C⟩ + ε KL(P | a bᵀ)``, from the dual problem."""
+        # the dual value: its gradient in the cost is the plan, without solving again
         mass = self._plan(self.cost).sum()
         return self.a @ self.f + self.b @ self.g - self.epsilon * (mass - 1)
 
@@ -183,6 +184,7 @@ def sinkhorn_divergence(
         tensor(25.)
     """
     between = cost_matrix(x, y, p)
+    # one scale for all three problems: otherwise their biases do not cancel
     scale = between.detach().mean()
     values = [
         sinkhorn(
@@ -242,6 +244,7 @@ def factored_sinkhorn(
     b = phi_k.new_full(phi_k.shape[:-1], 1 / m) if b is None else b
     rows = _product(phi_q, phi_k, torch.ones_like(b))
     columns = _product(phi_k, phi_q, torch.ones_like(a))
+    # a sum that is not positive has no scaling; the loop would return NaN
     if not bool((rows > 0).all() & (columns > 0).all()):
         raise ValueError(
             "Φ_q Φ_kᵀ has a row or column whose sum is not positive, so no scaling exists; use "

@@ -75,6 +75,7 @@ class TieRows(torch.autograd.Function):
         grad_e, grad_r = torch.bmm(f.mT, by_head).chunk(2, dim=-1)
         if not ctx.needs_input_grad[0]:
             return None, grad_e, grad_r, None, None, None
+        # back from all sequences side by side to rows of one sequence each
         grad = torch.bmm(by_head, codes.mT).view(h, b, d, k).permute(1, 3, 0, 2)
         grad = grad.reshape(b, k, h * d)
         grad = grad if basis is None else torch.bmm(basis.mT.expand(b, -1, -1), grad)
@@ -135,11 +136,13 @@ class TieDual(torch.autograd.Function):
             s = (given.shape[-1] if v is None else v.shape[0]) // h
             duals = buffers("duals", g * h, s, t)
             features_first(given, outward, duals.view(g, h * s, t))
+            # the factor goes to the duals: they are s wide, the heads d
             unit = duals * _weigh(norm, tile, ctx.root, x.dtype)
             sums.append(tile.sums(torch.bmm(unit, q.mT), h))
             kept.append((q, norm, duals))
         heads, norms, duals_of = zip(*kept, strict=True)
         total = add_up(tiles, sums, x.shape[0]).mul_(share if ctx.root is None else ctx.root)
+        # without gradients nothing may be kept: a prompt can be long
         if keeps:
             ctx.save_for_backward(x, a, a_bias, v, share, *heads, *norms, *duals_of)
         ctx.tiles, ctx.h, ctx.eps = tiles, h, eps
@@ -154,6 +157,7 @@ class TieDual(torch.autograd.Function):
         (x, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
         n, count = x.shape[1], len(tiles)
         heads, norms, duals = (kept[i * count : (i + 1) * count] for i in range(3))
+        # only the heads were used, so the weights pull nothing
         if grad_w is None:
             grad_w = x.new_zeros(x.shape[0], h, heads[0].shape[1], duals[0].shape[1])
         pulls = (swap_sides(grad_w.mT) * (share if ctx.root is None else ctx.root)).to(x.dtype)
@@ -165,8 +169,10 @@ class TieDual(torch.autograd.Function):
             weight = _weigh(norm, tile, ctx.root, x.dtype)
             own = torch.bmm(pull, q, out=buffers("own", *z.shape)).mul_(weight)
             radial = torch.mul(own, z, out=buffers("work", *z.shape)).sum(1, keepdim=True)
+            # the inverse norm depends on q, too: this is its share of the gradient
             radial.mul_(narrow).mul_(norm_gradient(narrow, ctx.eps))
             unit = torch.mul(z, weight, out=buffers("work", *z.shape))
+            # the gradient that the heads bring along is reused as memory for the sum
             grad_q = q * radial if given is None else given.view_as(q).addcmul_(q, radial)
             rows = grad_q.baddbmm_(pull.mT, unit).view(g, -1, t)
             own = own.view(g, -1, t)

@@ -39,7 +39,7 @@ _CHUNKS = 4
 
 _FINE = 512
 """Tokens of a chunk where a sequence is a multiple of this. Rows that lie a larger power of two
-apart share cache sets, and push each other out."""
+apart map to the same cache sets and evict each other."""
 
 
 class Tile(NamedTuple):
@@ -60,7 +60,8 @@ class Tile(NamedTuple):
         return part if self.chunks == 1 else part.reshape(*self.shape, *x.shape[2:])
 
     def each(self, per_sequence: Shaped[Tensor, "#b h *rest"]) -> Shaped[Tensor, "gh *rest"]:
-        """Return one entry per chunk and head of what is given per sequence and head."""
+        """Repeat what is given per sequence and head for every chunk of the tile."""
+        # the first axis is one where all sequences share the entry
         if not self.is_all and per_sequence.shape[0] > 1:
             per_sequence = per_sequence[self.rows]
         rest = per_sequence.shape[1:]
@@ -82,6 +83,7 @@ def cut(b: int, n: int, width: int) -> list[Tile]:
     """Return the tiles of ``b`` sequences of ``n`` tokens whose heads are ``width`` wide."""
     chunk = max(_CHUNK, _NUMBERS // max(width, 1))
     size = max(_CHUNKS, torch.get_num_threads()) * chunk
+    # short sequences of a batch stay whole, so that no sum over chunks is needed
     if b > 1 and n < 2 * chunk:
         chunk = max(n, 1)
         size = max(size, chunk)
@@ -119,7 +121,7 @@ def add_up(
 
 @dataclass
 class Buffers:
-    """Uninitialised memory by name."""
+    """Uninitialised memory by name: new for each tile, or the same for all."""
 
     like: Tensor
     """Gives the device, and the type where none is asked for."""
@@ -145,6 +147,7 @@ class Totals:
 
     def add(self, name: str, parts: Tensor, dims: tuple[int, ...] = (0,)) -> None:
         """Add the sum over some axes."""
+        # a sum over one part would only copy it
         is_single = dims == (0,) and parts.shape[0] == 1 and parts.dtype == self.dtype
         part = parts[0] if is_single else parts.sum(dims, dtype=self.dtype)
         self._sums[name] = self._sums[name].add_(part) if name in self._sums else part
@@ -168,6 +171,7 @@ def features_first(
     if linear is None:
         out.copy_(x.mT)
         return
+    # an expanded weight is not copied: a batched product reads it once per chunk
     weight = linear.weight.expand(x.shape[0], -1, -1)
     if linear.bias is None:
         torch.bmm(weight, x.mT, out=out)
@@ -196,6 +200,7 @@ def inverse_norms(
     out: Float[Tensor, "gh 1 t"],
 ) -> None:
     """Write ``1 / max(‖q‖, eps)``, and zero for padding."""
+    # clamp before the root: one over zero is infinite, and times zero it gives NaN
     torch.sum(q.to(out.dtype).square(), 1, keepdim=True, out=out)
     out.clamp_min_(eps**2).rsqrt_()
     if key_mask is not None:

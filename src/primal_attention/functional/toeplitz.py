@@ -168,6 +168,7 @@ class _FFTSums(torch.autograd.Function):
 
 def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
     n, m = q.shape[2], k.shape[2]
+    # n + m - 1 entries: a shorter circle would wrap the last lags onto the first
     length = _fast_length(n + m - 1)
     spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None]  # [h 1 f]
     # an FFT along a strided axis is several times slower than along a contiguous last axis
@@ -219,6 +220,7 @@ def _fast_length(least: int) -> int:
 def _split_sums(q: Tensor, k: Tensor, v: Tensor, past: Float[Tensor, "h n"]) -> Tensor:
     """Return causal sums by divide and conquer; ``past_t`` is the weight of the lag ``−t``."""
     n, levels = q.shape[2], 0
+    # halve until a block is small enough for one dense product
     while n > _BLOCK << levels:
         levels += 1
     block = max(-(-n // (1 << levels)), 1)
@@ -255,9 +257,11 @@ class _SplitSums(torch.autograd.Function):
         grad_past = torch.zeros_like(past)
         grad_past.index_add_(1, lag.clamp_min(0).flatten(), by_weight)
         weights = _block_weights(past, lag)
+        # the gradients of queries and of keys both need this product
         outer.mul_(weights)
         grad_q, grad_k = (outer @ key).flatten(2, 3), (outer.mT @ query).flatten(2, 3)
         grad_v = (scores.mul_(weights).mT @ g).flatten(2, 3)
+        # each level sends left keys to right queries, as forward does
         for level in range(ctx.levels):
             size = block << level
             right_q, left_k, left_v = _halves(q, k, v, size)
@@ -376,6 +380,7 @@ def windowed_sums(
         y = _chunk_sums(q, k, v, c, is_causal=is_causal)
         y = y + _chunk_sums(q, _shift(k, 1), _shift(v, 1), c, -chunk)
         past, future = c[:, :1, None, None], c[:, -1:, None, None]  # [h 1 1 1]
+        # two chunks away every lag lies beyond the window, so one weight serves all
         y = y + q @ (past * _shift(total.cumsum(2), 2))
         if not is_causal:
             y = y + _chunk_sums(q, _shift(k, -1), _shift(v, -1), c, chunk)
@@ -445,6 +450,7 @@ def grid_positions(index: Int[Tensor, "*n"], width: int) -> Int[Tensor, "*n"]:
 
 def grid_lags(lag: Int[Tensor, "*n"], width: int) -> tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]:
     """Return the row and column lags of a lag between two positions of :func:`grid_positions`."""
+    # column lags lie between 1 - width and width - 1: as many as the stride
     stride = 2 * width - 1
     rows = torch.div(lag + width - 1, stride, rounding_mode="floor")
     return rows, lag - rows * stride

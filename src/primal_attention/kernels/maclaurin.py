@@ -96,6 +96,7 @@ class MaclaurinFeatures(RandomFeatureMap):
                 f"{sizes[min(max(exact_degree, 0), 2)]} features for rows of width {dim}, but "
                 f"num_features is {num_features}; exact_degree must be 0, 1 or 2 and must fit."
             )
+        # no random degree is left, and unused features would be zeros
         if last <= exact_degree:
             num_features = sizes[exact_degree]  # all features are exact
         self.dim, self.num_features = dim, num_features
@@ -137,6 +138,7 @@ class MaclaurinFeatures(RandomFeatureMap):
         x, y = widen(x), widen(y)
         inner = x @ y.transpose(-1, -2)
         square = x.square().sum(-1)[..., :, None] * y.square().sum(-1)[..., None, :]
+        # E[(s·x)² (s·y)²] for independent signs s
         mu = square + 2 * inner**2 - 2 * (x**2 @ (y**2).transpose(-1, -2))
         total, mean = torch.zeros_like(inner), torch.zeros_like(inner)
         if self.stratified:
@@ -183,6 +185,7 @@ class MaclaurinFeatures(RandomFeatureMap):
         self.counts = tuple((n, c) for n, c in sorted(counts.items()) if c)
         sets = () if self._num_heads is None else (self._num_heads,)
         rows = sum(n * c for n, c in self.counts)
+        # on the CPU, so that a seed gives the same signs on every device
         coins = torch.randint(2, (*sets, rows, self.dim), generator=generator)
         self._store("signs", (2 * coins - 1).double(), device, dtype)
         degrees = torch.tensor([n for n, c in self.counts for _ in range(c)], dtype=torch.long)
@@ -204,6 +207,7 @@ class MaclaurinFeatures(RandomFeatureMap):
         law = self.degree_law()
         if not self._num_random:
             return {}
+        # float64: shares of high degrees differ by many orders of magnitude
         mass = torch.tensor(list(law.values()), dtype=torch.float64)
         drawn = torch.multinomial(mass, self._num_random, replacement=True, generator=generator)
         found = torch.bincount(drawn, minlength=len(law)).tolist()

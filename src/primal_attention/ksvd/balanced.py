@@ -64,6 +64,7 @@ def balance_features(
             f"{float(error):.1e}, above {tolerance:.1e}. Raise max_iterations or tolerance, or add "
             "a small constant feature to both sides."
         )
+    # rows sum to 1/n and columns to 1/m so far; the largest singular value is to be one
     scale = (n * m) ** 0.25
     return BalancedFeatures(scale * u[:, None] * phi_q, scale * v[:, None] * phi_k)
 

@@ -61,6 +61,7 @@ class KernelMeans(NamedTuple):
 
 
 def _blocks(x: Tensor, width: int) -> Iterator[slice]:
+    # rows of the left data: a kernel needs all of y for each of them
     rows = max(1, _BLOCK_BYTES // max(width * x.element_size(), 1))
     for start in range(0, x.shape[0], rows):
         yield slice(start, start + rows)
@@ -134,6 +135,7 @@ def dense_svd(
     _check_rank(rank)
     check_finite(kernel_matrix)
     if center:
+        # columns, then rows: C K C without forming C
         kernel_matrix = _center(_center(kernel_matrix).T).T
     u, sigma, vt = torch.linalg.svd(kernel_matrix, full_matrices=False)
     return keep_leading(u, sigma, vt.T, rank)
@@ -166,6 +168,7 @@ def feature_svd(
     _check_rank(rank)
     if center:
         phi_q, phi_k = _center(phi_q), _center(phi_k)
+    # QR instead of Gram matrices: squaring would halve the digits of small values
     q_left, r_left = torch.linalg.qr(phi_q)
     q_right, r_right = torch.linalg.qr(phi_k)
     if f is not None:
@@ -212,6 +215,7 @@ def matrix_free_svd(
     """
     _check_rank(rank)
     n, m = x.shape[0], y.shape[0]
+    # Lanczos needs room for several blocks; a small matrix has none
     if is_small(n, m, rank):
         return dense_svd(kernel(x, y), rank, center=center)
     means = kernel_means(kernel, x, y).columns if center else None
@@ -230,6 +234,7 @@ def _normal_product(
     kernel: KernelFunction, x: Tensor, y: Tensor, v: Tensor, column_means: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return ``K v`` and ``KᵀK v`` (of ``C K C`` if means are given) in one pass."""
+    # C K C v = C (K C v): centre v, subtract the mean of the image, centre at the end
     offset = v.new_zeros(v.shape[1])
     if column_means is not None:
         v = _center(v)
@@ -238,6 +243,7 @@ def _normal_product(
     for rows in _blocks(x, y.shape[0]):
         values = kernel(x[rows], y)
         image[rows] = values @ v - offset
+        # both products from one block: kernel values cost more than the products
         normal.addmm_(values.T, image[rows])
     return image, normal if column_means is None else _center(normal)
 
@@ -282,6 +288,7 @@ def nystrom_svd(
     x_marks = _draw_rows(x, num_landmarks, generator)
     y_marks = x_marks if y is x else _draw_rows(y, num_landmarks, generator)
     u, sigma, v = dense_svd(kernel(x_marks, y_marks), 2 * rank)
+    # dividing by a zero value would fill the features with noise
     kept = max(count_nonzero(sigma, num_landmarks), 1)
     scale = torch.where(sigma[:kept] > 0, sigma[:kept].rsqrt(), 0.0)
     u, v = u[:, :kept] * scale, v[:, :kept] * scale

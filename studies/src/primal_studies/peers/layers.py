@@ -37,7 +37,8 @@ class NaivePrimal(PublishesTerms):
     def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         """Return the layer's output and publish its term."""
         layer = self.layer
-        q, k, concat, out = ((m.weight, m.bias) for m in layer.projections)
+        maps = layer.q_proj, layer.k_proj, layer.concat, layer.out_proj
+        q, k, concat, out = ((m.weight, m.bias) for m in maps)
         codes = layer.w_e, layer.w_r
         y, loss = naive.primal_layer(x, q, k, codes, concat, out, layer.ell, layer.num_samples)
         self.publish({"": loss})
