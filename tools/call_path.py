@@ -5,6 +5,7 @@ and on to the engine, never back. Run it as ``python tools/call_path.py [--list]
 """
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from types import FrameType
@@ -52,7 +53,7 @@ def main() -> None:
             x = torch.randn(2, options.tokens, 256, requires_grad=True)
             calls = visited(layer, x, is_causal=is_causal)
             files = [file for file, _ in calls]
-            changes = sum(one != other for one, other in zip(files, files[1:], strict=False))
+            changes = sum(one != other for one, other in itertools.pairwise(files))
             row = f"{len(set(calls)):9} {len(set(files)):5} {changes:7} {len(calls):5}"
             print(f"{weights:8} {'yes' if is_causal else 'no':6} {row}")
             if options.list:

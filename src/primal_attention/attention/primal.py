@@ -18,14 +18,19 @@ not be singular directions: :meth:`PrimalAttention.diagnose` measures how far th
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.attention.base import Aux, State, plain_maps
-from primal_attention.attention.kernel_problem import Diagnostics, pose_on_tokens, pose_problem
+from primal_attention.attention.kernel_problem import (
+    Diagnostics,
+    KernelProblem,
+    pose_on_tokens,
+    pose_problem,
+)
 from primal_attention.attention.primal_parameters import (
     CAPABILITIES,
     Codes,
@@ -131,35 +136,47 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         if not (is_causal or self.capabilities.mixes_without_order):
             self._warn_unmixed()
         regularizer = self.regularizer if return_aux or self.training else None
+        if is_causal and regularizer == "kkt" and self.weights == "data":
+            raise ValueError(
+                "regularizer='kkt' is undefined for causal weights='data': their kernel changes "
+                "with every token. Use regularizer='ksvd', or weights='dual'."
+            )
         output_mask = None
         if self.conventions.mask == "output":
             output_mask, key_mask = key_mask, None
         if key_mask is not None:
             x, context = zero_padding(x, context, key_mask)
+        memory = x if context is None else context
         # one function differentiates the whole layer, unless somebody looks at a part of it
         is_whole = rotary is None and regularizer != "kkt"
         is_whole = is_whole and (context is None or regularizer is None)
         # plain attributes take four times as long, which counts for short sequences
         maps = plain_maps(projections(self._modules)) if is_whole else None
         if is_causal:
-            start = self.init_state(x.shape[0])
-            y, term, _ = self._causal(x, key_mask, start, regularizer, rotary, maps)
+            found = self._causal(x, key_mask, self.init_state(x.shape[0]), rotary, maps)
         elif maps is None:
-            y, term = self._attend_by_heads(x, context, key_mask, regularizer, rotary)
+            found = self._attend_by_heads(x, context, key_mask, rotary, regularizer)
         else:
-            is_self = context is None
-            source = self.source(x if context is None else context)
-            w, tokens = source.tie(x if context is None else context, key_mask)
+            source = self.source(memory)
+            w, tokens = source.tie(memory, key_mask)
             y, energy = attend(
-                tokens if is_self else x,
+                tokens if context is None else x,
                 w,
                 LayerMaps(*maps),
-                key_mask=key_mask if is_self else None,
+                key_mask=key_mask if context is None else None,
                 eps=self.conventions.eps,
                 has_energy=regularizer is not None,
             )
-            term = self._term(regularizer, energy, source, w, TokenCount(x.shape[1], key_mask))
-        y = self.dropout(y)
+            found = _Attended(y, energy, w, source)
+        term, reduction = None, self.conventions.reduction
+        if regularizer == "kkt" or (regularizer is not None and context is not None):
+            term = self._pose(found, memory, key_mask).term(regularizer, reduction, found.wide)
+        elif regularizer is not None and found.energy is not None:
+            # the trace has free weights as its factors, or the weights that duals make
+            coupled = found.source.codes or found.weights.chunk(2, dim=1)
+            counts = (TokenCount(x.shape[1], key_mask),) * 2
+            term = energy_term(regularizer, reduction, found.energy, counts, self.ell, coupled)
+        y = self.dropout(found.y)
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)
         if output_mask is not None:
@@ -186,81 +203,53 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         x: Tensor,
         context: Tensor | None,
         key_mask: Tensor | None,
-        regularizer: Regularizer | None,
         rotary: Turn | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return output and regulariser; every projection is called by itself."""
+        regularizer: Regularizer | None,
+    ) -> "_Attended":
+        """Attend with every projection called by itself."""
         heads = self.project_heads(x, rotary)
-        memory = x if context is None else context
-        memory_heads: Tensor | None = heads
-        if context is not None:
+        memory, memory_heads = (x, heads) if context is None else (context, None)
+        if context is not None and regularizer is not None:
             # only a regulariser looks at the heads of the context
-            memory_heads = None if regularizer is None else self.project_heads(context)
+            memory_heads = self.project_heads(context)
         source = self.source(memory, memory_heads)
         w = source.tie(memory, key_mask).joint
         scores, energy = self.project_scores(heads, w, key_mask if context is None else None)
-        y = self.project_out(scores)
-        if memory_heads is None or regularizer is None:
-            return y, None
-        if context is None and regularizer != "kkt":
-            return y, self._term(regularizer, energy, source, w, TokenCount(x.shape[1], key_mask))
-        problem = pose_problem(self, source, heads, memory, memory_heads, w, key_mask)
-        return y, problem.term(regularizer, self.conventions.reduction)
+        return _Attended(self.project_out(scores), energy, w, source, heads, memory_heads)
 
     def _causal(
         self,
         x: Tensor,
         key_mask: Tensor | None,
         start: State,
-        regularizer: Regularizer | None,
         rotary: Turn | None,
         maps: list[LinearMap] | None,
-    ) -> tuple[Tensor, Tensor | None, State]:
-        """Return output, regulariser and the next state.
-
-        With ``maps`` nothing came before and nobody needs the state.
-        """
-        if regularizer == "kkt" and self.weights == "data":
-            raise ValueError(
-                "regularizer='kkt' is undefined for causal weights='data': their kernel changes "
-                "with every token. Use regularizer='ksvd', or weights='dual'."
-            )
-        position, count = start.seen[:, None] + count_tokens(x, key_mask), x.shape[1]
-        tokens = TokenCount(count, key_mask)
-        state = State((), start.seen + (count if key_mask is None else key_mask.sum(1)))
+    ) -> "_Attended":
+        """Attend in causal order; with ``maps`` nothing came before and nobody needs the state."""
+        position = start.seen[:, None] + count_tokens(x, key_mask)
         if maps is not None and self.weights == "static":
             # queries and keys are linear in the tokens: so are their means in the means of tokens
             means, _ = prefix_means(x, position, key_mask, start.tensors[0], self.decay)
             source = self.source(x)
             w, eps = source.tie(x, key_mask).joint, self.conventions.eps
             y, energy = attend(means, w, LayerMaps(*maps), key_mask=key_mask, eps=eps)
-            return y, self._term(regularizer, energy, source, w, tokens), state
+            return _Attended(y, energy, w, source)
         heads = self.project_heads(x, rotary)
         source = self.source(x, heads)
         found = source.causal(x, heads, Prefix(position, key_mask, start))
-        y, state = self.project_out(found.scores), state._replace(tensors=found.state)
-        if regularizer != "kkt":
-            return y, self._term(regularizer, found.energy, source, found.weights, tokens), state
-        heads = found.heads
-        problem = pose_problem(self, source, heads, x, heads, found.weights, key_mask)
-        return y, problem.term("kkt", self.conventions.reduction, found.wide), state
+        y, both = self.project_out(found.scores), (found.heads, found.heads)
+        return _Attended(y, found.energy, found.weights, source, *both, found.wide, found.state)
 
     # regulariser and diagnostics
 
-    def _term(
-        self,
-        regularizer: Regularizer | None,
-        energy: Float[Tensor, "b both s"] | None,
-        source: Source,
-        w: Float[Tensor, "#b both d s"],
-        count: TokenCount,
-    ) -> Float[Tensor, ""] | None:
-        """Return a regulariser of self-attention that needs the energy alone."""
-        if regularizer is None or regularizer == "kkt" or energy is None:
-            return None
-        w_e, w_r = source.codes or w.chunk(2, dim=1)
-        reduction = self.conventions.reduction
-        return energy_term(regularizer, reduction, energy, (count, count), self.ell, (w_e, w_r))
+    def _pose(self, found: "_Attended", memory: Tensor, key_mask: Tensor | None) -> KernelProblem:
+        """Return the kernel SVD that the layer poses on its tokens."""
+        heads, memory_heads = found.heads, found.memory_heads
+        if heads is None or memory_heads is None:
+            raise RuntimeError("The regulariser needs the heads of all tokens.")
+        return pose_problem(
+            self, found.source, heads, memory, memory_heads, found.weights, key_mask
+        )
 
     @torch.no_grad()
     def diagnose(
@@ -324,11 +313,12 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         if len(state.tensors) != 2:
             raise ValueError("This state comes from remember; pass one from init_state or step.")
         x, _ = zero_padding(x, None, key_mask)
-        y, _, after = self._causal(x, key_mask, state, None, rotary, None)
-        y = self.dropout(y)
+        found = self._causal(x, key_mask, state, rotary, None)
+        y = self.dropout(found.y)
+        y = y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)
+        seen = state.seen + (x.shape[1] if key_mask is None else key_mask.sum(1))
         # a state outlives the prompt it was made of
-        after = after.compact()
-        return (y if key_mask is None else torch.where(key_mask[:, :, None], y, 0.0)), after
+        return y, State(found.state, seen).compact()
 
     def remember(
         self, context: Float[Tensor, "b m c"], *, key_mask: Bool[Tensor, "b m"] | None = None
@@ -367,6 +357,27 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             raise ValueError("This state comes from init_state or step; pass one from remember.")
         scores, _ = self.project_scores(self.project_heads(x), memory.tensors[0], None)
         return self.dropout(self.project_out(scores))
+
+
+class _Attended(NamedTuple):
+    """What the three ways through a layer have in common."""
+
+    y: Float[Tensor, "b n c"]
+    """The output, before dropout."""
+    energy: Float[Tensor, "b both s"] | None
+    """Sum of the squared scores over tokens."""
+    weights: Float[Tensor, "#b both d s"]
+    """The projection weights of all query heads and, after them, of all key heads."""
+    source: Source
+    """What the weights were made of."""
+    heads: Float[Tensor, "b both n d"] | None = None
+    """What was projected, where it was formed."""
+    memory_heads: Float[Tensor, "b both m d"] | None = None
+    """Heads of the tokens that were attended to; the same object for self-attention."""
+    wide: Float[Tensor, "b both n s"] | None = None
+    """Scores of weights that differ from token to token."""
+    state: tuple[Tensor, ...] = ()
+    """The sums after the last token, where they were formed."""
 
 
 def merge_memories(memories: Sequence[State]) -> State:
