@@ -14,11 +14,12 @@ query that overlaps only a key at the horizon would divide rounding errors by ea
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities, State
 from primal_attention.attention.features import FeatureCore
@@ -130,8 +131,8 @@ class CosformerAttention(MultiHeadAttention):
         power: Literal[1, 2] = 2,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = CosformerCore(horizon, power)
         super().__init__(

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities, State
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
@@ -37,7 +38,12 @@ class DistributionalCore(CachingCore):
     capabilities = Capabilities(time=JOINED_TIME | {"rotary"})
 
     def __init__(
-        self, head_dim: int, num_heads: int, *, device: Any = None, dtype: Any = None
+        self,
+        head_dim: int,
+        num_heads: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         zero = torch.zeros(num_heads, head_dim, device=device, dtype=dtype)
@@ -124,10 +130,10 @@ class DistributionalTokenAttention(MultiHeadAttention):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)
         core = DistributionalCore(max(dim // heads, 1), heads, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)

@@ -7,11 +7,10 @@ which is part of the state. So the formula holds at any scale, and causal output
 later keys.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.attention.base import State
 from primal_attention.attention.features import KernelCore
@@ -99,8 +98,8 @@ class FavorAttention(MultiHeadAttention):
         generator: torch.Generator | None = None,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         head_dim = max(dim // max(num_heads, 1), 1)
         features = PositiveFeatures(

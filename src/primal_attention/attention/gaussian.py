@@ -7,11 +7,11 @@ The paper does not normalise the rows (``normalize=False``); a row sum is then b
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
@@ -36,8 +36,8 @@ class GaussianCore(CachingCore):
         *,
         normalize: bool = True,
         qk_norm: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.normalize = normalize
@@ -108,8 +108,8 @@ class GaussianAttention(MultiHeadAttention):
         qk_norm: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = GaussianCore(
             max(num_heads, 1), normalize=normalize, qk_norm=qk_norm, device=device, dtype=dtype

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.types import Device
 
 from primal_attention.attention.base import SQUARES_FIT, Capabilities, State
 from primal_attention.attention.features import divide_by_total, slots
@@ -50,8 +51,8 @@ class KernelizedCore(Core):
         *,
         num_heads: int,
         temperature: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(temperature, bool):
@@ -203,10 +204,10 @@ class KernelizedAttention(MultiHeadAttention):
         generator: torch.Generator | None = None,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)  # the base class raises if num_heads is below 1
         features = PositiveFeatures(
             max(dim // heads, 1),

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities, is_plain
 from primal_attention.attention.multihead import Core, MultiHeadAttention
@@ -33,7 +34,12 @@ class LinformerCore(Core):
     ordered = True
 
     def __init__(
-        self, num_heads: int, *, num_projections: int = 128, device: Any = None, dtype: Any = None
+        self,
+        num_heads: int,
+        *,
+        num_projections: int = 128,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if num_projections < 1:
@@ -138,10 +144,10 @@ class LinformerAttention(MultiHeadAttention):
         num_projections: int = 128,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         core = LinformerCore(max(num_heads, 1), num_projections=num_projections, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
 

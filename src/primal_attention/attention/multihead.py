@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.rotary import Turn
@@ -128,8 +129,8 @@ class MultiHeadAttention(Attention):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, dropout=dropout)
         self.q_proj = nn.Linear(dim, dim, bias, device, dtype)
@@ -239,8 +240,8 @@ class FixedCoreAttention(MultiHeadAttention):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = self.core_class()
         super().__init__(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
@@ -35,8 +36,8 @@ class NystromformerCore(Core):
         *,
         num_landmarks: int = 64,
         kernel_size: int | None = 33,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if num_landmarks < 1:
@@ -121,10 +122,10 @@ class NystromformerAttention(MultiHeadAttention):
         kernel_size: int | None = 33,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         core = NystromformerCore(
             max(num_heads, 1), num_landmarks=num_landmarks, kernel_size=kernel_size, **factory
         )

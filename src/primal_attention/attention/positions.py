@@ -11,11 +11,12 @@ table ``b`` per head. There are three kinds of tables:
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
 from primal_attention.functional.toeplitz import (
@@ -66,8 +67,8 @@ class RelativePosition(nn.Module):
         *,
         window: int | None = None,
         width: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if kind not in get_args(Position):

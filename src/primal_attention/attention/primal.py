@@ -18,11 +18,12 @@ not be singular directions: :meth:`PrimalAttention.diagnose` measures how far th
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.attention.base import Aux, State, plain_maps
 from primal_attention.attention.kernel_problem import (
@@ -100,8 +101,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         regularizer: Regularizer | None = "ksvd",
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
             dim,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
+from torch.types import Device
 
 from primal_attention.attention.base import (
     JOINED_TIME,
@@ -129,8 +130,8 @@ class PrimalParameters(Attention):
         dropout: float = 0.0,
         num_samples: int | None = None,
         conventions: Conventions = OURS,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, dropout=dropout)
         rank = min(32, self.head_dim) if rank is None else rank
@@ -163,7 +164,7 @@ class PrimalParameters(Attention):
             aux_loss=regularizer is not None,
         )
         self.feature_dim = self.head_dim
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(dim, dim, bias, **factory)
         self.k_proj = nn.Linear(dim, dim, bias, **factory)
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
@@ -317,8 +318,8 @@ class PrimalParameters(Attention):
         *,
         rank: int,
         num_samples: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """Return the layer of one published experiment, exactly as it was released.
 

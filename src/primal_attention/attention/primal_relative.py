@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import SQUARES_FIT, Attention, Aux, Capabilities, State
 from primal_attention.attention.multihead import close_gaps, real_first, take_tokens
@@ -60,11 +61,11 @@ class PrimalRelativeAttention(Attention):
         window: int = 64,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, dropout=dropout)
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.rank = min(32, self.head_dim) if rank is None else rank
         if self.rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}.")

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import SQUARES_FIT, Capabilities, State
 from primal_attention.attention.features import KernelCore
@@ -78,8 +79,8 @@ class SchoenbatCore(KernelCore):
         temperature: float | None = None,
         post: OutputMap = "scale",
         eps: float = 1e-3,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(features)
         if post not in ("scale", "power"):
@@ -90,7 +91,7 @@ class SchoenbatCore(KernelCore):
                 f"temperature is {temperature}; it must be between 0 and {radius:g}, where the "
                 f"series {features.series.name!r} converges."
             )
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.fixed_temperature, self.eps = temperature, eps
         self.max_temperature, start = temperature_range(features.series)
         if temperature is not None and temperature > self.max_temperature:
@@ -229,8 +230,8 @@ class SchoenbatAttention(MultiHeadAttention):
         generator: torch.Generator | None = None,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         head_dim = max(dim // max(num_heads, 1), 1)
         series = as_series(kernel)

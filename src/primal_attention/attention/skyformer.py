@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, SQUARES_FIT, Capabilities, State
 from primal_attention.attention.gaussian import GaussianCore
@@ -71,10 +72,10 @@ class SkyformerCore(GaussianCore):
         window: int | None,
         normalize: bool = True,
         qk_norm: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(num_heads, normalize=normalize, qk_norm=qk_norm, **factory)
         for name, value, choices in (
             ("landmarks", landmarks, get_args(Landmarks)),
@@ -253,8 +254,8 @@ class SkyformerAttention(MultiHeadAttention):
         qk_norm: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = SkyformerCore(
             max(dim // max(num_heads, 1), 1),

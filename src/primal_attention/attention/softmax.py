@@ -1,12 +1,12 @@
 """Softmax attention: with the fused kernel, and with an explicit matrix of weights."""
 
 import dataclasses
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, FixedCoreAttention, MultiHeadAttention
@@ -156,8 +156,8 @@ class ExplicitSoftmaxAttention(MultiHeadAttention):
         weight_dropout: float = 0.0,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = ExplicitSoftmaxCore(weight_dropout)
         super().__init__(

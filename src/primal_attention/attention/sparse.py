@@ -9,12 +9,11 @@ choice itself. A primal layer smooths and cannot copy: its kernel has a bounded 
 copies. Beside primal layers, one of it is enough to look up single tokens.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, pad
+from torch.types import Device
 
 from primal_attention.attention.base import JOINED_TIME, Capabilities
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
@@ -134,8 +133,8 @@ class SparseAttention(MultiHeadAttention):
         num_keys: int = 64,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         core = SparseCore(num_keys)
         super().__init__(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import Attention, Aux, Capabilities
 from primal_attention.attention.registry import register_attention
@@ -61,8 +62,8 @@ class TiedSoftmaxAttention(Attention):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, dropout=dropout)
         self.q_proj = nn.Linear(dim, dim, bias, device, dtype)
@@ -127,8 +128,8 @@ def create_softmax(
     value: Literal["free", "tied"] = "free",
     bias: bool = True,
     dropout: float = 0.0,
-    device: Any = None,
-    dtype: Any = None,
+    device: Device = None,
+    dtype: torch.dtype | None = None,
 ) -> Attention:
     """Return the layer of the name ``softmax``.
 

@@ -9,12 +9,13 @@ product weights may be negative; attentions with positive features then divide b
 weights without time, which cannot vanish.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.types import Device
 
 from primal_attention.attention.base import State
 from primal_attention.attention.features import FeatureCore, slots
@@ -182,7 +183,12 @@ class StationaryBias(TimeFusion):
     undecayed = ("even", "odd")
 
     def __init__(
-        self, features: TimeFeatures, num_heads: int, *, device: Any = None, dtype: Any = None
+        self,
+        features: TimeFeatures,
+        num_heads: int,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(features)
         num = len(features.frequencies())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention.base import SQUARES_FIT, Capabilities
 from primal_attention.attention.multihead import Core, MultiHeadAttention
@@ -45,8 +46,8 @@ class TransportCore(Core):
         *,
         num_anchors: int = 64,
         num_steps: int = 5,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if num_anchors < 1 or num_steps < 0:
@@ -55,7 +56,7 @@ class TransportCore(Core):
                 "1 and at least 0."
             )
         self.num_steps = num_steps
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.z = nn.Parameter(torch.randn(num_heads, num_anchors, head_dim, **factory))
         self.log_mass = nn.Parameter(torch.zeros(num_heads, num_anchors, **factory))
 
@@ -121,10 +122,10 @@ class TransportAttention(MultiHeadAttention):
         num_steps: int = 5,
         bias: bool = True,
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)
         core = TransportCore(
             max(dim // heads, 1), heads, num_anchors=num_anchors, num_steps=num_steps, **factory

@@ -5,11 +5,12 @@ computes features with ``φ_q(x_i)·φ_k(y_j) ≈ κ(x_i, y_j)``. Its ``relation
 approximation is.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
 
@@ -90,7 +91,9 @@ class RandomFeatureMap(FeatureMap):
         """Replace the random numbers in place. Call it between training steps: outputs change."""
         raise NotImplementedError  # abstract
 
-    def _store(self, name: str, draw: Tensor, device: Any = None, dtype: Any = None) -> None:
+    def _store(
+        self, name: str, draw: Tensor, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         """Store a draw in a buffer; keep the device and dtype of an existing buffer."""
         if name in self._buffers:
             self._buffers[name] = draw.to(self.get_buffer(name))

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.functional.precision import full_precision
 from primal_attention.kernels.base import RandomFeatureMap, Relation, widen
@@ -74,8 +75,8 @@ class MaclaurinFeatures(RandomFeatureMap):
         max_degree: int = 20,
         num_heads: int | None = None,
         generator: torch.Generator | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if law not in ("optimal", "geometric"):
@@ -179,7 +180,10 @@ class MaclaurinFeatures(RandomFeatureMap):
         self._draw(generator)
 
     def _draw(
-        self, generator: torch.Generator | None, device: Any = None, dtype: Any = None
+        self,
+        generator: torch.Generator | None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         counts = self._share_counts() if self.stratified else self._draw_counts(generator)
         self.counts = tuple((n, c) for n, c in sorted(counts.items()) if c)

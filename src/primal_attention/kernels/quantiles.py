@@ -9,12 +9,12 @@ alone and increase with it, so each one is the inverse of a distribution functio
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad, softplus
+from torch.types import Device
 
 __all__ = ["FreeQuantile", "NormalQuantile", "Quantile", "SplineQuantile", "monotone_spline"]
 
@@ -47,7 +47,9 @@ class FreeQuantile(Quantile):
     undecayed = ("omega",)
     slow = ("omega",)
 
-    def __init__(self, num: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, num: int, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.omega = nn.Parameter(torch.empty(num, device=device, dtype=dtype))
 
@@ -71,7 +73,7 @@ class NormalQuantile(Quantile):
 
     undecayed = ("mu", "log_sigma")
 
-    def __init__(self, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.mu = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
         self.log_sigma = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
@@ -100,7 +102,12 @@ class SplineQuantile(Quantile):
     undecayed = ("loc", "log_scale", "widths", "heights", "slopes")
 
     def __init__(
-        self, num_bins: int = 8, *, reach: float = 3.0, device: Any = None, dtype: Any = None
+        self,
+        num_bins: int = 8,
+        *,
+        reach: float = 3.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.reach = reach

@@ -14,11 +14,12 @@ Likhosherstov et al. (2022): ``exp(A‖w‖² + √(1−4A) w·x − ‖x‖²/2
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.functional.precision import full_precision
 from primal_attention.kernels.base import Kernel, RandomFeatureMap, widen
@@ -106,8 +107,8 @@ class _DirectionFeatures(RandomFeatureMap):
         antithetic: bool,
         num_heads: int | None,
         generator: torch.Generator | None,
-        device: Any,
-        dtype: Any,
+        device: Device,
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         if kernel not in ("exponential", "gaussian"):
@@ -131,7 +132,10 @@ class _DirectionFeatures(RandomFeatureMap):
         self._draw(generator)
 
     def _draw(
-        self, generator: torch.Generator | None, device: Any = None, dtype: Any = None
+        self,
+        generator: torch.Generator | None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         draw = draw_directions(
             self._num_directions,
@@ -193,8 +197,8 @@ class PositiveFeatures(_DirectionFeatures):
         spread: float | None = None,
         num_heads: int | None = None,
         generator: torch.Generator | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
             dim,
@@ -290,8 +294,8 @@ class TrigonometricFeatures(_DirectionFeatures):
         directions: Directions = "orthogonal",
         num_heads: int | None = None,
         generator: torch.Generator | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         if num_features < 2 or num_features % 2:
             raise ValueError(

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.types import Device
 
 from primal_attention.kernels.base import FeatureMap, Relation, widen
 from primal_attention.kernels.quantiles import (
@@ -80,8 +81,8 @@ class BochnerTime(TimeFeatures):
         spectrum: SpectrumName = "free",
         resample: Resample = "train",
         amplitudes: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if num_features < 2 or num_features % 2:
@@ -95,7 +96,7 @@ class BochnerTime(TimeFeatures):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_features, self.resample = num_features, resample
         num = num_features // 2
         self.quantile: Quantile
@@ -200,14 +201,14 @@ class MercerTime(TimeFeatures):
         tie: bool = True,
         learn_periods: bool = True,
         summed: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         for name, count in (("num_periods", num_periods), ("degree", degree)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}.")
-        factory = {"device": device, "dtype": dtype or torch.get_default_dtype()}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype or torch.get_default_dtype()}
         self.num_periods, self.degree = num_periods, degree
         self.tie, self.summed = tie, summed
         self.is_stationary = tie and not summed

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.kernels.time import BochnerTime, MercerTime
 from primal_attention.kernels.time_base import DEFAULT_PERIODS, TimeFeatures, period_grid
@@ -35,10 +36,12 @@ class LogGapTime(TimeFeatures):
         torch.Size([3, 8])
     """
 
-    def __init__(self, num_features: int = 32, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, num_features: int = 32, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         _check_width(num_features)
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.hidden = nn.Linear(1, num_features, **factory)
         self.out = nn.Linear(num_features, num_features, **factory)
@@ -63,9 +66,11 @@ class _PhaseTime(TimeFeatures):
     undecayed: tuple[str, ...] = ("omega", "phase")
     slow: tuple[str, ...] = ("omega",)
 
-    def __init__(self, num_features: int, num_waves: int, device: Any, dtype: Any) -> None:
+    def __init__(
+        self, num_features: int, num_waves: int, device: Device, dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.omega = nn.Parameter(torch.empty(num_waves, **factory))
         self.phase = nn.Parameter(torch.zeros(num_waves, **factory))
@@ -98,7 +103,9 @@ class Time2VecTime(_PhaseTime):
 
     undecayed = (*_PhaseTime.undecayed, "trend")
 
-    def __init__(self, num_features: int = 32, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, num_features: int = 32, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         _check_width(num_features, least=2)
         super().__init__(num_features, num_features - 1, device, dtype)
         self.trend = nn.Parameter(torch.tensor([1.0, 0.0], device=device, dtype=dtype))
@@ -124,7 +131,9 @@ class TGATTime(_PhaseTime):
         torch.Size([2, 8])
     """
 
-    def __init__(self, num_features: int = 32, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, num_features: int = 32, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         _check_width(num_features)
         super().__init__(num_features, num_features, device, dtype)
 
@@ -158,7 +167,7 @@ TIME_FEATURES: dict[str, Callable[..., TimeFeatures]] = {
 
 
 def create_time(
-    name: str, num_features: int = 32, *, device: Any = None, dtype: Any = None
+    name: str, num_features: int = 32, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> TimeFeatures:
     """Build time features by name, with default options.
 

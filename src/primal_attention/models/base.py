@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.attention import PublishesTerms
 from primal_attention.models.depth_rule import DepthNotice
@@ -115,7 +116,9 @@ class PretrainedModel(PublishesTerms):
         return {_WEIGHTS: to_bytes(self.state_dict()), _CONFIG: to_json(content)}
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, device: Any = None, dtype: Any = None) -> Self:
+    def from_pretrained(
+        cls, folder: str | Path, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> Self:
         """Return the model in a folder, in eval mode.
 
         Called on a model class it returns that class or raises; called on

@@ -10,8 +10,10 @@ layer of order one whatever the depth.
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import Rotary, State, TimeOptions, create_attention
 from primal_attention.attention.time import Fusion
@@ -52,14 +54,14 @@ class EncoderBlock(nn.Module):
         hidden_dim: int | None = None,
         norm: Norm = "pre",
         dropout: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}.")
         hidden_dim = 4 * dim if hidden_dim is None else hidden_dim
-        options = {"dropout": dropout, "device": device, "dtype": dtype}
+        options: dict[str, Any] = {"dropout": dropout, "device": device, "dtype": dtype}
         options.update(attention_options or {})
         self.norm = norm
         self.attention_norm = nn.LayerNorm(dim, device=device, dtype=dtype)

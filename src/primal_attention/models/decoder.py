@@ -1,10 +1,11 @@
 """A causal decoder that models language, and generates with a state of constant size."""
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import State
 from primal_attention.models.base import ModelOutput
@@ -57,7 +58,9 @@ class CausalDecoder(SequenceModel):
     config: DecoderConfig
     embed: nn.Embedding
 
-    def __init__(self, config: DecoderConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: DecoderConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__(
             config, vocab_size=config.vocab_size, is_causal=True, device=device, dtype=dtype
         )

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
 from primal_attention.models.base import ModelOutput
@@ -22,8 +23,10 @@ class _Classifier(SequenceModel):
     vectors: ClassVar[int] = 1
     """Vectors of the model's width in the input of the head."""
 
-    def __init__(self, config: EncoderConfig, *, device: Any = None, dtype: Any = None) -> None:
-        factory = {"device": device, "dtype": dtype}
+    def __init__(
+        self, config: EncoderConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(
             config,
             num_features=config.num_features,

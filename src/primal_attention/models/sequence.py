@@ -1,10 +1,11 @@
 """Models of sequences: embedding, positions, blocks, a last norm."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import Rotary, attention_entry
 from primal_attention.models.base import PretrainedModel
@@ -53,8 +54,8 @@ class SequenceModel(PretrainedModel):
         num_features: int | None = None,
         vocab_size: int | None = None,
         is_causal: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config, self.is_causal = config, is_causal

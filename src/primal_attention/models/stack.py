@@ -2,8 +2,10 @@
 
 from typing import Any, ClassVar, NamedTuple, cast
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 from torch.utils.checkpoint import checkpoint
 
 from primal_attention.attention import Rotary, State
@@ -40,7 +42,9 @@ class BlockStack(nn.ModuleList):
 
     block_class: ClassVar[type[EncoderBlock]] = EncoderBlock
 
-    def __init__(self, config: StackConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: StackConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__(
             self.block_class(
                 config.dim,
