@@ -174,9 +174,10 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
             term = self._pose(found, memory, key_mask).term(regularizer, reduction, found.wide)
         elif regularizer is not None and found.energy is not None:
             # the trace has free weights as its factors, or the weights that duals make
-            coupled = found.source.codes or found.weights.chunk(2, dim=1)
-            counts = (TokenCount(x.shape[1], key_mask),) * 2
-            term = energy_term(regularizer, reduction, found.energy, counts, self.ell, coupled)
+            w_e, w_r = found.source.codes or found.weights.chunk(2, dim=1)
+            count = TokenCount(x.shape[1], key_mask)
+            given = found.energy, (count, count), self.ell, (w_e, w_r)
+            term = energy_term(regularizer, reduction, *given)
         y = self.dropout(found.y)
         if key_mask is not None and context is None:
             y = torch.where(key_mask[:, :, None], y, 0.0)

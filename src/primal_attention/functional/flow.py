@@ -88,13 +88,16 @@ def flow_attention(
     query, key = _sigmoid(q, query_mask), _sigmoid(k, key_mask)
     v = v.to(key.dtype)
     n, m = _count(query_mask, query), _count(key_mask, key)
+    # a capacity needs the sum over the other side alone: linear, and no matrix of pairs
     incoming = _dot(query, key.sum(2, keepdim=True), eps)
     outgoing = _dot(key, query.sum(2, keepdim=True), eps)
     conserved_sink = _dot(query, (key / outgoing).sum(2, keepdim=True), eps)
+    # clamped, because it goes into an exponential
     conserved_source = _dot(key, (query / incoming).sum(2, keepdim=True), eps).clamp(-1, 1)
     share = conserved_source.exp()
     if key_mask is not None:
         share = torch.where(key_mask[:, None, :, None], share, 0.0)
+    # a sequence without keys has total zero: its outputs are zero, not NaN
     total = share.sum(2, keepdim=True)
     competition = m * share / torch.where(total > 0, total, 1.0)
     collected = (query / incoming) @ (key.transpose(-1, -2) @ (competition * v))
@@ -131,6 +134,7 @@ def causal_flow_attention(
         return before[:, :, None] + x.cumsum(2)
 
     keys, queries = running(key, state.keys), running(query, state.queries)
+    # running sums grow with the prefix: means keep the sigmoid and the exponential in range
     incoming, outgoing = _dot(query, keys, eps) / count, _dot(key, queries, eps) / count
     sources = running(key / outgoing, state.sources)
     sinks = running(query / incoming, state.sinks)

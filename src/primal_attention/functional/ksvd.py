@@ -112,6 +112,7 @@ class _SampleLoss(torch.autograd.Function):
         weight: float | Tensor,
     ) -> Tensor:
         squares = lam.square()
+        # ℓ² of both sides in one row, so that one product sums energies of both
         squares = torch.cat([squares, squares]).view(-1)
         trace = torch.dot(w_e.flatten(), w_r.flatten())
         mean = torch.mv(energy.view(energy.shape[0], -1), squares).mul_(share)
@@ -124,6 +125,7 @@ class _SampleLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
+        # d(weight m²) = 2 weight m: the same factor for all arguments
         each = mean * (grad * (2 * ctx.weight))
         trace = each.sum().mul_(-1 / lam.shape[0])
         each.mul_(ctx.share)

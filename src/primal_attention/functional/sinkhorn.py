@@ -120,6 +120,7 @@ def sinkhorn(
             f"epsilon must be positive and max_iterations at least 1, got {epsilon} and "
             f"{max_iterations}."
         )
+    # gradients flow through the cost alone: at the optimum those of the potentials vanish
     fixed = cost.detach()
     a = _weights(a, cost.shape[0], fixed)
     b = _weights(b, cost.shape[1], fixed)

@@ -79,6 +79,7 @@ def draw_directions(
         half = draw_directions(num // 2, dim, directions=directions, generator=generator)
         return torch.cat([half, -half])
 
+    # float64 on the CPU: a seed gives the same draw for every type and device
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -89,6 +90,7 @@ def draw_directions(
     # the sign of R's diagonal makes the directions uniform on the sphere
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     rows = q.transpose(-1, -2).flatten(0, 1)[:num]
+    # orthogonal rows with the lengths of independent ones: each row alone stays normal
     return rows * normal(num, dim).norm(dim=-1, keepdim=True)
 
 
@@ -234,6 +236,7 @@ class PositiveFeatures(_DirectionFeatures):
         with full_precision(x):
             x = unit(x) if self.normalize else widen(x)
             w = self.get_buffer("directions").to(x.dtype)
+            # the tilted density draws longer or shorter directions; this factor undoes it
             root = math.sqrt(1 - 4 * self._tilt)
             level = 0.5 * self.dim * math.log(root) - 0.5 * math.log(self.num_features)
             # scale the directions, not the features, and subtract in place: the features are the

@@ -364,6 +364,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         has_features = self._has_features
         width = x.shape[1]
         few = width <= max(_QR_FEATURES, 4 * self.n_components) and width < min(n, m)
+        # QR costs (n + m) p²: it wins while the features are fewer than the rows
         if has_features and few and not (issparse(x) or issparse(keys)):
             return "qr"
         fits = n * m * x.dtype.itemsize <= _MATRIX_BYTES
@@ -401,6 +402,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 max_passes=self.max_passes,
                 random_state=random_state,
             )
+        # torch has a generator of its own: one draw of the caller's makes it repeatable
         seed = random_state.randint(np.iinfo(np.int32).max)
         generator = torch.Generator().manual_seed(int(seed))
         if self.solver_ == "nystrom":

@@ -1,6 +1,6 @@
 """Models of sequences: embedding, positions, blocks, a last norm."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -59,7 +59,8 @@ class SequenceModel(PretrainedModel):
     ) -> None:
         super().__init__()
         self.config, self.is_causal = config, is_causal
-        dim, factory = config.dim, {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        dim = config.dim
         self.embed: nn.Module
         if vocab_size is not None:
             self.embed = nn.Embedding(vocab_size, dim, **factory)
