@@ -11,10 +11,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def page(name: str) -> str:
-    link = re.search(
-        rf"\[`{name}`\]\((.+?)\)", (DOCS / "guides" / "choosing.md").read_text("utf-8")
-    )
-    assert link, f"docs/guides/choosing.md has no row for {name}"
+    table = (DOCS / "results" / "family" / "choice.md").read_text("utf-8")
+    link = re.search(rf"\[`{name}`\]\((.+?)\)", table)  # included by guides/choosing.md
+    assert link, f"the table of the guide for choosing has no row for {name}"
     return (DOCS / "guides" / link[1]).read_text("utf-8")
 
 
