@@ -20,7 +20,7 @@ from primal_attention.ksvd import (
     matrix_free_svd,
     named_kernel,
     nystrom_svd,
-    swap_sides,
+    transpose_kernel,
 )
 from primal_attention.ksvd import solvers as solvers_module
 
@@ -231,7 +231,7 @@ def test_applying_a_kernel_in_blocks_equals_the_product(monkeypatch: pytest.Monk
     x, y, v = randn(57, 3), randn(31, 3), randn(31, 4)
     torch.testing.assert_close(apply_kernel(asymmetric, x, y, v), asymmetric(x, y) @ v)
     u = randn(57, 2)
-    mirrored = apply_kernel(swap_sides(asymmetric), y, x, u)
+    mirrored = apply_kernel(transpose_kernel(asymmetric), y, x, u)
     torch.testing.assert_close(mirrored, asymmetric(x, y).T @ u)
     means = kernel_means(asymmetric, x, y)
     torch.testing.assert_close(means.columns, asymmetric(x, y).mean(0))
@@ -242,7 +242,9 @@ def test_out_of_sample_scores_equal_the_left_vectors_on_old_rows() -> None:
     x, y = randn(120, 3), randn(100, 3)
     left, sigma, right = dense_svd(asymmetric(x, y), 5)
     torch.testing.assert_close(apply_kernel(asymmetric, x, y, right), left * sigma)
-    torch.testing.assert_close(apply_kernel(swap_sides(asymmetric), y, x, left), right * sigma)
+    torch.testing.assert_close(
+        apply_kernel(transpose_kernel(asymmetric), y, x, left), right * sigma
+    )
 
 
 def test_centered_scores_of_new_rows_differ_by_a_shift() -> None:
@@ -253,7 +255,7 @@ def test_centered_scores_of_new_rows_differ_by_a_shift() -> None:
     expected = (row - row.mean(1, keepdim=True) - k.mean(0) + k.mean()) @ right
     got = apply_kernel(asymmetric, new, y, right) - means.columns @ right
     torch.testing.assert_close(got, expected)
-    old = apply_kernel(swap_sides(asymmetric), y, x, left) - means.rows @ left
+    old = apply_kernel(transpose_kernel(asymmetric), y, x, left) - means.rows @ left
     torch.testing.assert_close(old, right * sigma)
 
 

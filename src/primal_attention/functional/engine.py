@@ -29,7 +29,7 @@ from primal_attention.functional.tiles import (
     Buffers,
     LinearMap,
     Tile,
-    Totals,
+    TileTotals,
     add_up,
     features_first,
     inverse_norms,
@@ -37,7 +37,7 @@ from primal_attention.functional.tiles import (
     tokens_first,
 )
 
-__all__ = ["Attend", "Heads", "Plan"]
+__all__ = ["Attend", "Heads", "TilePlan"]
 
 
 class Heads(NamedTuple):
@@ -53,7 +53,7 @@ class Heads(NamedTuple):
     """Sequences, and tokens of each."""
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     """How :class:`Attend` runs."""
 
     tiles: Sequence[Tile]
@@ -78,7 +78,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, has_grad: bool, x: Tensor | None, w: Tensor, *given: Any
+        ctx: Any, plan: TilePlan, has_grad: bool, x: Tensor | None, w: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return output and energy."""
         # under no_grad inputs say that they need gradients, but nobody will ask for them
@@ -143,7 +143,7 @@ class Attend(torch.autograd.Function):
             twice = 2 * grad_energy.to(w.dtype)[:, :, None]  # [b both 1 s]
             pull = by_head((w * twice) @ w.mT, h, 1) if plan.folded else twice.mT
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
-        buffers, total = Buffers(w, keeps=False), Totals(accumulator(w))
+        buffers, total = Buffers(w, keeps=False), TileTotals(accumulator(w))
         grads_q = []
         grads_blocks = []
         for tile, q, z, norm in zip(plan.tiles, kept[::3], kept[1::3], kept[2::3], strict=True):
@@ -209,7 +209,7 @@ class Attend(torch.autograd.Function):
 
 
 def _prepare(
-    plan: Plan, w: Float[Tensor, "#b both d s"], maps: LayerMaps
+    plan: TilePlan, w: Float[Tensor, "#b both d s"], maps: LayerMaps
 ) -> tuple[LinearMap | None, LinearMap | None, Tensor]:
     """Return the maps to the heads and to the output, and what maps a head to its output."""
     if plan.folded:
@@ -222,7 +222,7 @@ def _prepare(
 
 
 def _prepare_backward(
-    plan: Plan, w: Tensor, maps: LayerMaps, grad_blocks: Tensor, total: Totals
+    plan: TilePlan, w: Tensor, maps: LayerMaps, grad_blocks: Tensor, total: TileTotals
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of the weights and of all maps from those of what was prepared."""
     grad_a, grad_bias, grad_o, out_bias = (

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from primal_attention.functional.engine import Attend, Heads, Plan
+from primal_attention.functional.engine import Attend, Heads, TilePlan
 from primal_attention.functional.folding import (
     LayerMaps,
     fold_bias,
@@ -357,7 +357,7 @@ def attend(
     else:
         shape = x.shape[0], x.shape[1]
         tiles = cut(*shape, x.shape[-1] if maps is None else 2 * len(maps.q.weight))
-    plan = Plan(tiles, shape, key_mask, representable(eps, like), folds, has_energy)
+    plan = TilePlan(tiles, shape, key_mask, representable(eps, like), folds, has_energy)
     return Attend.apply(plan, torch.is_grad_enabled(), tokens, w, *given)  # type: ignore[no-untyped-call]
 
 

@@ -17,7 +17,7 @@ from primal_attention.functional.tiles import (
     Buffers,
     LinearMap,
     Tile,
-    Totals,
+    TileTotals,
     add_up,
     features_first,
     inverse_norms,
@@ -163,7 +163,7 @@ class TieDual(torch.autograd.Function):
         pulls = (swap_sides(grad_w.mT) * (share if ctx.root is None else ctx.root)).to(x.dtype)
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[6] else None
         grad_z = None if v is not None else x.new_empty(x.shape[0], n, h * duals[0].shape[1])
-        buffers, total = Buffers(x, keeps=False), Totals(share.dtype)
+        buffers, total = Buffers(x, keeps=False), TileTotals(share.dtype)
         for tile, q, norm, z, given in zip(tiles, heads, norms, duals, of_heads, strict=False):
             (g, t), pull, narrow = tile.shape, tile.each(pulls), norm.to(x.dtype)
             weight = _weigh(norm, tile, ctx.root, x.dtype)

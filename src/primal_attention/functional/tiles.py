@@ -19,7 +19,7 @@ __all__ = [
     "Buffers",
     "LinearMap",
     "Tile",
-    "Totals",
+    "TileTotals",
     "add_up",
     "cut",
     "features_first",
@@ -138,7 +138,7 @@ class Buffers:
 
 
 @dataclass
-class Totals:
+class TileTotals:
     """Sums by name."""
 
     dtype: torch.dtype

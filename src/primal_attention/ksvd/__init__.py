@@ -30,7 +30,7 @@ from primal_attention.ksvd.solvers import (
     kernel_means,
     matrix_free_svd,
     nystrom_svd,
-    swap_sides,
+    transpose_kernel,
 )
 from primal_attention.support.command import needs
 
@@ -61,7 +61,7 @@ __all__ = [
     "nystrom_svd",
     "polynomial",
     "rbf",
-    "swap_sides",
+    "transpose_kernel",
     "unit_rows",
 ]
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.ksvd.triplets import KernelTriplets, check_finite, keep_leading
+from primal_attention.ksvd.triplets import KernelTriplets, check_kernel_values, keep_leading
 
 __all__ = ["OVERSAMPLING", "block_lanczos", "is_small"]
 
@@ -60,7 +60,7 @@ def block_lanczos(
             left, right = left @ u[:, :width], right @ vt[:width].T
             coupling = torch.diag(sigma[:width])
         image, normal = product(block)
-        check_finite(normal)
+        check_kernel_values(normal)
         fresh, overlap, corner = _orthonormalize(image, left)
         left, right = torch.cat([left, fresh], dim=1), torch.cat([right, block], dim=1)
         below = torch.cat([start.new_zeros(width, coupling.shape[1]), corner], dim=1)

@@ -16,7 +16,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, aslinearoperator, e
 
 from primal_attention.ksvd.lanczos import OVERSAMPLING, block_lanczos, is_small
 from primal_attention.ksvd.solvers import dense_svd
-from primal_attention.ksvd.triplets import KernelTriplets, check_finite, keep_leading
+from primal_attention.ksvd.triplets import KernelTriplets, check_kernel_values, keep_leading
 
 __all__ = ["is_symmetric", "operator_svd"]
 
@@ -105,7 +105,7 @@ def _arpack(
     product = products.symmetric()
     with np.errstate(all="ignore"):
         image = product(start)
-    check_finite(torch.from_numpy(image))
+    check_kernel_values(torch.from_numpy(image))
     # below a fixed size, ARPACK takes any eigenvalue for zero
     scale = np.abs(image).max()
     if not scale > 0:

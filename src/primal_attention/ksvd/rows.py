@@ -19,7 +19,7 @@ from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from primal_attention.ksvd.kernels import FEATURE_MAPS, KernelFunction, named_kernel
-from primal_attention.ksvd.solvers import apply_kernel, swap_sides
+from primal_attention.ksvd.solvers import apply_kernel, transpose_kernel
 
 __all__ = ["RowKernel", "Sides", "matrix_sides", "to_array", "to_tensor"]
 
@@ -94,7 +94,7 @@ class RowKernel:
             return np.asarray(self.features(new) @ (self.features(old).T @ v))
         kernel, x, y = self.sides(*((old, new) if swapped else (new, old)))
         if swapped:
-            kernel, x, y = swap_sides(kernel), y, x
+            kernel, x, y = transpose_kernel(kernel), y, x
         return apply_kernel(kernel, x, y, torch.from_numpy(v)).numpy()
 
     def matrix(self, x: Rows, y: Rows, *, stores: bool) -> Any:

@@ -29,7 +29,7 @@ from primal_attention.ksvd.kernels import KernelFunction
 from primal_attention.ksvd.lanczos import OVERSAMPLING, block_lanczos, is_small
 from primal_attention.ksvd.triplets import (
     KernelTriplets,
-    check_finite,
+    check_kernel_values,
     count_nonzero,
     keep_leading,
 )
@@ -44,7 +44,7 @@ __all__ = [
     "kernel_means",
     "matrix_free_svd",
     "nystrom_svd",
-    "swap_sides",
+    "transpose_kernel",
 ]
 
 # bytes of one block of kernel values; larger blocks are slower because of page faults
@@ -77,7 +77,7 @@ def apply_kernel(
     """Return ``κ(x, y) v``, one block of rows of the kernel matrix at a time.
 
     With ``y`` the training rows and ``v = H_r`` the result is the scores ``e(x)`` of new rows. For
-    the scores ``r(y)`` of the other side use the kernel of :func:`swap_sides`.
+    the scores ``r(y)`` of the other side use the kernel of :func:`transpose_kernel`.
 
     Example:
         >>> x = torch.tensor([[1.0], [2.0]])
@@ -99,7 +99,7 @@ def kernel_means(
 
     Singular vectors of ``C K C`` sum to zero, so centring a new row only shifts its scores. The
     centred scores are ``apply_kernel(kernel, new, y, right) - means.columns @ right``, and on the
-    other side ``apply_kernel(swap_sides(kernel), new, x, left) - means.rows @ left``.
+    other side ``apply_kernel(transpose_kernel(kernel), new, x, left) - means.rows @ left``.
     """
     columns, rows = x.new_zeros(y.shape[0]), x.new_empty(x.shape[0])
     for block in _blocks(x, y.shape[0]):
@@ -109,7 +109,7 @@ def kernel_means(
     return KernelMeans(columns / x.shape[0], rows)
 
 
-def swap_sides(kernel: KernelFunction) -> KernelFunction:
+def transpose_kernel(kernel: KernelFunction) -> KernelFunction:
     """Return ``κᵀ(y, x) = κ(x, y)``, the kernel with its two arguments exchanged."""
     return lambda y, x: kernel(x, y).T
 
@@ -133,7 +133,7 @@ def dense_svd(
         tensor([2., 1.])
     """
     _check_rank(rank)
-    check_finite(kernel_matrix)
+    check_kernel_values(kernel_matrix)
     if center:
         # columns, then rows: C K C without forming C
         kernel_matrix = _center(_center(kernel_matrix).T).T
@@ -174,7 +174,7 @@ def feature_svd(
     if f is not None:
         r_left, r_right = r_left @ f.T, r_right @ f.T
     middle = r_left @ r_right.T
-    check_finite(middle)
+    check_kernel_values(middle)
     u, sigma, vt = torch.linalg.svd(middle, full_matrices=False)
     return keep_leading(q_left @ u[:, :rank], sigma, q_right @ vt[:rank].T, rank)
 
@@ -293,7 +293,7 @@ def nystrom_svd(
     scale = torch.where(sigma[:kept] > 0, sigma[:kept].rsqrt(), 0.0)
     u, v = u[:, :kept] * scale, v[:, :kept] * scale
     phi_q = apply_kernel(kernel, x, y_marks, v)
-    phi_k = apply_kernel(swap_sides(kernel), y, x_marks, u)
+    phi_k = apply_kernel(transpose_kernel(kernel), y, x_marks, u)
     return feature_svd(phi_q, phi_k, rank, center=center)
 
 

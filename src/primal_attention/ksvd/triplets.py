@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["KernelTriplets", "check_finite", "count_nonzero", "keep_leading"]
+__all__ = ["KernelTriplets", "check_kernel_values", "count_nonzero", "keep_leading"]
 
 
 class KernelTriplets(NamedTuple):
@@ -41,7 +41,7 @@ def keep_leading(left: Tensor, singular_values: Tensor, right: Tensor, rank: int
     return KernelTriplets(left * sign, singular_values.clone(), right * sign)
 
 
-def check_finite(values: Tensor) -> None:
+def check_kernel_values(values: Tensor) -> None:
     """Raise ValueError if a value computed from a kernel is NaN or infinite."""
     if not bool(values.isfinite().all()):
         raise ValueError(

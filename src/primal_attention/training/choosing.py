@@ -6,7 +6,7 @@ from primal_attention.training.config import TrainingConfig
 from primal_attention.training.history import Ending, History
 from primal_attention.training.scores import Scores
 
-__all__ = ["ending", "is_better", "monitored"]
+__all__ = ["ending_of", "is_better", "monitored"]
 
 
 def monitored(config: TrainingConfig, scores: Scores) -> str:
@@ -28,7 +28,7 @@ def is_better(config: TrainingConfig, new: Scores, best: Mapping[str, float]) ->
     return new[name].is_better_than(best[name])
 
 
-def ending(config: TrainingConfig, history: History, *, is_out_of_time: bool) -> Ending:
+def ending_of(config: TrainingConfig, history: History, *, is_out_of_time: bool) -> Ending:
     """Return why a run ends after the last epoch of its history, or that it goes on."""
     done, best = len(history.records), history.best_epoch or 0
     if is_out_of_time:

@@ -28,7 +28,7 @@ from primal_attention.training.checkpoint import (
     reading,
     remove_damaged,
 )
-from primal_attention.training.choosing import ending, is_better, monitored
+from primal_attention.training.choosing import ending_of, is_better, monitored
 from primal_attention.training.clock import Clock
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import (
@@ -312,7 +312,7 @@ class Run:
             ):
                 best_epoch, self.best = record.epoch, weights_of(self.model)
         history = History((*self.history.records, record), best_epoch, "running")
-        end = ending(self.config, history, is_out_of_time=self.clock.is_over())
+        end = ending_of(self.config, history, is_out_of_time=self.clock.is_over())
         self.history = replace(history, ended=end)
         return record
 

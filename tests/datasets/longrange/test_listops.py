@@ -12,7 +12,7 @@ from primal_attention.datasets.longrange.listops import (
     LISTOPS_TOKENS,
     ListOpsConfig,
     encode,
-    evaluate,
+    evaluate_expression,
     generate_listops,
     read_listops,
     write_listops,
@@ -125,13 +125,13 @@ def test_splits_and_seeds_differ():
     ],
 )
 def test_operators_follow_the_original_definition(expression, value):
-    assert evaluate(expression.split()) == value
+    assert evaluate_expression(expression.split()) == value
 
 
 @pytest.mark.parametrize("expression", ["", "[MAX 1 2", "1 2", "[MAX ]", "]", "[AVG 1 ]", "12"])
 def test_what_is_no_expression_is_refused(expression):
     with pytest.raises(ValueError, match=r"does not belong here|must be one digit"):
-        evaluate(expression.split())
+        evaluate_expression(expression.split())
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_every_label_of_the_original_test_file_is_right(real_data):
     data = read_listops(real_data / "lra/listops-d20s/test_d20s.tsv.gz")
     assert len(data) == 10_000
     assert data.lengths.max() == 939
-    values = [evaluate(tokens_of(data, i)) for i in range(len(data))]
+    values = [evaluate_expression(tokens_of(data, i)) for i in range(len(data))]
     assert values == data.labels.tolist()
 
 

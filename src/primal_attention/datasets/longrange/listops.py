@@ -28,7 +28,7 @@ __all__ = [
     "ListOpsConfig",
     "encode",
     "encode_line",
-    "evaluate",
+    "evaluate_expression",
     "generate_listops",
     "read_listops",
     "write_listops",
@@ -115,7 +115,7 @@ def _draw(key: str, config: ListOpsConfig, index: int) -> tuple[bytes, int]:
     for _ in range(_TRIES):
         tokens = _expression(uniform, config)
         if config.min_length <= len(tokens) <= config.max_length:
-            return bytes(_IDS[token] for token in tokens), evaluate(tokens)
+            return bytes(_IDS[token] for token in tokens), evaluate_expression(tokens)
     raise ValueError(
         f"None of {_TRIES:,} expressions had {config.min_length} to {config.max_length} tokens; "
         "allow other lengths. There is none of two or three."
@@ -143,13 +143,13 @@ def _expression(uniform: Callable[[], float], config: ListOpsConfig) -> list[str
     return tokens
 
 
-def evaluate(tokens: Sequence[str]) -> int:
+def evaluate_expression(tokens: Sequence[str]) -> int:
     """Return the value of an expression, 0 to 9.
 
     ``MED`` is the median, rounded down; ``SM`` the sum modulo ten.
 
     Example:
-        >>> evaluate("[MAX 2 [MED 1 4 8 9 ] ]".split())
+        >>> evaluate_expression("[MAX 2 [MED 1 4 8 9 ] ]".split())
         6
     """
     stack: list[list[int]] = [[]]
