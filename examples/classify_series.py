@@ -6,7 +6,7 @@ of the values is missing.
 
 import numpy as np
 
-from primal_attention.tasks.series import PrimalTimeSeriesClassifier
+from primal_attention.tasks.series import SeriesClassifier
 
 rng = np.random.default_rng(0)
 labels = np.array(["slow", "fast"])[np.arange(120) % 2]
@@ -17,6 +17,6 @@ for label in labels:
     wave[rng.random(len(time)) < 0.1] = np.nan
     series.append(wave[None])  # [channels length]
 
-model = PrimalTimeSeriesClassifier(random_state=0).fit(series[:80], labels[:80])
+model = SeriesClassifier(random_state=0).fit(series[:80], labels[:80])
 print(f"accuracy on new series: {model.score(series[80:], labels[80:]):.2f}")
 print({part: round(share, 2) for part, share in model.shares_.items()})

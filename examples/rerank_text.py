@@ -7,7 +7,7 @@ order of the results and their similarities. Needs PRIMAL_DATA with text/imdb.
 import numpy as np
 
 from primal_attention.datasets.lists import search_all
-from primal_attention.tasks.lists import ContextReranker, mean_average_precision
+from primal_attention.tasks.lists import Reranker, mean_average_precision
 from primal_studies.kit.pretrained import embed, minilm
 from primal_studies.lists.pretrained import review_sentences
 
@@ -18,7 +18,7 @@ batches = [dict(tokenizer(texts[i : i + 32], **options)) for i in range(0, len(t
 x = embed(model, batches).numpy()
 
 xq, xb, ids, relevant = search_all(x, np.asarray(reviews), results=100)
-better = ContextReranker.pretrained().rerank(xq, xb, ids).ids
+better = Reranker.pretrained().rerank(xq, xb, ids).ids
 gains = [np.isin(new[:5], r).sum() - np.isin(old[:5], r).sum()
          for new, old, r in zip(better, ids, relevant, strict=True)]  # fmt: skip
 query = int(np.argmax(gains))

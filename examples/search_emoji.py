@@ -18,8 +18,8 @@ emoji = np.load(Path(os.environ["PRIMAL_DATA"]) / "multimodal" / "emoji" / "emoj
 names = [str(name) for name in emoji["text"]]
 
 losses = tuple(sys.argv[1:]) or ("itc", "itm")
-matcher = ImageTextMatcher(objectives=losses, time_limit=110, random_state=0)
-matcher.fit(np.concatenate([emoji["color"], emoji["twemoji"]]), names + names)
+matcher = ImageTextMatcher(options={"objectives": losses}, random_state=0)
+matcher.fit(np.concatenate([emoji["color"], emoji["twemoji"]]), names + names, time_limit=110)
 
 for score, value in matcher.evaluate(emoji["black"], names).items():
     print(f"{score}: {100 * value:.1f} %")

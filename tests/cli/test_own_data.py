@@ -307,14 +307,14 @@ def test_a_model_of_the_command_line_is_used_in_python(tmp_path):
 
 def test_an_estimator_and_the_command_line_read_each_others_folders(tmp_path):
     pytest.importorskip("aeon")
-    from primal_attention.tasks.series import PrimalTimeSeriesClassifier
+    from primal_attention.tasks.series import SeriesClassifier
 
     x, y = slopes()
     np.savez(tmp_path / "arrays.npz", X=x, y=y)
     assert main(["train", "arrays.npz", *QUICK]) == 0
-    clf = PrimalTimeSeriesClassifier.load("outputs/arrays/primal-dual")
+    clf = SeriesClassifier.load("outputs/arrays/primal-dual")
     assert np.array_equal(clf.predict(x), pa.load("outputs/arrays").predict(x))
-    clf = PrimalTimeSeriesClassifier(random_state=0).fit(x, y)
+    clf = SeriesClassifier(random_state=0).fit(x, y)
     clf.save("saved")
     assert np.array_equal(clf.predict(x), pa.load("saved").predict("arrays.npz"))
     assert main(["predict", "saved", "arrays.npz"]) == 0

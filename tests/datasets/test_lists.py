@@ -16,8 +16,8 @@ from primal_attention.datasets.lists import (
 from primal_attention.support.command import UserError
 from primal_attention.tasks.lists import (
     AlphaQE,
-    ContextReranker,
     DiffusionReranker,
+    Reranker,
     mean_average_precision,
     recall_at,
 )
@@ -141,7 +141,7 @@ def test_training_helps_objects_that_it_never_saw(affinity, gain):  # T19
     pictures = load_pictures("coil20", DATA)
     train = split_groups(pictures.groups, 0)
     x = describe(pictures.images, train)
-    reranker = ContextReranker(candidates=150, steps=400, affinity=affinity)
+    reranker = Reranker(max_epochs=4, options={"candidates": 150, "affinity": affinity})
     reranker.fit(x[train], pictures.groups[train])
     found = search_all(x[~train], pictures.groups[~train], 1000)
     ids = reranker.rerank(found.xq, found.xb, found.ids, candidates=150).ids

@@ -16,12 +16,12 @@ from primal_attention.models import (
     PretrainedModel,
 )
 from primal_attention.support.files import write_sealed
-from primal_attention.tasks.events import EventClassifier, EventClassifierConfig
+from primal_attention.tasks.events import EventSequenceConfig, EventSequenceNetwork
 from primal_attention.tasks.events.interpolation import InterpolationConfig, InterpolationModel
 from primal_attention.tasks.events.model import NextEventConfig, NextEventModel
 from primal_attention.tasks.lists.context_model import ContextConfig, ContextEncoder
 from primal_attention.tasks.pairs import MultimodalConfig, VisualParser
-from primal_attention.tasks.series import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.series import SeriesConfig, SeriesNetwork
 from primal_attention.tasks.series.blend.model import BlendConfig, SeriesBlend
 from primal_attention.tasks.tables import NPTConfig, NPTModel
 from primal_attention.tasks.tables.aligned_model import AlignedConfig, AlignedMap
@@ -30,10 +30,10 @@ SMALL = {"dim": 8, "num_heads": 2, "num_layers": 1}
 MODELS = [
     EncoderClassifier(EncoderConfig(num_classes=2, num_features=3, **SMALL)),
     CausalDecoder(DecoderConfig(vocab_size=5, positions="learned", max_length=9, **SMALL)),
-    SeriesClassifier(SeriesConfig(num_classes=2, num_channels=1, **SMALL)),
+    SeriesNetwork(SeriesConfig(num_classes=2, num_channels=1, **SMALL)),
     SeriesBlend(BlendConfig(num_classes=2, num_channels=1, length=16, num_attentions=2, **SMALL)),
     NextEventModel(NextEventConfig(num_types=3, mark_levels=(2,), **SMALL)),
-    EventClassifier(EventClassifierConfig(num_types=3, num_classes=2, **SMALL)),
+    EventSequenceNetwork(EventSequenceConfig(num_types=3, num_classes=2, **SMALL)),
     InterpolationModel(InterpolationConfig(num_channels=2, **SMALL)),
     NPTModel(NPTConfig(categories=(0, 3, 2), context_rows=4, row_dim=8, **SMALL)),
     AlignedMap(AlignedConfig(num_inputs=3, num_outputs=2, num_centres=2, hidden=(4,))),
@@ -42,9 +42,9 @@ MODELS = [
 ]
 HUGE = 10**9
 FREE = {
-    "EventClassifier.components",
+    "EventSequenceNetwork.components",
     "SeriesBlend.max_tokens",
-    "SeriesClassifier.max_tokens",
+    "SeriesNetwork.max_tokens",
     "VisualParser.mfr_group",
 }
 """Numbers that take no memory."""

@@ -129,10 +129,10 @@ def test_options_that_an_attention_does_not_have_are_named():
 
 
 def test_a_model_of_a_task_loads_in_a_new_process(tmp_path):
-    from primal_attention.tasks.series import SeriesClassifier, SeriesConfig
+    from primal_attention.tasks.series import SeriesConfig, SeriesNetwork
 
     config = SeriesConfig(num_classes=2, num_channels=1, dim=16)
-    SeriesClassifier(config).save_pretrained(tmp_path)
+    SeriesNetwork(config).save_pretrained(tmp_path)
     code = (
         "import sys; from primal_attention.models import PretrainedModel; "
         "print(type(PretrainedModel.from_pretrained(sys.argv[1])).__name__)"
@@ -140,7 +140,7 @@ def test_a_model_of_a_task_loads_in_a_new_process(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "SeriesClassifier"
+    assert done.stdout.strip() == "SeriesNetwork"
 
 
 def test_a_file_cannot_name_a_foreign_module(folder):

@@ -130,14 +130,16 @@ def _aligned(folder: Path) -> Case:
 @case("estimator of events")
 def _next_event(folder: Path) -> Case:
     from primal_attention.datasets import EventSequences
-    from primal_attention.tasks.events import NextEventPredictor
+    from primal_attention.tasks.events import EventPredictor
 
     log = EventSequences.from_frame(event_log(), sequence="user", unit="days")
-    sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 1}
-    NextEventPredictor(**sizes, random_state=0).fit(log).save(folder / "estimator")
+    sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "max_epochs": 1}
+    EventPredictor(**sizes, options={"components": 4}, random_state=0).fit(log).save(
+        folder / "estimator"
+    )
 
     def read(here: Path) -> Any:
-        found = NextEventPredictor.load(here)
+        found = EventPredictor.load(here)
         with in_use():
             return found.predict_next(log).probabilities
 
@@ -147,13 +149,13 @@ def _next_event(folder: Path) -> Case:
 @case("classifier of events")
 def _event_classes(folder: Path) -> Case:
     from primal_attention.datasets import EventSequences
-    from primal_attention.tasks.events import EventSequenceClassifier
+    from primal_attention.tasks.events import EventClassifier
 
     log, path = EventSequences.from_frame(event_log(), sequence="user", unit="days"), folder / "x"
-    sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "epochs": 1}
-    model = EventSequenceClassifier(**sizes, random_state=0)
+    sizes: Any = {"dim": 16, "num_heads": 2, "num_layers": 1, "max_epochs": 1}
+    model = EventClassifier(**sizes, random_state=0)
     model.fit(log, np.array(["a", "b"] * 6)).save(path)
-    return _estimator("classifier of events", path, EventSequenceClassifier, log, "predict_proba")
+    return _estimator("classifier of events", path, EventClassifier, log, "predict_proba")
 
 
 @case("estimator of pairs")
@@ -162,7 +164,7 @@ def _matcher(folder: Path) -> Case:
 
     from primal_attention.tasks.pairs import ImageTextMatcher
 
-    matcher = ImageTextMatcher(image_size=16, max_words=8, dim=16)
+    matcher = ImageTextMatcher(dim=16, options={"image_size": 16, "max_words": 8})
     matcher.task_, matcher.model_ = pair_task()
     matcher.history_ = None
     matcher.save(folder / "estimator")
@@ -179,15 +181,16 @@ def _matcher(folder: Path) -> Case:
 
 @case("re-ranker")
 def _reranker(folder: Path) -> Case:
-    from primal_attention.tasks.lists import ContextReranker
+    from primal_attention.tasks.lists import Reranker
 
     x = vectors()
-    model = ContextReranker(candidates=8, anchors=4, dim=8, depth=1, steps=2)
+    options = {"candidates": 8, "anchors": 4, "epoch_steps": 2}
+    model = Reranker(dim=8, num_layers=1, max_epochs=1, options=options)
     model.fit(x, np.arange(24) % 3).save(folder / "reranker")
     ids = np.argsort(-x[:3] @ x.T)[:, :6]
 
     def read(here: Path) -> Any:
-        found = ContextReranker.load(here)
+        found = Reranker.load(here)
         with in_use():
             return found.rerank(x[:3], x, ids).scores
 
@@ -196,25 +199,27 @@ def _reranker(folder: Path) -> Case:
 
 @case("classifier of series")
 def _aeon(folder: Path) -> Case:
-    from primal_attention.tasks.series import PrimalTimeSeriesClassifier
+    from primal_attention.tasks.series import SeriesClassifier
 
     x, path = np.random.default_rng(0).normal(size=(8, 2, 10)), folder / "estimator"
-    kind = PrimalTimeSeriesClassifier
+    kind = SeriesClassifier
     kind(random_state=0).fit(x, np.array(["a", "b"] * 4)).save(path)
     return _estimator("classifier of series", path, kind, x, "predict_proba")
 
 
 @case("regressor of series")
 def _aeon_numbers(folder: Path) -> Case:
-    from primal_attention.tasks.series import PrimalTimeSeriesRegressor
+    from primal_attention.tasks.series import SeriesRegressor
     from primal_attention.tasks.series import estimator as module
 
     x, path = np.random.default_rng(0).normal(size=(8, 1, 10)), folder / "estimator"
-    kind = PrimalTimeSeriesRegressor
+    kind = SeriesRegressor
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_LONG_STEPS": 1, "_STEPS": 1, "_EPOCHS": 1, "_FOLDS": 2}.items():
+        for name, value in {"_LONG_STEPS": 1, "_STEPS": 1, "_FOLDS": 2}.items():
             patch.setattr(module, name, value)
-        model = kind(parts=("attention",), random_state=0).fit(x, np.linspace(0, 1, 8))
+        model = kind(max_epochs=1, options={"parts": ("attention",)}, random_state=0).fit(
+            x, np.linspace(0, 1, 8)
+        )
     model.save(path)
     return _estimator("regressor of series", path, kind, x, "predict")
 

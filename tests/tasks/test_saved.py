@@ -23,13 +23,13 @@ from primal_attention.surgery import (
     save_converted,
 )
 from primal_attention.tasks.events import (
-    EventSequenceClassifier,
+    EventClassifier,
+    EventPredictor,
     IrregularSeriesRegressor,
-    NextEventPredictor,
 )
-from primal_attention.tasks.lists import ContextReranker
+from primal_attention.tasks.lists import Reranker
 from primal_attention.tasks.pairs import ImageTextMatcher
-from primal_attention.tasks.series import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
+from primal_attention.tasks.series import SeriesClassifier, SeriesRegressor
 from primal_attention.tasks.tables import (
     NPTClassifier,
     NPTImputer,
@@ -40,7 +40,7 @@ from primal_attention.tasks.tables import (
 from primal_attention.tasks.trained import load_trained, save_trained
 
 RNG = np.random.default_rng(0)
-TINY = {"dim": 8, "num_heads": 2, "num_layers": 1, "epochs": 1, "random_state": 0}
+TINY = {"dim": 8, "num_heads": 2, "num_layers": 1, "max_epochs": 1, "random_state": 0}
 NPT = {"d_embed": 8, "depth": 2, "heads": 2, "steps": 2, "random_state": 0}
 OT = {"hidden": (4,), "epochs": 1, "random_state": 0}
 X, Y = RNG.normal(size=(24, 3)), np.arange(24) % 2
@@ -76,49 +76,51 @@ def own_model(folder: Path) -> None:
 @cache
 def fitted(kind):
     """Return a trained estimator; how well it is trained does not matter."""
-    if kind is NextEventPredictor:
-        return kind(**TINY, components=2).fit(LOG)
-    if kind is EventSequenceClassifier:
+    if kind is EventPredictor:
+        return kind(**TINY, options={"components": 2}).fit(LOG)
+    if kind is EventClassifier:
         return kind(**TINY).fit(LOG, Y[:12])
     if kind is IrregularSeriesRegressor:
-        return kind(**TINY, references=4).fit(VALUES)
-    if kind in (PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor):
-        targets = Y[:12] if kind is PrimalTimeSeriesClassifier else np.linspace(0, 1.5, 12)
+        return kind(**TINY, options={"references": 4}).fit(VALUES)
+    if kind in (SeriesClassifier, SeriesRegressor):
+        targets = Y[:12] if kind is SeriesClassifier else np.linspace(0, 1.5, 12)
         with pytest.MonkeyPatch.context() as patch:
             name = "primal_attention.tasks.series.estimator"
-            for limit, value in {"_STEPS": 2, "_LONG_STEPS": 2, "_EPOCHS": 1, "_FOLDS": 2}.items():
+            for limit, value in {"_STEPS": 2, "_LONG_STEPS": 2, "_FOLDS": 2}.items():
                 patch.setattr(f"{name}.{limit}", value)
-            return kind(parts=("attention",), random_state=0).fit(SERIES, targets)
+            return kind(max_epochs=1, options={"parts": ("attention",)}, random_state=0).fit(
+                SERIES, targets
+            )
     if kind in (NPTClassifier, NPTRegressor):
         return kind(**NPT).fit(X, Y)
     if kind is NPTImputer:
         return kind(**NPT).fit(X)
-    if kind is ContextReranker:
-        return kind(candidates=8, anchors=4, dim=8, steps=1).fit(
-            VECTORS, np.arange(48) % 8, normalize=True
-        )
+    if kind is Reranker:
+        return kind(
+            dim=8, max_epochs=1, options={"candidates": 8, "anchors": 4, "epoch_steps": 1}
+        ).fit(VECTORS, np.arange(48) % 8, normalize=True)
     if kind is ImageTextMatcher:
-        options = {"image_size": 16, "max_words": 5, "dim": 8, "epochs": 1, "random_state": 0}
+        options = {"image_size": 16, "max_words": 5}
         with pytest.MonkeyPatch.context() as patch:
             name = "primal_attention.tasks.pairs.estimator.TRAINING"
             patch.setattr(name, {"training": {"min_steps": 1, "monitor": "loss"}})
-            return kind(**options).fit(IMAGES, TEXTS)
+            return kind(dim=8, max_epochs=1, options=options, random_state=0).fit(IMAGES, TEXTS)
     return kind(**OT).fit(X, Y)
 
 
 ESTIMATORS = [
-    NextEventPredictor,
-    EventSequenceClassifier,
+    EventPredictor,
+    EventClassifier,
     IrregularSeriesRegressor,
-    PrimalTimeSeriesClassifier,
-    PrimalTimeSeriesRegressor,
+    SeriesClassifier,
+    SeriesRegressor,
     NPTClassifier,
     NPTRegressor,
     NPTImputer,
     OTAlignedClassifier,
     OTAlignedRegressor,
     ImageTextMatcher,
-    ContextReranker,
+    Reranker,
 ]
 SAVED = {
     **{kind.__name__: (lambda f, k=kind: fitted(k).save(f), kind.load) for kind in ESTIMATORS},
@@ -199,18 +201,18 @@ def test_a_folder_of_an_earlier_version_is_read_with_one_warning(tmp_path):
 
 
 ASK = {
-    NextEventPredictor: [
+    EventPredictor: [
         lambda e: e.predict_next(LOG),
         lambda e: e.sample(LOG, n=2, horizon=1.0),
         lambda e: e.score(LOG),
     ],
-    EventSequenceClassifier: [lambda e: e.predict(LOG)],
+    EventClassifier: [lambda e: e.predict(LOG)],
     IrregularSeriesRegressor: [
         lambda e: e.predict(VALUES, [[1.0]] * len(TIMES)),
         lambda e: e.score(VALUES),
     ],
-    PrimalTimeSeriesClassifier: [lambda e: e.predict(SERIES)],
-    PrimalTimeSeriesRegressor: [lambda e: e.predict(SERIES)],
+    SeriesClassifier: [lambda e: e.predict(SERIES)],
+    SeriesRegressor: [lambda e: e.predict(SERIES)],
     NPTClassifier: [lambda e: e.predict(X), lambda e: e.predict_proba(X)],
     NPTRegressor: [lambda e: e.predict(X), lambda e: e.predict_interval(X)],
     NPTImputer: [lambda e: e.transform(np.where(X > 1, np.nan, X))],
@@ -235,10 +237,10 @@ def test_an_estimator_never_answers_from_nan(kind):
             ask(estimator)
 
 
-@pytest.mark.parametrize("kind", [PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor])
+@pytest.mark.parametrize("kind", [SeriesClassifier, SeriesRegressor])
 @pytest.mark.parametrize("name", ["convolutions.weight", "quantiles.forest.answer", "shares"])
 def test_a_closed_form_part_never_answers_from_nan(kind, name):
-    targets = Y[:12] if kind is PrimalTimeSeriesClassifier else np.linspace(0, 1.5, 12)
+    targets = Y[:12] if kind is SeriesClassifier else np.linspace(0, 1.5, 12)
     estimator = kind(random_state=0).fit(SERIES, targets)
     estimator.model_.get_buffer(name).fill_(torch.nan)
     with pytest.raises(ValueError, match="no finite answer to"):
@@ -249,7 +251,7 @@ def test_a_series_that_overflows_has_no_class():
     series = [case.copy() for case in SERIES]
     series[3][0, 5] = 1e25
     with pytest.raises(ValueError, match=r"no finite answer to item 3|Case 3"):
-        fitted(PrimalTimeSeriesClassifier).predict(series)
+        fitted(SeriesClassifier).predict(series)
 
 
 def test_the_command_says_how_to_read_an_estimator_without_a_task(tmp_path):

@@ -13,7 +13,7 @@ from primal_attention.support.output import write_atomically
 from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.lists.base import Reranker
+    from primal_attention.tasks.lists.base import BaseReranker
 
 __all__ = ["main"]
 
@@ -215,11 +215,11 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
     return np.concatenate(found) if found else np.zeros((0, 0), dtype=np.int64)
 
 
-def _method(name: str) -> "Reranker":
+def _method(name: str) -> "BaseReranker":
     from primal_attention.tasks import lists as retrieval
 
-    makers: dict[str, Callable[[], Reranker]] = {
-        "context": retrieval.ContextReranker.pretrained,
+    makers: dict[str, Callable[[], BaseReranker]] = {
+        "context": retrieval.Reranker.pretrained,
         "diffusion": retrieval.DiffusionReranker,
         "expansion": retrieval.AlphaQE,
         "augmentation": lambda: retrieval.Chain(
@@ -235,7 +235,7 @@ def _method(name: str) -> "Reranker":
             f"there is no method and no folder {name!r}.{did_you_mean(name, _METHODS)} Methods: "
             f"{', '.join(_METHODS)}; or the folder of a trained model."
         )
-    return retrieval.ContextReranker.load(name)
+    return retrieval.Reranker.load(name)
 
 
 def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:

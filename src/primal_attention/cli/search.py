@@ -112,7 +112,7 @@ def _reranker(name: str) -> Any:
     makers: Any = {
         "diffusion": retrieval.DiffusionReranker,
         "expansion": retrieval.AlphaQE,
-        "context": lambda: retrieval.ContextReranker.pretrained(),
+        "context": lambda: retrieval.Reranker.pretrained(),
     }
     return makers[name]()
 

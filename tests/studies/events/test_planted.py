@@ -6,7 +6,7 @@ import torch
 
 from primal_attention.datasets import GapMarks, HawkesProcess, PeriodicMarks, PoissonProcess
 from primal_attention.kernels import BochnerTime, TimeKernel
-from primal_attention.tasks.events import NextEventPredictor
+from primal_attention.tasks.events import EventPredictor
 from primal_attention.tasks.study import run_study
 from primal_studies.events.planted import (
     Pairs,
@@ -72,9 +72,9 @@ def test_least_squares_finds_a_kernel_that_is_in_the_family():
 
 def learn(process, *, sequences, epochs):
     train, test = (process.sample(sequences, 100, seed=s) for s in (0, 1))
-    model = NextEventPredictor(
-        dim=32, num_heads=2, num_layers=1, components=8, dropout=0.0, epochs=epochs, batch_size=8,
-        random_state=0, verbose=False,
+    model = EventPredictor(
+        dim=32, num_heads=2, num_layers=1, max_epochs=epochs, batch_size=8,
+        options={"components": 8, "dropout": 0.0}, random_state=0, verbose=False,
     ).fit(train.to_log(unit="hours"))  # fmt: skip
     likelihood = model.log_likelihood(test.to_log(unit="hours"))
     waits = [

@@ -5,9 +5,15 @@ import pandas as pd
 import pytest
 
 from primal_attention.datasets import EventSequences, HawkesProcess
-from primal_attention.tasks.events import NextEventPredictor
+from primal_attention.tasks.events import EventPredictor
 
-SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}
+SMALL = {
+    "dim": 16,
+    "num_heads": 2,
+    "num_layers": 1,
+    "max_epochs": 2,
+    "options": {"components": 4},
+}
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +24,9 @@ def hawkes() -> EventSequences:
 
 
 @pytest.fixture(scope="session")
-def predictor(hawkes) -> NextEventPredictor:
+def predictor(hawkes) -> EventPredictor:
     """A trained predictor of that log."""
-    return NextEventPredictor(**SMALL, random_state=0).fit(hawkes)
+    return EventPredictor(**SMALL, random_state=0).fit(hawkes)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from primal_attention.datasets import EventSequences
-from primal_attention.tasks.events import EventSequenceClassifier, NextEventPredictor
+from primal_attention.tasks.events import EventClassifier, EventPredictor
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1}
 
@@ -23,7 +23,9 @@ def paces(count=40, seed=0):
 @pytest.fixture(scope="module")
 def trained():
     log, labels = paces()
-    return EventSequenceClassifier(**SMALL, epochs=12, lr=5e-3, random_state=0).fit(log, labels)
+    return EventClassifier(**SMALL, max_epochs=12, learning_rate=5e-3, random_state=0).fit(
+        log, labels
+    )
 
 
 def test_the_pace_of_sequences_is_learned(trained):
@@ -47,13 +49,13 @@ def test_the_reference_time_matters_and_is_checked(trained):
 
 def test_labels_of_any_type_survive_a_folder(tmp_path):
     log, labels = paces(12)
-    model = EventSequenceClassifier(**SMALL, epochs=1, random_state=0).fit(log, labels == "slow")
+    model = EventClassifier(**SMALL, max_epochs=1, random_state=0).fit(log, labels == "slow")
     model.save(tmp_path)
-    again = EventSequenceClassifier.load(tmp_path)
+    again = EventClassifier.load(tmp_path)
     assert again.classes_.dtype == bool
     np.testing.assert_array_equal(again.predict(log), model.predict(log))
-    with pytest.raises(ValueError, match="not what NextEventPredictor saves"):
-        NextEventPredictor.load(tmp_path)
+    with pytest.raises(ValueError, match="not what EventPredictor saves"):
+        EventPredictor.load(tmp_path)
 
 
 def test_scikit_learn_conventions(trained):
@@ -86,8 +88,8 @@ def test_t19_a_label_that_depends_on_the_gap_needs_the_time(seed):
     test, truth, later = draw(1000)
     accuracy = {}
     for time in ("bochner", "none"):
-        model = EventSequenceClassifier(
-            dim=32, num_layers=1, time=time, epochs=8, random_state=seed
+        model = EventClassifier(
+            dim=32, num_layers=1, max_epochs=8, options={"time": time}, random_state=seed
         )
         accuracy[time] = model.fit(log, labels, t_ref=now).score(test, truth, t_ref=later)
     assert accuracy["bochner"] >= accuracy["none"] + 0.1, accuracy

@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 from primal_attention.datasets import EventSequences, PoissonProcess
 from primal_attention.support.files import write_sealed
-from primal_attention.tasks.events import NextEventPredictor, scoring
+from primal_attention.tasks.events import EventPredictor, scoring
 from primal_attention.tasks.trained import load_trained, save_trained
 
 SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}
@@ -130,7 +130,7 @@ def test_other_units_change_the_likelihood_by_their_logarithm_only():
     hours = EventSequences.from_arrays(times, types, unit="hours")
     minutes = EventSequences.from_arrays(60 * times, types, unit="minutes")
     found = [
-        NextEventPredictor(**SMALL, random_state=0).fit(log).log_likelihood(log)
+        EventPredictor(**SMALL, random_state=0).fit(log).log_likelihood(log)
         for log in (hours, minutes)
     ]
     assert found[0].per_event - found[1].per_event == pytest.approx(np.log(60), abs=1e-3)
@@ -146,12 +146,14 @@ def test_long_sequences_are_read_in_windows_and_scored_once(predictor):
 def test_one_long_sequence_is_enough():
     times, types = PoissonProcess((1.0, 0.5)).sample(1, 300, seed=0)
     log = EventSequences.from_arrays(times, types)
-    model = NextEventPredictor(**SMALL, max_events=32, random_state=0).fit(log)
+    model = EventPredictor(
+        **SMALL | {"options": {"components": 4, "max_events": 32}}, random_state=0
+    ).fit(log)
     assert np.isfinite(model.score(log))
 
 
 def test_dates_marks_and_covariates(dated, tmp_path):
-    model = NextEventPredictor(**SMALL, random_state=0).fit(dated)
+    model = EventPredictor(**SMALL, random_state=0).fit(dated)
     found = model.predict_next(dated)
     assert found.unit == "days"
     assert found.times.dtype.kind == "M"
@@ -160,12 +162,12 @@ def test_dates_marks_and_covariates(dated, tmp_path):
     assert model.predict_next(dated, t_ref="2024-06-30").t_ref == "2024-06-30"
     # another log with an unseen level: counts as missing
     model.save(tmp_path)
-    again = NextEventPredictor.load(tmp_path)
+    again = EventPredictor.load(tmp_path)
     np.testing.assert_array_equal(again.predict_next(dated).median, found.median)
 
 
 def test_reference_times_are_dates_of_any_kind(dated):
-    model = NextEventPredictor(**SMALL, random_state=0).fit(dated)
+    model = EventPredictor(**SMALL, random_state=0).fit(dated)
     last = dated.dates[dated.offsets[1:] - 1]
     later = last + np.timedelta64(2, "D")
     kinds = later, later.astype("datetime64[ns]"), pd.Series(later), list(pd.to_datetime(later))
@@ -190,8 +192,7 @@ def test_events_at_the_same_time_count_with_the_smallest_gap(predictor):
 
 def test_seeds_decide_everything(hawkes):
     one, two, other = (
-        NextEventPredictor(**SMALL, random_state=seed).fit(hawkes).score(hawkes)
-        for seed in (3, 3, 4)
+        EventPredictor(**SMALL, random_state=seed).fit(hawkes).score(hawkes) for seed in (3, 3, 4)
     )
     assert one == two
     assert one != other
@@ -201,7 +202,7 @@ def test_fitting_leaves_the_callers_random_numbers_alone(hawkes):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    NextEventPredictor(**SMALL, random_state=0).fit(hawkes.take(range(4)))
+    EventPredictor(**SMALL, random_state=0).fit(hawkes.take(range(4)))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -218,8 +219,8 @@ def test_scikit_learn_conventions(predictor, hawkes):
 
 
 def test_a_time_limit_ends_training(hawkes):
-    model = NextEventPredictor(**SMALL | {"epochs": 10_000}, time_limit=0.5, random_state=0)
-    assert model.fit(hawkes).history_.ended == "seconds"
+    model = EventPredictor(**SMALL | {"max_epochs": 10_000}, random_state=0)
+    assert model.fit(hawkes, time_limit=0.5).history_.ended == "seconds"
 
 
 def test_folders_are_shared_with_the_command_line(predictor, hawkes, tmp_path):
@@ -228,18 +229,18 @@ def test_folders_are_shared_with_the_command_line(predictor, hawkes, tmp_path):
     assert type(model).__name__ == "NextEventModel"
     # a folder of primal train has no file of the estimator
     save_trained(tmp_path / "b", task, model)
-    again = NextEventPredictor.load(tmp_path / "b")
-    assert (again.dim, again.num_layers, again.components) == (16, 1, 4)
+    again = EventPredictor.load(tmp_path / "b")
+    assert (again.dim, again.num_layers, again.options.components) == (16, 1, 4)
     assert again.score(hawkes) == predictor.score(hawkes)
 
 
 def test_damaged_and_foreign_folders_are_errors(predictor, tmp_path):
     with pytest.raises(ValueError, match="no folder"):
-        NextEventPredictor.load(tmp_path / "none")
+        EventPredictor.load(tmp_path / "none")
     predictor.save(tmp_path)
     write_sealed(tmp_path, {"estimator.json": json.dumps({"parameters": {"width": 3}})})
-    with pytest.raises(ValueError, match="NextEventPredictor has no parameter 'width'"):
-        NextEventPredictor.load(tmp_path)
+    with pytest.raises(ValueError, match="EventPredictor has no parameter 'width'"):
+        EventPredictor.load(tmp_path)
 
 
 BAD = {
@@ -313,6 +314,6 @@ def test_what_is_wrong_is_an_error_that_says_so(case, predictor, hawkes):
 
 
 def test_a_missing_mark_is_an_error(dated, frame):
-    model = NextEventPredictor(**SMALL, random_state=0).fit(dated)
+    model = EventPredictor(**SMALL, random_state=0).fit(dated)
     with pytest.raises(ValueError, match="lacks the mark 'price'"):
         model.predict_next(EventSequences.from_frame(frame, unit="days"))

@@ -18,7 +18,8 @@ from primal_attention.tasks.events import (
     IrregularSeriesRegressor,
 )
 
-SMALL = {"dim": 16, "num_heads": 2, "references": 8}
+NETWORK = {"dim": 16, "num_heads": 2, "references": 8}
+SMALL = {"dim": 16, "num_heads": 2, "options": {"references": 8}}
 
 
 def sinusoids(count=24, seed=0):
@@ -28,11 +29,11 @@ def sinusoids(count=24, seed=0):
 
 @pytest.fixture(scope="module")
 def trained():
-    return IrregularSeriesRegressor(**SMALL, epochs=3, random_state=0).fit(sinusoids()[0])
+    return IrregularSeriesRegressor(**SMALL, max_epochs=3, random_state=0).fit(sinusoids()[0])
 
 
 def model(**options):
-    made = InterpolationModel(InterpolationConfig(num_channels=2, **SMALL | options)).eval()
+    made = InterpolationModel(InterpolationConfig(num_channels=2, **NETWORK | options)).eval()
     for parameter in made.head[-1].parameters():
         torch.nn.init.normal_(parameter)
     return made
@@ -46,7 +47,7 @@ def batch(b=2, n=9):
 
 
 def test_an_untrained_model_interpolates_linearly():
-    made = InterpolationModel(InterpolationConfig(num_channels=1, **SMALL)).eval()
+    made = InterpolationModel(InterpolationConfig(num_channels=1, **NETWORK)).eval()
     times = torch.tensor([[0.0, 1.0, 2.0, 4.0]], dtype=torch.float64)
     values = torch.tensor([[[0.0], [1.0], [math.nan], [5.0]]])
     queries = torch.tensor([[-1.0, 0.5, 1.0, 2.5, 4.0, 9.0]], dtype=torch.float64)
@@ -95,16 +96,16 @@ def test_predictions_are_in_units_of_the_channels_at_the_times_asked_for(trained
 def test_training_beats_linear_interpolation():
     series, _ = sinusoids(200)
     test, _ = sinusoids(60, seed=1)
-    model = IrregularSeriesRegressor(epochs=20, random_state=0).fit(series)
+    model = IrregularSeriesRegressor(max_epochs=20, random_state=0).fit(series)
     start = clone(model)
-    start.model_ = model.task_.build(model._options())
+    start.model_ = model.task_.build(model._model_options())
     start.task_ = model.task_
     assert model.score(test) > start.score(test) + 0.3
 
 
 def test_seeds_folders_and_conventions(trained, tmp_path):
     series, _ = sinusoids()
-    again = IrregularSeriesRegressor(**SMALL, epochs=3, random_state=0).fit(series)
+    again = IrregularSeriesRegressor(**SMALL, max_epochs=3, random_state=0).fit(series)
     assert again.score(series) == trained.score(series)
     trained.save(tmp_path)
     loaded = IrregularSeriesRegressor.load(tmp_path)
@@ -129,7 +130,7 @@ def test_what_is_wrong_is_an_error(trained):
     with pytest.raises(ValueError, match="cannot attend to other tokens"):
         IrregularSeriesRegressor(attention="nystromformer").fit(series)
     with pytest.raises(ValueError, match="need features of time"):
-        IrregularSeriesRegressor(time="none").fit(series)
+        IrregularSeriesRegressor(options={"time": "none"}).fit(series)
 
 
 def test_a_table_is_trained_on_and_its_empty_rows_are_filled(tmp_path, monkeypatch):

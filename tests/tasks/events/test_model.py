@@ -10,8 +10,8 @@ from primal_attention.datasets import EventSequences
 from primal_attention.kernels import create_time
 from primal_attention.tasks.events.heads import GapFeatures, LogNormalMixture, WaitingHead
 from primal_attention.tasks.events.model import (
-    EventClassifier,
-    EventClassifierConfig,
+    EventSequenceConfig,
+    EventSequenceNetwork,
     NextEventConfig,
     NextEventModel,
 )
@@ -36,8 +36,8 @@ def next_model(**options):
 
 
 def classifier(**options):
-    config = EventClassifierConfig(num_types=4, num_classes=3, **SMALL | options)
-    return EventClassifier(config).eval()
+    config = EventSequenceConfig(num_types=4, num_classes=3, **SMALL | options)
+    return EventSequenceNetwork(config).eval()
 
 
 def events(b=2, n=9):
@@ -209,7 +209,7 @@ def test_a_legacy_classifier_ignores_padding_and_trains_with_a_regulariser():
 )
 def test_what_a_legacy_block_cannot_do_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        EventClassifierConfig(num_types=4, num_classes=3, legacy_block=True, **options)
+        EventSequenceConfig(num_types=4, num_classes=3, legacy_block=True, **options)
     with pytest.raises(ValueError, match="cannot decode step by step"):
         classifier(legacy_block=True).blocks.init_state(2)
 

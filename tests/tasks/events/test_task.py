@@ -11,7 +11,7 @@ import pytest
 
 import primal_attention as pa
 from primal_attention.cli.main import main
-from primal_attention.tasks.events import NextEventPredictor, load_stackoverflow
+from primal_attention.tasks.events import EventPredictor, load_stackoverflow
 from primal_attention.tasks.sources import look_at
 from primal_attention.tasks.task import TASKS
 
@@ -70,7 +70,7 @@ def test_a_run_is_scored_and_used_from_python(run, table, capsys):
     assert main(["eval", str(run / "linear"), "--data", str(table), "--out", "s.json"]) == 0
     found = json.loads(Path("s.json").read_text())
     name = "log-likelihood (nats per event, days)"
-    model = NextEventPredictor.load(run / "linear")
+    model = EventPredictor.load(run / "linear")
     log = model.task_.scheme.read(table)
     assert model.score(log) == pytest.approx(found[name], abs=1e-6)
     trained = pa.load(run / "linear")

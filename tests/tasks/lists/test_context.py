@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from torch.nn.functional import normalize
 
-from primal_attention.tasks.lists import ContextReranker
+from primal_attention.tasks.lists import ListFitOptions, Reranker
 from primal_attention.tasks.lists.affinity import affinities, running_means
 from primal_attention.tasks.lists.context_model import (
     ContextConfig,
@@ -178,13 +179,13 @@ def clusters(groups=10, size=8, d=16, seed=0):
 
 def test_training_is_deterministic_and_kept_in_a_folder(tmp_path, monkeypatch):  # T20
     x, y = clusters()
-    make = ContextReranker(candidates=30, steps=5, dim=16)
-    first, second = make.fit(x, y), ContextReranker(**make.get_params()).fit(x, y)
+    make = Reranker(dim=16, max_epochs=1, options=ListFitOptions(candidates=30, epoch_steps=5))
+    first, second = make.fit(x, y), Reranker(**make.get_params()).fit(x, y)
     ids = np.argsort(-x[:5] @ x.T, axis=1, kind="stable")
     want = first.rerank(x[:5], x, ids)
     np.testing.assert_array_equal(second.rerank(x[:5], x, ids).scores, want.scores)
     first.save(tmp_path / "model")
-    again = ContextReranker.load(tmp_path / "model")
+    again = Reranker.load(tmp_path / "model")
     assert again.get_params() == first.get_params()
     np.testing.assert_array_equal(again.rerank(x[:5], x, ids).scores, want.scores)
     # a list that exceeds max_memory is read in blocks
@@ -205,7 +206,9 @@ def test_training_is_deterministic_and_kept_in_a_folder(tmp_path, monkeypatch): 
 def test_training_improves_groups_that_it_never_saw():
     x, y = clusters(40, 12)
     train = y < 20
-    reranker = ContextReranker(candidates=100, steps=150).fit(x[train], y[train])
+    reranker = Reranker(max_epochs=1, options={"candidates": 100, "epoch_steps": 150}).fit(
+        x[train], y[train]
+    )
     xt, yt = x[~train], y[~train]
     ids = np.argsort(-xt @ xt.T, axis=1, kind="stable")[:, 1:]
     relevant = [np.setdiff1d(np.flatnonzero(yt == g), [i]) for i, g in enumerate(yt)]
@@ -219,15 +222,15 @@ def test_training_improves_groups_that_it_never_saw():
 def test_mistakes_are_told(tmp_path):
     x, y = clusters()
     with pytest.raises(RuntimeError, match="not trained; call fit"):
-        ContextReranker().rerank(x[:1], x, [[0, 1]])
+        Reranker().rerank(x[:1], x, [[0, 1]])
     with pytest.raises(ValueError, match="one group only"):
-        ContextReranker().fit(x, np.zeros(80))
+        Reranker().fit(x, np.zeros(80))
     with pytest.raises(ValueError, match="one group for each of the 80 items"):
-        ContextReranker().fit(x, y[:3])
+        Reranker().fit(x, y[:3])
     with pytest.raises(ValueError, match="must treat candidates as a set"):
-        ContextReranker(attention="primal").fit(x, y)
-    with pytest.raises(ValueError, match="holds no re-ranker"):
-        ContextReranker.load(tmp_path)
+        Reranker(attention="primal").fit(x, y)
+    with pytest.raises(ValueError, match="is not the folder of a model that primal trained"):
+        Reranker.load(tmp_path)
 
 
 def test_lists_with_known_relevance_teach_the_same_as_their_groups():
@@ -237,25 +240,26 @@ def test_lists_with_known_relevance_teach_the_same_as_their_groups():
     x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
     ids = np.argsort(-(x @ x.T) - 2 * np.eye(40), axis=1)[:, 1:]
     relevance = groups[ids] == groups[:, None]
-    by_groups = ContextReranker(candidates=39, steps=3).fit(x, groups)
-    by_lists = ContextReranker(candidates=39, steps=3).fit_lists(x, x, ids, relevance)
+    few = Reranker(max_epochs=1, options={"candidates": 39, "epoch_steps": 3})
+    by_groups = clone(few).fit(x, groups)
+    by_lists = clone(few).fit_lists(x, x, ids, relevance)
     for one, other in zip(by_groups.model_.parameters(), by_lists.model_.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     # empty slots shorten lists, and lists that teach nothing are left out
     ids[0, 20:] = -1
     relevance[1] = False
-    ContextReranker(candidates=39, steps=2).fit_lists(x, x, ids, relevance)
+    few.fit_lists(x, x, ids, relevance)
     with pytest.raises(ValueError, match="no order to learn"):
-        ContextReranker().fit_lists(x, x, ids, np.zeros_like(relevance))
+        Reranker().fit_lists(x, x, ids, np.zeros_like(relevance))
     with pytest.raises(ValueError, match="shape of ids"):
-        ContextReranker().fit_lists(x, x, ids, relevance[:, :3])
+        Reranker().fit_lists(x, x, ids, relevance[:, :3])
     with pytest.raises(ValueError, match="0 and 1"):
-        ContextReranker().fit_lists(x, x, ids, relevance + 0.5)
+        Reranker().fit_lists(x, x, ids, relevance + 0.5)
 
 
 def test_scores_that_are_not_finite_are_refused():
     x = np.eye(4, dtype="float32")
-    reranker = ContextReranker.pretrained()
+    reranker = Reranker.pretrained()
     with torch.no_grad():
         next(iter(reranker.model_.parameters())).fill_(torch.nan)
     with pytest.raises(ValueError, match="no finite score"):

@@ -8,11 +8,11 @@ from sklearn.base import clone
 from primal_attention.tasks.lists import (
     AlphaQE,
     Chain,
-    ContextReranker,
     DatabaseAugmentation,
     DiffusionReranker,
     KReciprocal,
     NeighbourRefine,
+    Reranker,
     diffuse,
     list_graph,
 )
@@ -25,7 +25,7 @@ METHODS = {
     "gallery": DiffusionReranker(5, scope="gallery"),
     "reciprocal": KReciprocal(6, 3),
     "chain": Chain([DatabaseAugmentation(2), AlphaQE(3)]),
-    "context": ContextReranker.pretrained(),
+    "context": Reranker.pretrained(),
 }
 
 
@@ -73,7 +73,7 @@ def test_the_contract_of_lists(name, search):
     np.testing.assert_array_equal(partial.ids[:, 15:], ids[:, 15:])
     assert np.isneginf(partial.scores[:, 15:]).all()
     # T20
-    fresh = ContextReranker.pretrained() if name == "context" else clone(method)
+    fresh = Reranker.pretrained() if name == "context" else clone(method)
     again = fresh.rerank(xq, xb, ids)
     np.testing.assert_array_equal(again.ids, found)
 

@@ -11,7 +11,7 @@ from primal_attention.cli.main import main
 from primal_attention.datasets.lists import make_curves, search_all
 from primal_attention.support.command import UserError
 from primal_attention.tasks import load_trained
-from primal_attention.tasks.lists import ContextReranker, context, mean_average_precision
+from primal_attention.tasks.lists import Reranker, context, mean_average_precision
 from primal_attention.tasks.lists.metrics import average_precision, list_precision
 
 
@@ -40,7 +40,7 @@ def test_a_file_of_vectors_is_enough(tmp_path, monkeypatch, capsys):
     page = (folder.parent / "report.html").read_text("utf-8")
     assert "Every list" in page
     # the folder of the run is a re-ranker with the scores of the trained model
-    reranker = ContextReranker.load(folder)
+    reranker = Reranker.load(folder)
     assert (reranker.dim, reranker.attention) == (16, "primal-dual")
     search = search_all(x, groups, 20)
     got = reranker.rerank(search.xq, search.xb, search.ids)
@@ -58,10 +58,11 @@ def test_a_file_of_vectors_is_enough(tmp_path, monkeypatch, capsys):
 
 
 def test_the_model_of_the_package():
-    reranker = ContextReranker.pretrained()
+    reranker = Reranker.pretrained()
     folder = Path(context.__file__).parent / "pretrained"
-    assert sum(p.stat().st_size for p in folder.iterdir()) < 1_000_000
-    assert (reranker.affinity, reranker.input, reranker.attention) == (
+    assert sum(p.stat().st_size for p in folder.rglob("*")) < 1_000_000
+    options = reranker.options
+    assert (options.affinity, options.input, reranker.attention) == (
         "both", "means", "primal-dual",
     )  # fmt: skip
     x, groups = make_curves(16, 30, 33, 0.1, seed=41)
@@ -74,7 +75,7 @@ def test_the_model_of_the_package():
 
 
 def test_similarities_are_enough():
-    reranker = ContextReranker.pretrained()
+    reranker = Reranker.pretrained()
     x, groups = make_curves(5, 12, seed=3)
     search = search_all(x, groups, 40)
     want = reranker.rerank(search.xq[:3], search.xb, search.ids[:3])
@@ -92,7 +93,8 @@ def test_similarities_are_enough():
     np.testing.assert_allclose(short.scores[:, :40], got.scores, atol=1e-5)
     assert (short.ids[:, 40:] == -1).all()
     # cosines with the anchors are enough for one kernel
-    inner = ContextReranker(affinity="inner", candidates=20, anchors=8, dim=16, steps=1)
+    options = {"affinity": "inner", "candidates": 20, "anchors": 8, "epoch_steps": 1}
+    inner = Reranker(dim=16, max_epochs=1, options=options)
     inner.fit(x, groups)
     few = inner.rerank_affinity(cosines[:, :, :8])
     np.testing.assert_allclose(few.scores, inner.rerank_affinity(cosines).scores, atol=1e-6)
@@ -100,7 +102,7 @@ def test_similarities_are_enough():
 
 @pytest.mark.raw
 def test_wrong_similarities_are_refused():
-    reranker = ContextReranker.pretrained()
+    reranker = Reranker.pretrained()
     for a, keep, words in (
         (np.eye(3), None, "shape"),
         (np.ones((1, 4, 2)), None, "all pairs"),

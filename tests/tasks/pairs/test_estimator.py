@@ -13,6 +13,7 @@ from primal_attention.support.files import UnsealedWarning, write_sealed
 from primal_attention.tasks.pairs import (
     ImageError,
     ImageTextMatcher,
+    PairFitOptions,
     TextTokenizer,
     UnknownWordsNotice,
     VisualParser,
@@ -51,7 +52,12 @@ def fitted() -> ImageTextMatcher:
     torch.set_num_threads(1)
     images, texts = patches(8)
     matcher = ImageTextMatcher(
-        image_size=16, max_words=8, dim=32, epochs=2, batch_size=32, random_state=0, lr=3e-3
+        dim=32,
+        max_epochs=2,
+        batch_size=32,
+        learning_rate=3e-3,
+        options={"image_size": 16, "max_words": 8},
+        random_state=0,
     )
     return _short(matcher, 180).fit(images, texts)
 
@@ -164,7 +170,7 @@ def test_unusual_input_has_a_clear_error(fitted):
         ([image, "no.png"], ["a", "b"], r"images\[1\]: There is no file no.png"),
     ):
         with pytest.raises(ValueError, match=words):
-            ImageTextMatcher(time_limit=1).fit(images, texts)
+            ImageTextMatcher().fit(images, texts, time_limit=1)
     fitted.index([image])
     assert len(fitted.search("a red square", k=5)) == 1
     with pytest.raises(ValueError, match="text is empty"):
@@ -178,7 +184,8 @@ def test_unusual_input_has_a_clear_error(fitted):
 
 
 def test_it_is_an_estimator_of_scikit_learn():
-    matcher = ImageTextMatcher(dim=32, tokenizer=TextTokenizer.learn(["a b"]), random_state=3)
+    options = PairFitOptions(tokenizer=TextTokenizer.learn(["a b"]))
+    matcher = ImageTextMatcher(dim=32, options=options, random_state=3)
     copy = clone(matcher)
     assert copy.get_params() == matcher.get_params()
     assert copy is not matcher
@@ -187,9 +194,9 @@ def test_it_is_an_estimator_of_scikit_learn():
 
 def test_the_same_seed_gives_the_same_model_and_two_pairs_are_enough():
     images, texts = patches(1)
-    options = {"image_size": 16, "dim": 16, "epochs": 1, "random_state": 1}
+    given = {"dim": 16, "max_epochs": 1, "options": {"image_size": 16}, "random_state": 1}
     first, second = (
-        _short(ImageTextMatcher(**options), 4).fit(images[[0, 5]], [texts[0], texts[5]])
+        _short(ImageTextMatcher(**given), 4).fit(images[[0, 5]], [texts[0], texts[5]])
         for _ in range(2)
     )
     for a, b in zip(first.model_.parameters(), second.model_.parameters(), strict=True):
@@ -302,7 +309,8 @@ def test_other_tokenizers_are_taken_and_saved(tmp_path):
     again = TextTokenizer.load(tmp_path / "t.json")
     assert again.encode(["circle red"], 3) == [[5, 3, 6]]
     images, texts = patches(1)
-    matcher = ImageTextMatcher(image_size=16, dim=16, epochs=1, tokenizer=inner, random_state=0)
+    options = {"image_size": 16, "tokenizer": inner}
+    matcher = ImageTextMatcher(dim=16, max_epochs=1, options=options, random_state=0)
     _short(matcher, 2).fit(images, texts).save(tmp_path / "m")
     loaded = ImageTextMatcher.load(tmp_path / "m")
     assert loaded.model_.config.mask_token_id == 4

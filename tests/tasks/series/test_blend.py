@@ -13,8 +13,8 @@ from torch.utils.data import Subset
 from primal_attention.models import ModelFileError, PretrainedModel
 from primal_attention.support.files import write_sealed
 from primal_attention.tasks.series import (
-    SeriesClassifier,
     SeriesConfig,
+    SeriesNetwork,
     SeriesOptions,
     SeriesTask,
     series_from_arrays,
@@ -164,7 +164,7 @@ def blend():
     x, y = series(channels=2)
     y = np.where(np.arange(24) % 4, y, 1 - y)  # the others do not learn these labels
     closed = fit_closed(collection(x, y), config(2), parts=("convolutions", "quantiles"), seed=0)
-    models = [SeriesClassifier(config(2)) for _ in range(2)]
+    models = [SeriesNetwork(config(2)) for _ in range(2)]
     scores = np.eye(2)[y]
     return add_attention(closed, models, scores), torch.from_numpy(x.transpose(0, 2, 1).copy())
 
@@ -234,12 +234,12 @@ def test_attention_that_brings_nothing_gets_no_share():
     series_ = collection(x, y)
     closed = fit_closed(series_, config(), parts=("convolutions",), seed=0)
     lots = np.random.default_rng(0).normal(size=(24, 2))
-    assert add_attention(closed, [SeriesClassifier(config())], lots) is closed.model
+    assert add_attention(closed, [SeriesNetwork(config())], lots) is closed.model
     # labels that no other part can learn, and scores that know half of them
     lots = np.random.default_rng(1).integers(0, 2, 24)
     closed = fit_closed(collection(x, lots), config(), parts=("convolutions",), seed=0)
     held = np.arange(12)
-    model = add_attention(closed, [SeriesClassifier(config())], np.eye(2)[lots[:12]], held)
+    model = add_attention(closed, [SeriesNetwork(config())], np.eye(2)[lots[:12]], held)
     assert model.config.parts == ("convolutions", "attention")
     assert model.shares[1] > 0.6
 

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 import primal_attention as pa
-from primal_attention.tasks.series import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.series import SeriesConfig, SeriesNetwork
 from primal_attention.tasks.series.model import patch_for, segment_means
 
 
 def model(**options):
-    return SeriesClassifier(SeriesConfig(num_classes=4, num_channels=3, **({"dim": 16} | options)))
+    return SeriesNetwork(SeriesConfig(num_classes=4, num_channels=3, **({"dim": 16} | options)))
 
 
 @pytest.mark.parametrize("stem", ["both", "conv", "patch"])

@@ -1,12 +1,12 @@
-from .classifier import EventSequenceClassifier
-from .estimator import NextEventPredictor
+from .classifier import EventClassifier
+from .estimator import EventPredictor
 from .heads import LogNormalMixture
 from .interpolation import InterpolationConfig, InterpolationModel
 from .irregular import IrregularTask
 from .labels import EventLabelTask
 from .model import (
-    EventClassifier,
-    EventClassifierConfig,
+    EventSequenceConfig,
+    EventSequenceNetwork,
     NextEventConfig,
     NextEventModel,
     NextEventOutput,
@@ -16,29 +16,35 @@ from .regressor import IrregularSeriesRegressor, PredictedValues
 from .results import EventSamples, EventScores, LogLikelihood, NextEvents
 from .scheme import LogScheme
 from .settings import (
+    EventFitOptions,
     EventLabelSettings,
     EventOptions,
     EventSettings,
     InterpolationOptions,
+    IrregularFitOptions,
     IrregularSettings,
+    NextEventFitOptions,
 )
 from .task import NextEventTask, load_stackoverflow
 from .windows import EventWindows, collate_events, last_windows, tile_windows
 
 __all__ = [
     "EventClassifier",
-    "EventClassifierConfig",
+    "EventFitOptions",
     "EventLabelSettings",
     "EventLabelTask",
     "EventOptions",
+    "EventPredictor",
     "EventSamples",
     "EventScores",
-    "EventSequenceClassifier",
+    "EventSequenceConfig",
+    "EventSequenceNetwork",
     "EventSettings",
     "EventWindows",
     "InterpolationConfig",
     "InterpolationModel",
     "InterpolationOptions",
+    "IrregularFitOptions",
     "IrregularSeriesRegressor",
     "IrregularSettings",
     "IrregularTask",
@@ -46,9 +52,9 @@ __all__ = [
     "LogNormalMixture",
     "LogScheme",
     "NextEventConfig",
+    "NextEventFitOptions",
     "NextEventModel",
     "NextEventOutput",
-    "NextEventPredictor",
     "NextEventTask",
     "NextEvents",
     "Past",

@@ -4,8 +4,8 @@ The classes need scikit-learn, the rest of the package does not: they are define
 are first used.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.support.command import needs
-from primal_attention.tasks.events.settings import WINDOW, EventOptions
+from primal_attention.tasks.events.settings import WINDOW, EventFitOptions
+from primal_attention.tasks.options import plain_options, read_options
 from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
 
@@ -34,8 +35,7 @@ _FEW = 10
 """Fewer sequences than this give no validation part."""
 
 
-@dataclass(frozen=True)
-class References:
+class References(NamedTuple):
     """Reference times of the sequences of a log."""
 
     times: NDArray[np.float64]
@@ -87,60 +87,67 @@ def find_references(log: EventSequences, t_ref: Any) -> References:
 class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     """Base class of estimators of event logs; a subclass has the parameters of ``__init__``."""
 
+    _options_type: ClassVar[type[EventFitOptions]]
+
     @classmethod
     def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
-        known = cls._get_param_names()
-        found = {name: value for name, value in vars(model.config).items() if name in known}
-        return {**found, "max_events": task.scheme.length or WINDOW}
+        config = {**vars(model.config), "max_events": task.scheme.length or WINDOW}
+        known = {field.name for field in fields(cls._options_type)}
+        options = {name: value for name, value in config.items() if name in known}
+        found = {name: config[name] for name in cls._get_param_names() if name in config}
+        return {**found, "options": cls._options_type(**options)}
 
-    def _options(self) -> EventOptions:
-        names = ("dim", "num_heads", "num_layers", "attention", "time", "dropout")
-        return EventOptions(
-            attention_options=self.attention_options or {},
-            **{name: getattr(self, name) for name in names},
-            **self._more_options(),
-        )
+    def _plain_parameters(self) -> dict[str, Any]:
+        options = plain_options(self._options_type, self.options)
+        return {**super()._plain_parameters(), "options": options}
 
-    def _more_options(self) -> dict[str, Any]:
-        return {}
+    def _fit_options(self) -> Any:
+        """Return the options, checked."""
+        return read_options(self._options_type, self.options)
+
+    def _model_options(self) -> Any:
+        """Return the settings of the model: those of the estimator and of its options."""
+        given = {**vars(self._fit_options()), **self.get_params(deep=False)}
+        kind = self._task.Model
+        return kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
 
     def _split(
-        self, count: int, seed: int, strata: NDArray[np.int64] | None = None
+        self, count: int, seed: int, validation: float, strata: NDArray[np.int64] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the sequences to train on, and those that choose the epoch; perhaps none."""
-        if not 0 <= self.validation < 1:
-            raise ValueError(
-                f"validation must be a share from 0 to below 1, got {self.validation}."
-            )
-        if self.validation == 0 or count < _FEW:
+        if validation == 0 or count < _FEW:
             return np.arange(count), np.zeros(0, np.int64)
         if strata is not None:
             from primal_attention.tasks.splits import stratified_split
 
-            return stratified_split(strata, self.validation, seed=seed)
-        held = np.random.default_rng(seed).permutation(count)[
-            : max(1, round(self.validation * count))
-        ]
+            return stratified_split(strata, validation, seed=seed)
+        held = np.random.default_rng(seed).permutation(count)[: max(1, round(validation * count))]
         return np.setdiff1d(np.arange(count), held), np.sort(held)
 
     def _train(
-        self, task: Task, train: "Dataset[Any]", valid: "Dataset[Any] | None", seed: int
+        self,
+        task: Task,
+        train: "Dataset[Any]",
+        valid: "Dataset[Any] | None",
+        seed: int,
+        time_limit: float | None,
     ) -> None:
         """Train a new model for a task and set the fitted attributes."""
         from primal_attention.training import TrainingConfig, fit
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = task.build(self._options())
+            model = task.build(self._model_options())
+        options = self._fit_options()
         steps = -(-len(train) // self.batch_size)  # type: ignore[arg-type]
         config = TrainingConfig(
-            epochs=self.epochs,
+            epochs=self.max_epochs,
             epoch_steps=max(steps, _LEAST_STEPS),
             batch_size=self.batch_size,
-            lr=self.lr,
-            eta=self.eta,
-            patience=self.patience if valid is not None else None,
-            max_seconds=self.time_limit,
+            lr=self.learning_rate,
+            eta=options.eta,
+            patience=options.patience if valid is not None else None,
+            max_seconds=time_limit,
             seed=seed,
         )
         self.history_: History | None = fit(

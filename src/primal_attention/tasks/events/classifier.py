@@ -12,32 +12,27 @@ from primal_attention.datasets.events.log import EventSequences
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
 from primal_attention.tasks.events.labels import EventLabelTask
-from primal_attention.tasks.events.model import EventClassifier
+from primal_attention.tasks.events.model import EventSequenceNetwork
 from primal_attention.tasks.events.scheme import LogScheme
-from primal_attention.tasks.events.settings import WINDOW, EventSettings
+from primal_attention.tasks.events.settings import EventFitOptions, EventSettings
+from primal_attention.tasks.options import check_fit
 from primal_attention.tasks.saving import restore_classes
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
-__all__ = ["EventSequenceClassifier"]
+__all__ = ["EventClassifier"]
 
 _BATCH = 64
 """Sequences that are classified at once."""
 
 
-class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
+class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
     """Classes of whole sequences of events, from types and the time elapsed since each event.
 
     Parameters
     ----------
     attention : str, default="linear"
         Any name of ``primal_attention.list_attentions()``.
-
-    attention_options : dict, default=None
-        Options of that attention.
-
-    time : str, default="bochner"
-        Features of the elapsed time, as in :class:`NextEventPredictor`.
 
     dim : int, default=64
         Model width.
@@ -48,45 +43,31 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
     num_layers : int, default=2
         Blocks.
 
-    dropout : float, default=0.1
-        Dropout of every branch.
-
-    max_events : int, default=128
-        Longer sequences keep their most recent events.
-
-    epochs : int, default=20
+    max_epochs : int, default=20
         Most passes over the log; at least 30 optimiser steps each.
-
-    patience : int, default=5
-        Epochs without a better one on the validation part after which training ends.
 
     batch_size : int, default=32
         Sequences per step.
 
-    lr : float, default=4e-3
+    learning_rate : float, default=4e-3
         Peak learning rate.
 
-    eta : float, default=0.1
-        Weight of the KSVD term of primal layers.
-
-    validation : float, default=0.1
-        Share of every class that chooses the epoch; none if there are fewer than ten sequences.
-
-    time_limit : float, default=None
-        Seconds of training after which it ends; the schedule is shortened to fit.
-
-    verbose : bool or None, default=None
-        Whether to show progress; by default a bar if there is a terminal.
+    options : EventFitOptions, dict or None, default=None
+        What is rarely changed: features of the elapsed time (``time``), events that are read
+        (``max_events``), dropout, validation, patience, options of the attention.
 
     random_state : int, RandomState instance or None, default=None
         Draws the parameters, the validation part, and the order of the batches.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
 
     Attributes
     ----------
     classes_ : ndarray
         Classes, in the order of the probabilities.
 
-    model_ : EventClassifier
+    model_ : EventSequenceNetwork
         The trained model.
 
     task_ : EventLabelTask
@@ -102,60 +83,54 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
     --------
     >>> import numpy as np
     >>> from primal_attention.datasets import EventSequences
-    >>> from primal_attention.tasks.events import EventSequenceClassifier
+    >>> from primal_attention.tasks.events import EventClassifier
     >>> rng = np.random.default_rng(0)
     >>> labels = np.array(["slow", "fast"] * 10)
     >>> times = [np.cumsum(rng.exponential(3 if y == "slow" else 1, 15)) for y in labels]
     >>> log = EventSequences.from_arrays(times, [["tick"] * 15] * 20)
-    >>> model = EventSequenceClassifier(dim=16, epochs=3, random_state=0).fit(log, labels)
+    >>> model = EventClassifier(dim=16, max_epochs=3, random_state=0).fit(log, labels)
     >>> model.predict_proba(log).shape
     (20, 2)
     """
 
     _task: ClassVar[type[Task]] = EventLabelTask
-    _model: ClassVar[type[PretrainedModel]] = EventClassifier
+    _model: ClassVar[type[PretrainedModel]] = EventSequenceNetwork
+    _options_type: ClassVar[type[EventFitOptions]] = EventFitOptions
     task_: EventLabelTask
-    model_: EventClassifier
+    model_: EventSequenceNetwork
 
     def __init__(
         self,
         attention: str = "linear",
-        attention_options: dict[str, Any] | None = None,
-        time: str = "bochner",
         dim: int = 64,
         num_heads: int = 4,
         num_layers: int = 2,
-        dropout: float = 0.1,
-        max_events: int = WINDOW,
-        epochs: int = 20,
-        patience: int | None = 5,
+        max_epochs: int = 20,
         batch_size: int = 32,
-        lr: float = 4e-3,
-        eta: float = 0.1,
-        validation: float = 0.1,
-        time_limit: float | None = None,
-        verbose: bool | None = None,
+        learning_rate: float = 4e-3,
+        options: EventFitOptions | Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
     ) -> None:
         self.attention = attention
-        self.attention_options = attention_options
-        self.time = time
         self.dim = dim
         self.num_heads = num_heads
         self.num_layers = num_layers
-        self.dropout = dropout
-        self.max_events = max_events
-        self.epochs = epochs
-        self.patience = patience
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.lr = lr
-        self.eta = eta
-        self.validation = validation
-        self.time_limit = time_limit
-        self.verbose = verbose
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
+        self.verbose = verbose
 
-    def fit(self, log: EventSequences, labels: Any, *, t_ref: Any = "last_event") -> Self:
+    def fit(
+        self,
+        log: EventSequences,
+        labels: Any,
+        *,
+        t_ref: Any = "last_event",
+        time_limit: float | None = None,
+    ) -> Self:
         """Train on a log with one label for each sequence.
 
         Parameters
@@ -170,12 +145,16 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
             Reference time from which the model looks back. To classify prefixes at the time of
             the event that follows them (``t_ref="target"`` in the literature), give these times.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
-        self : EventSequenceClassifier
+        self : EventClassifier
             Fitted.
         """
-        log = check_log(log)
+        check_fit(self, time_limit)
+        log, options = check_log(log), self._fit_options()
         given = np.asarray(labels)
         if given.shape != (len(log),):
             raise ValueError(
@@ -187,16 +166,16 @@ class EventSequenceClassifier(ClassifierMixin, EventEstimator):  # type: ignore[
             raise ValueError(f"There must be at least two classes, got {classes.tolist()}.")
         references = find_references(log, t_ref)
         seed = self._seed()
-        scheme = LogScheme.fit(log, EventSettings(length=self.max_events))
+        scheme = LogScheme.fit(log, EventSettings(length=options.max_events))
         task = EventLabelTask(scheme, tuple(map(str, classes)))
         parts = [
             task.windows(log.take(rows), indices[rows], references.times[rows])
             if len(rows)
             else None
-            for rows in self._split(len(log), seed, indices)
+            for rows in self._split(len(log), seed, options.validation, indices)
         ]
         assert parts[0] is not None
-        self._train(task, parts[0], parts[1], seed)
+        self._train(task, parts[0], parts[1], seed, time_limit)
         self.classes_, self.t_ref_ = classes, references.words
         return self
 

@@ -1,5 +1,6 @@
 """The next event of a log as a scikit-learn estimator."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -26,13 +27,14 @@ from primal_attention.tasks.events.results import (
 from primal_attention.tasks.events.sampling import sample_paths
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.scoring import next_event
-from primal_attention.tasks.events.settings import WINDOW, EventSettings
+from primal_attention.tasks.events.settings import EventSettings, NextEventFitOptions
 from primal_attention.tasks.events.task import NextEventTask
 from primal_attention.tasks.events.windows import EventWindows, collate_events, tile_windows
+from primal_attention.tasks.options import check_fit
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
-__all__ = ["NextEventPredictor"]
+__all__ = ["EventPredictor"]
 
 _BATCH = 64
 """Sequences that are read at once."""
@@ -40,7 +42,7 @@ _PATHS = 8192
 """Paths that are sampled at once."""
 
 
-class NextEventPredictor(EventEstimator):
+class EventPredictor(EventEstimator):
     """Type and time of the next event, from a Transformer that knows how long ago things happened.
 
     The waiting time is a mixture of log-normal distributions, the type depends on the past and on
@@ -51,13 +53,6 @@ class NextEventPredictor(EventEstimator):
     attention : str, default="linear"
         Any causal name of ``primal_attention.list_attentions(causal=True)``.
 
-    attention_options : dict, default=None
-        Options of that attention.
-
-    time : str, default="bochner"
-        Features of time: ``"bochner"``, ``"bochner-normal"``, ``"bochner-inverse-cdf"``,
-        ``"mercer"``, ``"log-gap"``, ``"time2vec"``, ``"tgat"``, ``"position"`` or ``"none"``.
-
     dim : int, default=64
         Model width.
 
@@ -67,42 +62,25 @@ class NextEventPredictor(EventEstimator):
     num_layers : int, default=2
         Blocks.
 
-    components : int, default=16
-        Log-normal components of a waiting time.
-
-    dropout : float, default=0.1
-        Dropout of every branch.
-
-    max_events : int, default=128
-        Events of a window. Longer sequences are trained in windows. A prediction reads the most
-        recent window.
-
-    epochs : int, default=20
+    max_epochs : int, default=20
         Most passes over the log; at least 30 optimiser steps each.
-
-    patience : int, default=5
-        Epochs without a better one on the validation part after which training ends.
 
     batch_size : int, default=32
         Windows per step.
 
-    lr : float, default=4e-3
+    learning_rate : float, default=4e-3
         Peak learning rate.
 
-    eta : float, default=0.1
-        Weight of the KSVD term of primal layers.
-
-    validation : float, default=0.1
-        Share of the sequences that chooses the epoch; none if there are fewer than ten.
-
-    time_limit : float, default=None
-        Seconds of training after which it ends; the schedule is shortened to fit.
-
-    verbose : bool or None, default=None
-        Whether to show progress; by default a bar if there is a terminal.
+    options : NextEventFitOptions, dict or None, default=None
+        What is rarely changed: features of time (``time``), length of a window
+        (``max_events``), components of a waiting time, dropout, validation, patience, options of
+        the attention.
 
     random_state : int, RandomState instance or None, default=None
         Draws the parameters, the validation part, and the order of the batches.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
 
     Attributes
     ----------
@@ -118,60 +96,45 @@ class NextEventPredictor(EventEstimator):
     Examples
     --------
     >>> from primal_attention.datasets import EventSequences, HawkesProcess
-    >>> from primal_attention.tasks.events import NextEventPredictor
+    >>> from primal_attention.tasks.events import EventPredictor
     >>> times, types = HawkesProcess().sample(20, 30)
     >>> log = EventSequences.from_arrays(times, types, unit="hours")
-    >>> model = NextEventPredictor(dim=16, epochs=2, random_state=0).fit(log)
+    >>> model = EventPredictor(dim=16, max_epochs=2, random_state=0).fit(log)
     >>> model.predict_next(log).probabilities.shape
     (20, 2)
     """
 
     _task: ClassVar[type[Task]] = NextEventTask
     _model: ClassVar[type[PretrainedModel]] = NextEventModel
+    _options_type: ClassVar[type[NextEventFitOptions]] = NextEventFitOptions
     task_: NextEventTask
     model_: NextEventModel
 
     def __init__(
         self,
         attention: str = "linear",
-        attention_options: dict[str, Any] | None = None,
-        time: str = "bochner",
         dim: int = 64,
         num_heads: int = 4,
         num_layers: int = 2,
-        components: int = 16,
-        dropout: float = 0.1,
-        max_events: int = WINDOW,
-        epochs: int = 20,
-        patience: int | None = 5,
+        max_epochs: int = 20,
         batch_size: int = 32,
-        lr: float = 4e-3,
-        eta: float = 0.1,
-        validation: float = 0.1,
-        time_limit: float | None = None,
-        verbose: bool | None = None,
+        learning_rate: float = 4e-3,
+        options: NextEventFitOptions | Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
     ) -> None:
         self.attention = attention
-        self.attention_options = attention_options
-        self.time = time
         self.dim = dim
         self.num_heads = num_heads
         self.num_layers = num_layers
-        self.components = components
-        self.dropout = dropout
-        self.max_events = max_events
-        self.epochs = epochs
-        self.patience = patience
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.lr = lr
-        self.eta = eta
-        self.validation = validation
-        self.time_limit = time_limit
-        self.verbose = verbose
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
+        self.verbose = verbose
 
-    def fit(self, log: EventSequences, y: Any = None) -> Self:
+    def fit(self, log: EventSequences, y: Any = None, *, time_limit: float | None = None) -> Self:
         """Train on a log.
 
         Parameters
@@ -183,27 +146,31 @@ class NextEventPredictor(EventEstimator):
         y : None
             Ignored; the log holds its own targets.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
-        self : NextEventPredictor
+        self : EventPredictor
             Fitted.
         """
         log = check_log(log)
-        seed = self._seed()
-        task = NextEventTask(LogScheme.fit(log, EventSettings(length=self.max_events)))
+        check_fit(self, time_limit)
+        options, seed = self._fit_options(), self._seed()
+        task = NextEventTask(LogScheme.fit(log, EventSettings(length=options.max_events)))
         prepared, scale = task.scheme.prepare(log), task.scheme.scale
         # a single event has no target
         long = np.flatnonzero(log.lengths > 1)
-        train, valid = (long[part] for part in self._split(len(long), seed))
+        train, valid = (long[part] for part in self._split(len(long), seed, options.validation))
         parts = [prepared.take(rows) if len(rows) else None for rows in (train, valid)]
         data = [
             None
             if part is None
-            else EventWindows(part, tile_windows(part, self.max_events, context=i > 0), scale)
+            else EventWindows(part, tile_windows(part, options.max_events, context=i > 0), scale)
             for i, part in enumerate(parts)
         ]
         assert data[0] is not None
-        self._train(task, data[0], data[1], seed)
+        self._train(task, data[0], data[1], seed, time_limit)
         return self
 
     def predict_next(
@@ -400,9 +367,6 @@ class NextEventPredictor(EventEstimator):
             ``log_likelihood(log).per_event``.
         """
         return self.log_likelihood(log).per_event
-
-    def _more_options(self) -> dict[str, Any]:
-        return {"components": self.components}
 
     def _stated(self, references: References) -> dict[str, Any]:
         scheme = self.task_.scheme

@@ -123,7 +123,7 @@ class LogNormalMixture(NamedTuple):
         location, log_std = (t.gather(-1, chosen)[..., 0] for t in mixture[1:])
         tail = torch.special.ndtr(-mixture._z(gone).gather(-1, chosen)[..., 0])
         draw = torch.rand(tail.shape, dtype=tail.dtype, generator=generator)
-        # from the upper tail, where probabilities keep their digits
+        # computed from the upper tail, where probabilities lose no digits
         z = -torch.special.ndtri((draw * tail).clamp_min(1e-300))
         return (location + z * log_std.exp()).exp().maximum(gone)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from primal_attention.datasets.events.log import EventSequences
-    from primal_attention.tasks.events.model import EventClassifier
+    from primal_attention.tasks.events.model import EventSequenceNetwork
     from primal_attention.tasks.events.windows import EventWindows
     from primal_attention.training.scores import Answers
 
@@ -92,11 +92,11 @@ class EventLabelTask(ClassificationTask):
         """Classes, types, marks and covariates."""
         return {**self.scheme.sizes, "num_classes": len(self.classes)}
 
-    def build(self, options: EventOptions) -> "EventClassifier":
+    def build(self, options: EventOptions) -> "EventSequenceNetwork":
         """Return an untrained classifier, its frequencies set from the training log."""
-        from primal_attention.tasks.events.model import EventClassifier, EventClassifierConfig
+        from primal_attention.tasks.events.model import EventSequenceConfig, EventSequenceNetwork
 
-        model = EventClassifier(EventClassifierConfig(**asdict(options), **self.sizes))
+        model = EventSequenceNetwork(EventSequenceConfig(**asdict(options), **self.sizes))
         self.scheme.start(model)
         return model
 

@@ -34,8 +34,8 @@ from primal_attention.tasks.events.heads import (
 from primal_attention.tasks.events.published import PublishedStack, check_published
 
 __all__ = [
-    "EventClassifier",
-    "EventClassifierConfig",
+    "EventSequenceConfig",
+    "EventSequenceNetwork",
     "NextEventConfig",
     "NextEventModel",
     "NextEventOutput",
@@ -67,11 +67,11 @@ class NextEventConfig(EventConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventClassifierConfig(EventConfig):
-    """Configuration of an :class:`EventClassifier`.
+class EventSequenceConfig(EventConfig):
+    """Configuration of an :class:`EventSequenceNetwork`.
 
     Example:
-        >>> EventClassifierConfig(num_types=5, num_classes=2, time="mercer").time
+        >>> EventSequenceConfig(num_types=5, num_classes=2, time="mercer").time
         'mercer'
     """
 
@@ -342,7 +342,7 @@ class NextEventModel(_EventModel):
         return self.embed(types, torch.cat(parts, -1), **columns)
 
 
-class EventClassifier(_EventModel):
+class EventSequenceNetwork(_EventModel):
     """Classes of whole sequences, read by a token at the reference time.
 
     Without positions, events at the same time can be exchanged.
@@ -353,17 +353,17 @@ class EventClassifier(_EventModel):
         dtype: Type of the parameters.
 
     Example:
-        >>> model = EventClassifier(EventClassifierConfig(num_types=3, num_classes=2, dim=16))
+        >>> model = EventSequenceNetwork(EventSequenceConfig(num_types=3, num_classes=2, dim=16))
         >>> types, times = torch.tensor([[0, 2, 1]]), torch.tensor([[0.0, 1.5, 2.0]])
         >>> model(types, times.double()).logits.shape
         torch.Size([1, 2])
     """
 
-    config_class: ClassVar[type[EventClassifierConfig]] = EventClassifierConfig
-    config: EventClassifierConfig
+    config_class: ClassVar[type[EventSequenceConfig]] = EventSequenceConfig
+    config: EventSequenceConfig
 
     def __init__(
-        self, config: EventClassifierConfig, *, device: Any = None, dtype: Any = None
+        self, config: EventSequenceConfig, *, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__(config, extra_types=1, flags=0)
         if config.legacy_block:

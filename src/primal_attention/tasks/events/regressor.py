@@ -1,6 +1,6 @@
 """Values of irregular series at any time as a scikit-learn estimator."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -12,7 +12,8 @@ from primal_attention.models import PretrainedModel
 from primal_attention.tasks.events.base import EventEstimator
 from primal_attention.tasks.events.interpolation import InterpolationModel
 from primal_attention.tasks.events.irregular import IrregularTask
-from primal_attention.tasks.events.settings import WINDOW, InterpolationOptions
+from primal_attention.tasks.events.settings import IrregularFitOptions
+from primal_attention.tasks.options import check_fit
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -41,12 +42,6 @@ class IrregularSeriesRegressor(EventEstimator):
     attention : str, default="softmax"
         Any name of ``primal_attention.list_attentions(cross=True)``.
 
-    attention_options : dict, default=None
-        Options of that attention.
-
-    time : str, default="bochner"
-        Features of time, as in :class:`NextEventPredictor`, except ``"position"`` and ``"none"``.
-
     dim : int, default=64
         Model width.
 
@@ -56,41 +51,25 @@ class IrregularSeriesRegressor(EventEstimator):
     num_layers : int, default=1
         Blocks over the reference points.
 
-    references : int, default=32
-        Reference points, evenly spaced over the observations.
-
-    dropout : float, default=0.0
-        Dropout of every branch.
-
-    max_events : int, default=128
-        Most recent observations of a series that are read.
-
-    epochs : int, default=60
+    max_epochs : int, default=60
         Most passes over the series; at least 30 optimiser steps each.
-
-    patience : int, default=15
-        Epochs without a better one on the validation part after which training ends.
 
     batch_size : int, default=32
         Series per step.
 
-    lr : float, default=2e-3
+    learning_rate : float, default=2e-3
         Peak learning rate.
 
-    eta : float, default=0.1
-        Weight of the KSVD term of primal layers.
-
-    validation : float, default=0.1
-        Share of the series that chooses the epoch; none if there are fewer than ten.
-
-    time_limit : float, default=None
-        Seconds of training after which it ends; the schedule is shortened to fit.
-
-    verbose : bool or None, default=None
-        Whether to show progress; by default a bar if there is a terminal.
+    options : IrregularFitOptions, dict or None, default=None
+        What is rarely changed: reference points (``references``), features of time
+        (``time``, but not ``"position"`` or ``"none"``), observations that are read
+        (``max_events``), dropout, validation, patience, options of the attention.
 
     random_state : int, RandomState instance or None, default=None
         Draws the parameters, the hidden observations and the order of the batches.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
 
     Attributes
     ----------
@@ -110,57 +89,44 @@ class IrregularSeriesRegressor(EventEstimator):
     ... )
     >>> sampled = IrregularSinusoids().sample(20, 30)
     >>> series = IrregularSeries.from_arrays(sampled.times, sampled.values)
-    >>> model = IrregularSeriesRegressor(dim=16, epochs=2, random_state=0).fit(series)
+    >>> model = IrregularSeriesRegressor(dim=16, max_epochs=2, random_state=0).fit(series)
     >>> model.predict(series, [[3.0, 20.0]] * 20).mean[0].shape
     (2, 2)
     """
 
     _task: ClassVar[type[Task]] = IrregularTask
     _model: ClassVar[type[PretrainedModel]] = InterpolationModel
+    _options_type: ClassVar[type[IrregularFitOptions]] = IrregularFitOptions
     task_: IrregularTask
     model_: InterpolationModel
 
     def __init__(
         self,
         attention: str = "softmax",
-        attention_options: dict[str, Any] | None = None,
-        time: str = "bochner",
         dim: int = 64,
         num_heads: int = 4,
         num_layers: int = 1,
-        references: int = 32,
-        dropout: float = 0.0,
-        max_events: int = WINDOW,
-        epochs: int = 60,
-        patience: int | None = 15,
+        max_epochs: int = 60,
         batch_size: int = 32,
-        lr: float = 2e-3,
-        eta: float = 0.1,
-        validation: float = 0.1,
-        time_limit: float | None = None,
-        verbose: bool | None = None,
+        learning_rate: float = 2e-3,
+        options: IrregularFitOptions | Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
     ) -> None:
         self.attention = attention
-        self.attention_options = attention_options
-        self.time = time
         self.dim = dim
         self.num_heads = num_heads
         self.num_layers = num_layers
-        self.references = references
-        self.dropout = dropout
-        self.max_events = max_events
-        self.epochs = epochs
-        self.patience = patience
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.lr = lr
-        self.eta = eta
-        self.validation = validation
-        self.time_limit = time_limit
-        self.verbose = verbose
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
+        self.verbose = verbose
 
-    def fit(self, series: IrregularSeries, y: Any = None) -> Self:
+    def fit(
+        self, series: IrregularSeries, y: Any = None, *, time_limit: float | None = None
+    ) -> Self:
         """Train on series.
 
         Parameters
@@ -171,17 +137,21 @@ class IrregularSeriesRegressor(EventEstimator):
         y : None
             Ignored; hidden observations are the targets.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
         self : IrregularSeriesRegressor
             Fitted.
         """
         _check(series)
-        seed = self._seed()
-        task = IrregularTask.fit(series, self.max_events)
-        train, valid = self._split(len(series), seed)
+        check_fit(self, time_limit)
+        options, seed = self._fit_options(), self._seed()
+        task = IrregularTask.fit(series, options.max_events)
+        train, valid = self._split(len(series), seed, options.validation)
         held = task.items(series.take(valid)) if len(valid) else None
-        self._train(task, task.items(series.take(train), is_fixed=False), held, seed)
+        self._train(task, task.items(series.take(train), is_fixed=False), held, seed, time_limit)
         return self
 
     def predict(self, series: IrregularSeries, at: Sequence[Any]) -> PredictedValues:
@@ -242,13 +212,6 @@ class IrregularSeriesRegressor(EventEstimator):
         found = self.task_.measure(self.model_, self.task_.items(series), batch_size=_BATCH)
         check_finite(found.answers)
         return float(found.scores["R2"].value)
-
-    def _options(self) -> InterpolationOptions:  # type: ignore[override]
-        names = ("dim", "num_heads", "num_layers", "attention", "time", "dropout", "references")
-        return InterpolationOptions(
-            attention_options=self.attention_options or {},
-            **{name: getattr(self, name) for name in names},
-        )
 
 
 def _check(series: Any) -> None:

@@ -1,17 +1,21 @@
-"""Settings of experiments with logs of events: the data and the models."""
+"""Settings of logs of events: the data and the models of experiments, and the estimators."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
 
 __all__ = [
+    "EventFitOptions",
     "EventLabelSettings",
     "EventOptions",
     "EventSettings",
     "InterpolationOptions",
+    "IrregularFitOptions",
     "IrregularSettings",
+    "NextEventFitOptions",
     "TimeCode",
 ]
 
@@ -164,3 +168,54 @@ class InterpolationOptions(StackConfig):
                     f"{name!r} cannot attend to other tokens than its own; use one of: "
                     f"{', '.join(list_attentions(cross=True))}."
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventFitOptions:
+    """What is rarely changed in ``EventClassifier``, and what all estimators of events share.
+
+    Example:
+        >>> EventFitOptions(time="mercer").max_events
+        128
+    """
+
+    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of the attention's constructor, such as ``{"rank": 16}``."""
+    time: TimeCode = "bochner"
+    """Features of time."""
+    dropout: float = 0.1
+    """Probability of dropping an element of each branch in training."""
+    max_events: int = WINDOW
+    """Events of a window. The most recent window predicts; some estimators train on all."""
+    patience: int | None = 5
+    """Epochs without a better one on the validation part after which to stop; None never stops."""
+    eta: float = 0.1
+    """Weight of the KSVD term of primal layers."""
+    validation: float = 0.1
+    """Share of the sequences that chooses the epoch; none if there are fewer than ten."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation must be a share from 0 to below 1, got {self.validation}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextEventFitOptions(EventFitOptions):
+    """What is rarely changed in ``EventPredictor``."""
+
+    components: int = 16
+    """Log-normal components of a waiting time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IrregularFitOptions(EventFitOptions):
+    """What is rarely changed in ``IrregularSeriesRegressor``."""
+
+    dropout: float = 0.0
+    """Probability of dropping an element of each branch in training."""
+    patience: int | None = 15
+    """Epochs without a better one on the validation part after which to stop; None never stops."""
+    references: int = 32
+    """Reference points, evenly spaced from the first to the last observation."""

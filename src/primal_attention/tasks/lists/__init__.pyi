@@ -1,7 +1,7 @@
 from .affinity_reranker import AffinityReranker
-from .base import Lists, Reranked, Reranker
+from .base import BaseReranker, Lists, Reranked
 from .chain import Chain
-from .context import ContextReranker
+from .context import Reranker
 from .context_model import ContextEncoder, ContextOutput
 from .diffusion import DiffusionReranker, ListGraph, diffuse, list_graph
 from .expansion import AlphaQE, DatabaseAugmentation, NeighbourRefine
@@ -17,22 +17,23 @@ from .metrics import (
 )
 from .reciprocal import KReciprocal
 from .report import Change, compare_lists, list_spectrum, report_page
-from .settings import ContextConfig, VectorSettings
+from .settings import ContextConfig, ListFitOptions, VectorSettings
 from .task import RerankTask
 
 __all__ = [
     "AffinityReranker",
     "AlphaQE",
+    "BaseReranker",
     "Chain",
     "Change",
     "ContextConfig",
     "ContextEncoder",
     "ContextOutput",
-    "ContextReranker",
     "DatabaseAugmentation",
     "DiffusionReranker",
     "Gallery",
     "KReciprocal",
+    "ListFitOptions",
     "ListGraph",
     "Lists",
     "NeighbourRefine",

@@ -7,12 +7,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from primal_attention.tasks.lists.base import Lists, Reranker
+from primal_attention.tasks.lists.base import BaseReranker, Lists
 
 __all__ = ["AffinityReranker"]
 
 
-class AffinityReranker(Reranker):
+class AffinityReranker(BaseReranker):
     """Order by the similarity of affinities: how alike query and candidate see the top of the list.
 
     The affinities ``a_i = (x_i·A_1, …, x_i·A_L)`` to the anchors, which are the query and the best

@@ -19,7 +19,7 @@ from primal_attention.tasks.lists.gallery import Gallery, as_vectors, check_ids
 with needs("sklearn", "A re-ranker"):
     from sklearn.base import BaseEstimator
 
-__all__ = ["Lists", "Reranked", "Reranker"]
+__all__ = ["BaseReranker", "Lists", "Reranked"]
 
 
 class Reranked(NamedTuple):
@@ -56,7 +56,7 @@ class Lists(NamedTuple):
         return type(self)(self.query, items, self.ids.gather(1, order))
 
 
-class Reranker(BaseEstimator):  # type: ignore[misc]
+class BaseReranker(BaseEstimator):  # type: ignore[misc]
     """Base class: reads lists in blocks, re-orders them, and leaves the rest in place."""
 
     @abstractmethod

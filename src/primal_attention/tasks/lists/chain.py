@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.tasks.lists.base import Lists, Reranker
+from primal_attention.tasks.lists.base import BaseReranker, Lists
 
 __all__ = ["Chain"]
 
 
-class Chain(Reranker):
+class Chain(BaseReranker):
     """Re-rank several times: each step gets the order and the refined vectors of the one before.
 
     Args:
@@ -25,7 +25,7 @@ class Chain(Reranker):
         array([[0, 1, 2]])
     """
 
-    def __init__(self, steps: Sequence[Reranker]) -> None:
+    def __init__(self, steps: Sequence[BaseReranker]) -> None:
         self.steps = steps
 
     def score_lists(self, lists: Lists) -> tuple[Float[Tensor, "b k"], Lists]:

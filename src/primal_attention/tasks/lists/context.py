@@ -1,9 +1,9 @@
 """A trained re-ranker that looks at the list as a whole."""
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -11,31 +11,30 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, write_sealed
-from primal_attention.support.output import to_json
+from primal_attention.models import PretrainedModel
 from primal_attention.tasks.lists.affinity import affinities_of_cosines
-from primal_attention.tasks.lists.base import Lists, Reranked, Reranker, ordered
-from primal_attention.tasks.lists.context_model import (
-    ContextEncoder,
-    ContextOutput,
-    list_loss,
-)
+from primal_attention.tasks.lists.base import BaseReranker, Lists, Reranked, ordered
+from primal_attention.tasks.lists.context_model import ContextEncoder, list_loss
 from primal_attention.tasks.lists.gallery import Gallery, as_vectors
 from primal_attention.tasks.lists.lists import GivenLists, TrainingLists, collate_lists
 from primal_attention.tasks.lists.metrics import mean_average_precision
-from primal_attention.tasks.lists.settings import Affinity, ContextConfig
-from primal_attention.tasks.saving import check_parameters
+from primal_attention.tasks.lists.settings import ContextConfig, ListFitOptions
+from primal_attention.tasks.lists.task import RerankTask
+from primal_attention.tasks.options import check_fit, plain_options, read_options
+from primal_attention.tasks.saving import SavedEstimator
+from primal_attention.tasks.task import Task
 from primal_attention.training import TrainingConfig, fit
 
-__all__ = ["ContextReranker"]
+if TYPE_CHECKING:
+    from primal_attention.training import History
 
-_FILE = "reranker.json"
+__all__ = ["Reranker"]
+
 _SMALLEST_BLOCK = 2048
 """Candidates to read at once at least: the anchors and the graph of a list."""
 
 
-class ContextReranker(Reranker):
+class Reranker(SavedEstimator, BaseReranker):
     """Order by a small Transformer over the similarities of the list.
 
     Only similarities enter, so one trained model serves descriptors of any kind and width. With
@@ -43,63 +42,76 @@ class ContextReranker(Reranker):
     time. Lists whose vectors exceed ``max_memory`` are read in blocks, except with softmax.
 
     Args:
-        candidates: Length of the training lists.
-        anchors: Results at the top of the list that describe the others.
-        affinity: ``"both"`` kernels, ``"inner"`` products (published), or ``"diffusion"``.
-        input: ``"means"`` over the first anchors, or ``"linear"`` (published).
         attention: ``"primal-dual"``, ``"softmax"``, or ``"primal-static"``, which does not mix
             candidates.
         dim: Width of the encoder.
-        depth: Number of blocks.
-        steps: Training steps of 8 lists.
-        temperature: Temperature of the contrastive loss.
-        random_state: Seed.
+        num_heads: Heads; must divide ``dim``.
+        num_layers: Number of blocks.
+        max_epochs: Epochs of 100 training steps.
+        batch_size: Lists per step.
+        learning_rate: Peak learning rate.
+        options: What is rarely changed, as :class:`ListFitOptions` or a dictionary: length of the
+            training lists (``candidates``), ``anchors``, ``affinity``, ``input``,
+            ``temperature``, steps of an epoch (``epoch_steps``).
+        random_state: Seed, a generator that draws it, or None for another seed in each fit.
+        verbose: Whether to show progress; by default a bar if there is a terminal.
 
     Attributes:
         model_: The trained :class:`ContextEncoder`.
+        task_: The :class:`RerankTask`, with the length of the training lists.
+        history_: Loss, epoch by epoch; None after :meth:`load`.
 
     Example:
         >>> rng = np.random.default_rng(0)
         >>> x = np.repeat(rng.standard_normal((6, 8)), 5, 0) + 0.3 * rng.standard_normal((30, 8))
         >>> x = (x / np.linalg.norm(x, axis=1, keepdims=True)).astype("float32")
-        >>> reranker = ContextReranker(candidates=12, steps=2).fit(x, np.arange(30) // 5)
+        >>> options = {"candidates": 12, "epoch_steps": 2}
+        >>> reranker = Reranker(max_epochs=1, options=options).fit(x, np.arange(30) // 5)
         >>> reranker.rerank(x[:2], x, np.argsort(-x[:2] @ x.T)).ids.shape
         (2, 30)
     """
 
+    _task: ClassVar[type[Task]] = RerankTask
+    _model: ClassVar[type[PretrainedModel]] = ContextEncoder
+    _options_type: ClassVar[type[ListFitOptions]] = ListFitOptions
+    task_: RerankTask
     model_: ContextEncoder
+    history_: "History | None"
 
     def __init__(
         self,
-        candidates: int = 256,
-        anchors: int = 64,
-        affinity: Affinity = "both",
-        input: Literal["means", "linear"] = "means",
-        attention: Literal["primal-dual", "softmax", "primal-static"] = "primal-dual",
+        attention: str = "primal-dual",
         dim: int = 64,
-        depth: int = 2,
-        steps: int = 600,
-        temperature: float = 2.0,
-        random_state: int = 0,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        max_epochs: int = 6,
+        batch_size: int = 8,
+        learning_rate: float = 1e-3,
+        options: ListFitOptions | Mapping[str, Any] | None = None,
+        random_state: int | np.random.RandomState | None = 0,
+        verbose: bool | None = None,
     ) -> None:
-        self.candidates = candidates
-        self.anchors = anchors
-        self.affinity = affinity
-        self.input = input
         self.attention = attention
         self.dim = dim
-        self.depth = depth
-        self.steps = steps
-        self.temperature = temperature
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
+        self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, *, normalize: bool = False) -> Self:
+    def fit(
+        self, X: Any, y: Any, *, normalize: bool = False, time_limit: float | None = None
+    ) -> Self:
         """Train on items of known groups: the members of a group are relevant to each other.
 
         Args:
             X: Unit vectors [items, width].
             y: Group of each item.
             normalize: Whether to scale vectors to norm one.
+            time_limit: Seconds of training after which it ends; the schedule is shortened to fit.
         """
         vectors, groups = as_vectors(X, "X", normalize), np.asarray(y)
         if groups.ndim != 1 or len(groups) != len(vectors):
@@ -109,10 +121,17 @@ class ContextReranker(Reranker):
             )
         if len(np.unique(groups)) < 2:
             raise ValueError("y holds one group only; relevance needs at least two groups.")
-        return self.fit_sets([(vectors, groups)])
+        return self.fit_sets([(vectors, groups)], time_limit=time_limit)
 
     def fit_lists(
-        self, xq: Any, xb: Any, ids: Any, relevance: Any, *, normalize: bool = False
+        self,
+        xq: Any,
+        xb: Any,
+        ids: Any,
+        relevance: Any,
+        *,
+        normalize: bool = False,
+        time_limit: float | None = None,
     ) -> Self:
         """Train on the lists of a search whose relevant results are known, such as clicked ones.
 
@@ -123,46 +142,65 @@ class ContextReranker(Reranker):
             relevance: 1 or ``True`` where a result is relevant, in the shape of ``ids``. Lists
                 without relevant results, or with nothing else, are left out.
             normalize: Whether to scale vectors to norm one.
+            time_limit: Seconds of training after which it ends; the schedule is shortened to fit.
         """
-        return self._train(GivenLists(xq, xb, ids, relevance, self.candidates, normalize))
+        options = self._fit_options()
+        data = GivenLists(xq, xb, ids, relevance, options.candidates, normalize)
+        return self._train(data, options, time_limit)
 
-    def fit_sets(self, sets: Sequence[tuple[Any, Any]]) -> Self:
-        """Train on several sets of vectors and groups; each item is searched in its own set."""
-        return self._train(TrainingLists(sets, self.candidates + 1))
+    def fit_sets(self, sets: Sequence[tuple[Any, Any]], *, time_limit: float | None = None) -> Self:
+        """Train on several sets of vectors and groups; each item is searched in its own set.
 
-    def _train(self, data: Dataset[dict[str, Tensor]]) -> Self:
+        Args:
+            sets: Vectors and groups of each set, as for :meth:`fit`.
+            time_limit: Seconds of training after which it ends; the schedule is shortened to fit.
+        """
+        options = self._fit_options()
+        return self._train(TrainingLists(sets, options.candidates + 1), options, time_limit)
+
+    def _train(
+        self,
+        data: Dataset[dict[str, Tensor]],
+        options: ListFitOptions,
+        time_limit: float | None,
+    ) -> Self:
+        check_fit(self, time_limit)
+        seed = self.random_state
+        if not isinstance(seed, int):
+            from sklearn.utils import check_random_state
+
+            seed = int(check_random_state(seed).randint(np.iinfo(np.int32).max))
         config = ContextConfig(
             dim=self.dim,
-            num_layers=self.depth,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
             attention=self.attention,
-            affinity=self.affinity,
-            anchors=self.anchors,
-            input=self.input,
+            affinity=options.affinity,
+            anchors=options.anchors,
+            input=options.input,
         )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.random_state)
+            torch.manual_seed(seed)
             model = ContextEncoder(config)
         training = TrainingConfig(
-            epochs=1,
-            epoch_steps=self.steps,
-            batch_size=8,
-            lr=1e-3,
+            epochs=self.max_epochs,
+            epoch_steps=options.epoch_steps,
+            batch_size=self.batch_size,
+            lr=self.learning_rate,
             eta=0.05,
-            seed=self.random_state,
+            max_seconds=time_limit,
+            seed=seed,
         )
-        fit(
+        self.history_ = fit(
             model,
             data,
             config=training,
-            objective=self._objective,
+            objective=partial(list_loss, temperature=options.temperature),
             collate=collate_lists,
-            verbose=False,
+            verbose=self.verbose,
         )
-        self.model_ = model
+        self.task_, self.model_ = RerankTask(options.candidates), model
         return self
-
-    def _objective(self, output: ContextOutput, labels: Tensor) -> Tensor:
-        return list_loss(output, labels, temperature=self.temperature)
 
     def score_lists(self, lists: Lists) -> tuple[Float[Tensor, "b k"], Lists]:
         """Return the cosines of the refined candidates with the refined query."""
@@ -178,7 +216,7 @@ class ContextReranker(Reranker):
         width = queries.shape[1]
         if 4 * ids.size * width <= max_memory or self._fitted().config.attention == "softmax":
             return super()._rerank_block(queries, gallery, ids, blend, max_memory)
-        size = max(_SMALLEST_BLOCK, self.anchors, max_memory // (4 * width))
+        size = max(_SMALLEST_BLOCK, self._fitted().config.anchors, max_memory // (4 * width))
         scores, first = (torch.zeros(ids.shape) for _ in range(2))
         for i, row in enumerate(ids):
             real = row[row >= 0]  # empty slots are last
@@ -204,7 +242,7 @@ class ContextReranker(Reranker):
 
         Args:
             a: Cosines [queries, K + 1, K + 1] of query and candidates with each other, query
-                first, best candidate next. With ``affinity="inner"`` the first columns, one for
+                first, best candidate next. With the affinity ``"inner"`` the first columns, one for
                 each anchor, are enough.
             keep: ``True`` where there is a token [queries, K + 1]; by default everywhere.
 
@@ -214,7 +252,7 @@ class ContextReranker(Reranker):
 
         Example:
             >>> x = np.eye(4, dtype="float32")[[0, 0, 1, 0]]
-            >>> found = ContextReranker.pretrained().rerank_affinity((x @ x.T)[None])
+            >>> found = Reranker.pretrained().rerank_affinity((x @ x.T)[None])
             >>> int(found.ids[0, -1])  # the second candidate differs from the query
             1
         """
@@ -251,34 +289,28 @@ class ContextReranker(Reranker):
             raise RuntimeError("The re-ranker is not trained; call fit or load first.")
         return self.model_.eval()
 
-    def save(self, folder: str | Path) -> None:
-        """Write the trained re-ranker to a folder."""
-        files = self._fitted().to_files()
-        write_sealed(Path(folder), {**files, _FILE: to_json(self.get_params())})
-
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """Return the re-ranker in a folder that :meth:`save` or ``primal train`` wrote.
+    def _parameters_of(cls, task: RerankTask, model: ContextEncoder) -> dict[str, Any]:
+        config = model.config
+        names = ("attention", "dim", "num_heads", "num_layers")
+        options = ListFitOptions(
+            candidates=task.candidates,
+            anchors=config.anchors,
+            affinity=config.affinity,
+            input=config.input,
+        )
+        return {**{name: getattr(config, name) for name in names}, "options": options}
 
-        Raises:
-            UserError: If it holds none, or a file in it was changed or damaged.
-        """
-        path = Path(folder)
-        if not (path / _FILE).exists() and (path / "model").is_dir():
-            return cls._of_encoder(ContextEncoder.from_pretrained(path / "model"))
-        if not (path / _FILE).is_file():
-            raise UserError(
-                f"{folder} holds no re-ranker: it has no {_FILE}; give a folder that save or "
-                "primal train wrote."
-            )
-        model = ContextEncoder.from_pretrained(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnsealedWarning)  # the model has warned
-            parameters = parse_json(SealedFolder(path).read(_FILE), path / _FILE)
-        with user_errors(f"{path / _FILE} is damaged", UserError, ValueError, TypeError):
-            loaded = cls(**check_parameters(cls, parameters))
-        loaded.model_ = model
-        return loaded
+    def _plain_parameters(self) -> dict[str, Any]:
+        options = plain_options(self._options_type, self.options)
+        return {**super()._plain_parameters(), "options": options}
+
+    def _fit_options(self) -> ListFitOptions:
+        """Return the options, checked."""
+        return read_options(self._options_type, self.options)
+
+    def _check_fitted(self) -> None:
+        self._fitted()
 
     @classmethod
     def pretrained(cls) -> Self:
@@ -289,16 +321,7 @@ class ContextReranker(Reranker):
         on other data.
 
         Example:
-            >>> ContextReranker.pretrained().attention
+            >>> Reranker.pretrained().attention
             'primal-dual'
         """
         return cls.load(Path(__file__).parent / "pretrained")
-
-    @classmethod
-    def _of_encoder(cls, model: ContextEncoder) -> Self:
-        """Return the re-ranker of a trained encoder."""
-        options: Any = model.config
-        names = ("anchors", "affinity", "input", "attention", "dim")
-        made = cls(**{name: getattr(options, name) for name in names}, depth=options.num_layers)
-        made.model_ = model
-        return made

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from primal_attention.tasks.lists.base import (
+    BaseReranker,
     Lists,
     Reranked,
-    Reranker,
     pairwise_neighbours,
 )
 from primal_attention.tasks.lists.gallery import Gallery
@@ -141,7 +141,7 @@ def diffuse(
     return f
 
 
-class DiffusionReranker(Reranker):
+class DiffusionReranker(BaseReranker):
     """Order by diffusion from the query on the graph of the list.
 
     Candidates that the query cannot reach keep their order behind the others. Time ``O(K² d)`` and
@@ -174,7 +174,7 @@ class DiffusionReranker(Reranker):
         self.scope = scope
 
     def rerank(self, xq: Any, xb: Any, ids: Any, **options: Any) -> Reranked:
-        """Return the results of a search in a better order; see :meth:`Reranker.rerank`."""
+        """Return the results of a search in a better order; see :meth:`BaseReranker.rerank`."""
         if self.scope == "list":
             return super().rerank(xq, xb, ids, **options)
         if self.scope != "gallery":
@@ -194,7 +194,7 @@ class DiffusionReranker(Reranker):
         return diffuse(graph, start, alpha=self.alpha)[:, 1:, 0], lists
 
 
-class _OnGallery(Reranker):
+class _OnGallery(BaseReranker):
     """Diffusion on the graph of a whole gallery, from the nearest items of each query."""
 
     def __init__(self, settings: DiffusionReranker, vectors: Float[Tensor, "n d"]) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from primal_attention.tasks.lists.base import (
+    BaseReranker,
     Lists,
-    Reranker,
     gather_items,
     pairwise_neighbours,
 )
@@ -21,7 +21,7 @@ from primal_attention.tasks.lists.base import (
 __all__ = ["AlphaQE", "DatabaseAugmentation", "NeighbourRefine"]
 
 
-class AlphaQE(Reranker):
+class AlphaQE(BaseReranker):
     """Weighted query expansion: ``q + Σ_{i ≤ m} max(q·x_i, 0)^α x_i``; ``O(K d)`` a list.
 
     Args:
@@ -51,7 +51,7 @@ class AlphaQE(Reranker):
         return expanded.first_scores, expanded
 
 
-class DatabaseAugmentation(Reranker):
+class DatabaseAugmentation(BaseReranker):
     """Every candidate becomes a weighted sum with its neighbours in the list; ``O(K² d)`` time.
 
     Args:
@@ -75,7 +75,7 @@ class DatabaseAugmentation(Reranker):
         return augmented.first_scores, augmented
 
 
-class NeighbourRefine(Reranker):
+class NeighbourRefine(BaseReranker):
     """Mean of two views: expanded query with candidates, query with refined candidates.
 
     The form of SuperGlobal without its image features (Shao et al., ICCV 2023). ``O(K² d)`` time.

@@ -55,7 +55,7 @@ class GivenLists(Dataset[dict[str, Tensor]]):
 
     Args:
         xq: Vectors of the queries [queries, width].
-        xb: The gallery, as for :meth:`Reranker.rerank`.
+        xb: The gallery, as for :meth:`BaseReranker.rerank`.
         ids: Results [queries, results], best first; -1 is an empty slot.
         relevance: 1 or ``True`` where a result is relevant, in the shape of ``ids``.
         candidates: Results of a list that are used.

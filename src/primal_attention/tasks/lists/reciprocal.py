@@ -13,12 +13,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from primal_attention.tasks.lists.base import Lists, Reranker, pairwise_neighbours
+from primal_attention.tasks.lists.base import BaseReranker, Lists, pairwise_neighbours
 
 __all__ = ["KReciprocal"]
 
 
-class KReciprocal(Reranker):
+class KReciprocal(BaseReranker):
     """Order by Jaccard distance between sets of mutual neighbours within the list.
 
     Time ``O(K² d)`` and memory ``O(K k1)`` a list; the published form needs a matrix over all

@@ -1,12 +1,16 @@
-"""Settings of re-rankers: the data of an experiment and the model. Nothing here imports torch."""
+"""Settings of re-rankers: data and model of an experiment, and the estimator.
+
+Nothing here imports torch.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from primal_attention.models.config import StackConfig
+from primal_attention.support.settings import at_least_one
 
-__all__ = ["Affinity", "ContextConfig", "VectorSettings", "kernel_names"]
+__all__ = ["Affinity", "ContextConfig", "ListFitOptions", "VectorSettings", "kernel_names"]
 
 Affinity = Literal["both", "inner", "diffusion"]
 
@@ -108,3 +112,31 @@ class VectorSettings:
             raise ValueError("test needs train: a file to learn from.")
         if self.name is not None and self.train is not None:
             raise ValueError("give a name or the files train and test, not both.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListFitOptions:
+    """What is rarely changed in ``Reranker``.
+
+    Example:
+        >>> ListFitOptions(candidates=100).epoch_steps
+        100
+    """
+
+    candidates: int = 256
+    """Length of the training lists."""
+    anchors: int = 64
+    """Results at the top of the list that describe the others."""
+    affinity: Affinity = "both"
+    """``"both"`` kernels, ``"inner"`` products (published), or ``"diffusion"``."""
+    input: Literal["means", "linear"] = "means"
+    """Means over the first anchors, or one weight for each anchor (published)."""
+    temperature: float = 2.0
+    """Temperature of the contrastive loss."""
+    epoch_steps: int = 100
+    """Training steps of an epoch."""
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "candidates", "anchors", "epoch_steps")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, got {self.temperature}.")

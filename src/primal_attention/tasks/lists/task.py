@@ -43,7 +43,7 @@ class RerankTask(Task):
     starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "curves"}, **_REST}
     usage: ClassVar[str] = (
         "primal rerank --queries Q.npy --gallery X.npy --method {model}, or "
-        'ContextReranker.load("{model}") in Python'
+        'Reranker.load("{model}") in Python'
     )
 
     candidates: int

@@ -6,6 +6,7 @@ from .model import VisualParser
 from .objectives import CollapseError, CollapseWatch
 from .outputs import SimilarityNotice, VisualParserOutput
 from .parser import ImageParser, Parsed
+from .settings import PairFitOptions
 from .task import PairTask
 from .tokenizer import TextTokenizer
 
@@ -19,6 +20,7 @@ __all__ = [
     "MultimodalConfig",
     "PairClassifier",
     "PairClassifierConfig",
+    "PairFitOptions",
     "PairSearch",
     "PairTask",
     "Parsed",

@@ -1,17 +1,20 @@
 """Image-text matching and search as a scikit-learn estimator."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
+from torch import Tensor
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import needs
+from primal_attention.tasks.options import check_fit, plain_options, read_options
 from primal_attention.tasks.pairs.heads import PairSearch
 from primal_attention.tasks.pairs.images import ReadImages, read_images
 from primal_attention.tasks.pairs.model import VisualParser
@@ -23,11 +26,11 @@ from primal_attention.tasks.pairs.scoring import (
     mismatches,
     score_all,
 )
-from primal_attention.tasks.pairs.searching import find_images
-from primal_attention.tasks.pairs.settings import PairOptions
+from primal_attention.tasks.pairs.searching import Rerank, find_images
+from primal_attention.tasks.pairs.settings import PairFitOptions, PairOptions
 from primal_attention.tasks.pairs.task import QUICK, TRAINING, PairTask
 from primal_attention.tasks.pairs.tokenizer import TextTokenizer, as_text
-from primal_attention.tasks.saving import SavedEstimator, plain_parameters
+from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -37,7 +40,6 @@ with needs("sklearn", "ImageTextMatcher"):
     from sklearn.utils.validation import check_is_fitted
 
 if TYPE_CHECKING:
-    from primal_attention.tasks.lists import Reranker
     from primal_attention.training import History
 
 __all__ = ["Hit", "ImageTextMatcher", "UnknownWordsNotice"]
@@ -78,44 +80,33 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     attention : str, default="softmax"
         Attention of the joint encoder, any name of ``primal_attention.list_attentions()``.
 
-    image_size : int, default=32
-        Pixels of a side to which images are stretched; a multiple of 8.
-
-    max_words : int, default=16
-        Longest text in tokens, with [CLS] and [SEP]; further words are left out.
-
     dim : int, default=64
         Model width.
 
-    objectives : tuple of str, default=("itc", "itm")
-        Losses: contrast (itc) and matching (itm), which a search needs; masked words (mlm) and
-        masked features (mfr), which a short training does not pay back.
+    num_heads : int, default=4
+        Heads; must divide ``dim``.
 
-    tokenizer : object, default=None
-        A tokenizer of ``tokenizers`` or a fast one of ``transformers``. By default the words of the
-        training texts.
+    num_layers : int, default=3
+        Blocks of the joint encoder.
 
-    epochs : int, default=10
+    max_epochs : int, default=10
         Passes over the pairs; with little data at least 2,000 steps in all.
 
     batch_size : int, default=64
-        Pairs of a step; each image is contrasted with the texts of the others.
+        Pairs per step; each image is contrasted with the texts of the others.
 
-    lr : float, default=1e-3
+    learning_rate : float, default=1e-3
         Peak learning rate.
 
-    validation : float, default=0.1
-        Share of the images that chooses the epoch and fits the probabilities; none if there are
-        fewer than 20 pairs, which then have no honest probabilities.
-
-    time_limit : float, default=None
-        Seconds of training (processor time) after which it ends; the schedule is shortened to fit.
-
-    verbose : bool or None, default=None
-        Whether to show progress; by default a bar if there is a terminal.
+    options : PairFitOptions, dict or None, default=None
+        What is rarely changed: size of the images (``image_size``), longest text (``max_words``),
+        losses (``objectives``), ``tokenizer``, validation, options of the attention.
 
     random_state : int, RandomState instance or None, default=None
         Draws the parameters, the validation part, masks and the order of the batches.
+
+    verbose : bool or None, default=None
+        Whether to show progress; by default a bar if there is a terminal.
 
     Attributes
     ----------
@@ -133,48 +124,47 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     >>> from primal_attention.tasks.pairs import ImageTextMatcher
     >>> from primal_attention.datasets.scenes import sample_scenes
     >>> scenes = sample_scenes(40)
-    >>> matcher = ImageTextMatcher(image_size=24, epochs=1, time_limit=1, random_state=0)
-    >>> matcher = matcher.fit(scenes.images, scenes.captions).index(scenes.images)
+    >>> matcher = ImageTextMatcher(options={"image_size": 24}, random_state=0)
+    >>> matcher.fit(scenes.images, scenes.captions, time_limit=1)
+    ImageTextMatcher(options={'image_size': 24}, random_state=0)
+    >>> matcher = matcher.index(scenes.images)
     >>> len(matcher.search("a red circle left", k=3))
     3
     """
 
     _task: ClassVar[type[Task]] = PairTask
     _model: ClassVar[type[PretrainedModel]] = VisualParser
+    _options_type: ClassVar[type[PairFitOptions]] = PairFitOptions
     task_: PairTask
     model_: VisualParser
 
     def __init__(
         self,
         attention: str = "softmax",
-        image_size: int = 32,
-        max_words: int = 16,
         dim: int = 64,
-        objectives: tuple[str, ...] = ("itc", "itm"),
-        tokenizer: Any = None,
-        epochs: int = 10,
+        num_heads: int = 4,
+        num_layers: int = 3,
+        max_epochs: int = 10,
         batch_size: int = 64,
-        lr: float = 1e-3,
-        validation: float = 0.1,
-        time_limit: float | None = None,
-        verbose: bool | None = None,
+        learning_rate: float = 1e-3,
+        options: PairFitOptions | Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
     ) -> None:
         self.attention = attention
-        self.image_size = image_size
-        self.max_words = max_words
         self.dim = dim
-        self.objectives = objectives
-        self.tokenizer = tokenizer
-        self.epochs = epochs
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.lr = lr
-        self.validation = validation
-        self.time_limit = time_limit
-        self.verbose = verbose
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
+        self.verbose = verbose
 
-    def fit(self, images: Sequence[Any], texts: Sequence[str]) -> Self:
+    def fit(
+        self, images: Sequence[Any], texts: Sequence[str], *, time_limit: float | None = None
+    ) -> Self:
         """Train on pairs.
 
         Parameters
@@ -186,61 +176,74 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         texts : sequence of str
             The texts; none may be empty, and at least two must differ.
 
+        time_limit : float or None, default=None
+            Seconds of training (processor time) after which it ends; the schedule is shortened
+            to fit.
+
         Returns
         -------
         self : ImageTextMatcher
             Fitted.
         """
+        check_fit(self, time_limit)
+        options = read_options(self._options_type, self.options)
         images, texts = check_pairs(images, texts)
         check_learnable(texts, "fit")
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        words = None if self.tokenizer is None else TextTokenizer.wrap(self.tokenizer)
+        words = None if options.tokenizer is None else TextTokenizer.wrap(options.tokenizer)
         rows = np.arange(len(texts))
         train, valid = rows, rows[:0]
-        if not 0 <= self.validation < 1:
-            raise ValueError(
-                f"validation must be a share from 0 to below 1, got {self.validation}."
-            )
-        if self.validation and len(texts) >= _FEW:
+        if options.validation and len(texts) >= _FEW:
             names = _names(images)
             rng = np.random.default_rng(seed)
-            train, valid = split_images(names, rows, self.validation, rng)
+            train, valid = split_images(names, rows, options.validation, rng)
             if len({texts[i].lower() for i in train}) < 2:
                 train, valid = rows, rows[:0]
         task = PairTask(
             words or TextTokenizer.learn(texts[i] for i in train),
-            size=self.image_size,
-            length=self.max_words,
+            size=options.image_size,
+            length=options.max_words,
         )
         parts = [
             task.pairs([images[i] for i in part], [texts[i] for i in part], most=QUICK)
             for part in (train, valid)
             if len(part)
         ]
-        self._train(task, parts[0], parts[1] if len(parts) > 1 else None, seed)
+        self._train(task, parts[0], parts[1] if len(parts) > 1 else None, seed, time_limit)
         return self
 
-    def _train(self, task: PairTask, train: PairData, valid: PairData | None, seed: int) -> None:
+    def _train(
+        self,
+        task: PairTask,
+        train: PairData,
+        valid: PairData | None,
+        seed: int,
+        time_limit: float | None,
+    ) -> None:
         """Train a new model and set the fitted attributes."""
         from primal_attention.training import TrainingConfig, fit
 
-        options = PairOptions(
+        options = read_options(self._options_type, self.options)
+        network = PairOptions(
             attention=self.attention,
             dim=self.dim,
-            objectives=tuple(self.objectives),  # type: ignore[arg-type]  # checked there
-            image_size=self.image_size,
-            max_words=self.max_words,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            attention_options=options.attention_options,
+            objectives=options.objectives,
+            image_size=options.image_size,
+            max_words=options.max_words,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = task.build(options)
+            model = task.build(network)
         config = TrainingConfig(
-            epochs=self.epochs,
+            epochs=self.max_epochs,
             min_steps=TRAINING["training"]["min_steps"],
             batch_size=self.batch_size,
-            lr=self.lr,
+            lr=self.learning_rate,
             monitor=TRAINING["training"]["monitor"],
-            max_seconds=self.time_limit,
+            max_seconds=time_limit,
             seed=seed,
         )
         self.history_: History | None = fit(
@@ -372,7 +375,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         k: int = 5,
         *,
         candidates: int = 100,
-        reranker: "Reranker | None" = None,
+        reranker: Rerank | None = None,
     ) -> list[Hit]:
         """Return the best images of a text, among those of :meth:`index`.
 
@@ -391,10 +394,10 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         candidates : int, default=100
             Results of the first stage that are read with the text.
 
-        reranker : Reranker, default=None
-            A method of ``primal_attention.tasks.lists``, such as ``DiffusionReranker()``:
-            images that look like the three best matches move up. Its scores and those of the
-            matching count the same.
+        reranker : object or None, default=None
+            Anything with ``rerank(queries, gallery, ids)``, such as ``DiffusionReranker()`` of
+            ``primal_attention.tasks.lists``: images that look like the three best matches move up.
+            Its scores and those of the matching count the same.
 
         Returns
         -------
@@ -416,7 +419,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         check_finite({"scores": order_by})
         odds = self._log_odds(order_by.numpy())
         if reranker is not None and count > 1:
-            order_by = _rerank(reranker, self._search, places, order_by)
+            order_by = _rerank(reranker, cast(Tensor, self._search.image_vectors), places, order_by)
             order = order_by.argsort(descending=True, stable=True)
             places, order_by, odds = places[order], order_by[order], odds[order.numpy()]
         return [
@@ -426,16 +429,21 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
-        return {
-            "attention": model.config.attention,
-            "image_size": task.size,
-            "max_words": task.length,
-            "dim": model.config.dim,
-            "objectives": model.config.objectives,
-        }
+        config = model.config
+        names = ("attention", "dim", "num_heads", "num_layers")
+        options = PairFitOptions(
+            image_size=task.size,
+            max_words=task.length,
+            objectives=config.objectives,
+            attention_options=config.attention_options,
+        )
+        return {**{name: getattr(config, name) for name in names}, "options": options}
 
     def _plain_parameters(self) -> dict[str, Any]:
-        return {**plain_parameters(self), "tokenizer": None}  # the task has it
+        options = plain_options(self._options_type, self.options)
+        if options is not None:
+            options["tokenizer"] = None  # the task has it
+        return {**super()._plain_parameters(), "options": options}
 
     def _log_odds(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.clip(self.task_.slope * scores + self.task_.offset, -50, 50)
@@ -456,12 +464,13 @@ def _names(images: Sequence[Any]) -> list[str]:
     return [str(i) if isinstance(i, str | Path) else f"{id(i)}" for i in images]
 
 
-def _rerank(reranker: Any, search: PairSearch, places: Any, scores: Any) -> Any:
-    """Return matching scores, to which an image re-ranker adds its own; both standardised."""
-    vectors = search.image_vectors
+def _rerank(
+    reranker: Rerank, vectors: Tensor, places: Int[Tensor, " k"], scores: Float[Tensor, " k"]
+) -> Float[Tensor, " k"]:
+    """Return matching scores and those of a re-ranker, both standardised, and averaged."""
     weights = torch.softmax(scores[:_FIRST], 0).float()
-    query = torch.nn.functional.normalize(weights @ vectors[places[:_FIRST]], dim=0)  # type: ignore[index]
-    found = reranker.rerank(query[None].numpy(), vectors.numpy(), places[None].numpy())  # type: ignore[union-attr]
+    query = torch.nn.functional.normalize(weights @ vectors[places[:_FIRST]], dim=0)
+    found = reranker.rerank(query[None].numpy(), vectors.numpy(), places[None].numpy())
     new = torch.full_like(scores, float("-inf"))
     where = {int(item): i for i, item in enumerate(places)}
     for item, value in zip(found.ids[0], found.scores[0], strict=True):

@@ -9,7 +9,7 @@ So the sum ``logit + τ cos`` orders candidates, and not the logit alone. With m
 random the logit itself does.
 """
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -19,10 +19,23 @@ from primal_attention.tasks.pairs.heads import PairSearch
 from primal_attention.tasks.pairs.model import VisualParser
 from primal_attention.training.evaluation import eval_mode
 
-__all__ = ["Found", "find_images", "find_texts", "pair_scores", "similarity_weight"]
+__all__ = ["Found", "Rerank", "find_images", "find_texts", "pair_scores", "similarity_weight"]
 
 _LARGEST_WEIGHT = 100.0
 """Bound of the inverse temperature, as in training."""
+
+
+class Rerank(Protocol):
+    """What orders the results of a search anew, from their vectors alone."""
+
+    def rerank(self, xq: Any, xb: Any, ids: Any) -> Any:
+        """Return the results of queries in a better order, as ``ids`` and ``scores``.
+
+        Args:
+            xq: Vectors of the queries [queries, width].
+            xb: Vectors of all items [items, width].
+            ids: Results of each query [queries, results], best first.
+        """
 
 
 class Found(NamedTuple):

@@ -1,13 +1,17 @@
-"""Settings of experiments with image-text pairs. Nothing here imports torch."""
+"""Settings of image-text pairs: data and model of an experiment, and the estimator.
 
-from dataclasses import dataclass
+Nothing here imports torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from primal_attention.tasks.pairs.config import MultimodalConfig, Negatives, Objective
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["PairOptions", "PairSettings"]
+__all__ = ["PairFitOptions", "PairOptions", "PairSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +62,35 @@ class PairOptions(MultimodalConfig):
                     f"objectives must have 'itc' and 'itm', without which there is no search; got "
                     f"{self.objectives}."
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFitOptions:
+    """What is rarely changed in ``ImageTextMatcher``.
+
+    Example:
+        >>> PairFitOptions(image_size=24).objectives
+        ('itc', 'itm')
+    """
+
+    image_size: int = 32
+    """Pixels of a side to which images are stretched; a multiple of 8."""
+    max_words: int = 16
+    """Longest text in tokens, with [CLS] and [SEP]; further words are left out."""
+    objectives: tuple[Objective, ...] = ("itc", "itm")
+    """Losses: contrast (itc) and matching (itm), which a search needs; masked words (mlm) and
+    masked features (mfr), which a short training does not pay back."""
+    tokenizer: Any = None
+    """A tokenizer of ``tokenizers`` or a fast one of ``transformers``; by default the words of the
+    training texts."""
+    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of the attention's constructor, such as ``{"rank": 16}``."""
+    validation: float = 0.1
+    """Share of the images that chooses the epoch and fits the probabilities; none if there are
+    fewer than 20 pairs, which then have no honest probabilities."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ValueError(
+                f"validation must be a share from 0 to below 1, got {self.validation}."
+            )

@@ -1,4 +1,4 @@
-"""Time series: readers, a classifier of whole series, and Table 1 of the paper."""
+"""Time series: readers, estimators, and a network for whole series."""
 
 import lazy_loader
 

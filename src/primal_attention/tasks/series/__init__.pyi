@@ -5,22 +5,23 @@ from .data import (
     collate_series,
     series_from_arrays,
 )
-from .estimator import PrimalTimeSeriesClassifier, PrimalTimeSeriesRegressor
+from .estimator import SeriesClassifier, SeriesRegressor
 from .files import list_series, load_series, read_npz, read_series, series_root
-from .model import SeriesClassifier, SeriesConfig
+from .model import SeriesConfig, SeriesNetwork
 from .regression import SeriesValueTask
-from .settings import SeriesOptions, SeriesSettings, SeriesValueSettings
+from .settings import SeriesFitOptions, SeriesOptions, SeriesSettings, SeriesValueSettings
 from .task import SeriesTask
 from .ts import read_ts
 
 __all__ = [
-    "PrimalTimeSeriesClassifier",
-    "PrimalTimeSeriesRegressor",
     "SeriesClassifier",
     "SeriesCollection",
     "SeriesConfig",
     "SeriesDataset",
+    "SeriesFitOptions",
+    "SeriesNetwork",
     "SeriesOptions",
+    "SeriesRegressor",
     "SeriesSettings",
     "SeriesTask",
     "SeriesValueSettings",

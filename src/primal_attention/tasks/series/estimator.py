@@ -5,9 +5,8 @@ The classes need aeon, the rest of the package does not: they are defined when f
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from primal_attention.models import PretrainedModel
-from primal_attention.support.command import UserError, did_you_mean, needs, progress
+from primal_attention.support.command import UserError, needs, progress
+from primal_attention.tasks.options import check_fit, plain_options, read_options
 from primal_attention.tasks.saving import SavedEstimator, restore_classes
 from primal_attention.tasks.series.blend.fitting import (
     Closed,
@@ -23,7 +23,7 @@ from primal_attention.tasks.series.blend.fitting import (
     fit_closed,
     score_series,
 )
-from primal_attention.tasks.series.blend.model import PARTS, SeriesBlend
+from primal_attention.tasks.series.blend.model import SeriesBlend
 from primal_attention.tasks.series.blend.shares import explained
 from primal_attention.tasks.series.data import (
     SeriesCollection,
@@ -31,7 +31,7 @@ from primal_attention.tasks.series.data import (
     series_from_arrays,
 )
 from primal_attention.tasks.series.regression import SeriesValueTask
-from primal_attention.tasks.series.settings import SeriesOptions
+from primal_attention.tasks.series.settings import SeriesFitOptions, SeriesOptions
 from primal_attention.tasks.series.task import SeriesTask, WholeSeriesTask
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
@@ -43,11 +43,11 @@ with needs("series", "An estimator of time series"):
 if TYPE_CHECKING:
     from typing import Self
 
-    from primal_attention.tasks.series.model import SeriesClassifier
+    from primal_attention.tasks.series.model import SeriesNetwork
     from primal_attention.training import History
     from primal_attention.training.scores import Answers
 
-__all__ = ["PrimalTimeSeriesClassifier", "PrimalTimeSeriesRegressor"]
+__all__ = ["SeriesClassifier", "SeriesRegressor"]
 
 _FOLDS = 3
 """Models of the attention part; each holds out its share of the series."""
@@ -56,8 +56,8 @@ _FEWEST = 100
 _EXPLAINED = 0.1
 """If the other parts explain less than this share of the uncertainty, attention trains longer. If
 they explain more, it is left out for series of one channel: it brought nothing on such sets."""
-_EPOCHS, _STEPS, _LONG_STEPS, _BATCH = 20, 240, 800, 32
-"""Training of one model; with many series there are more steps."""
+_EPOCHS, _STEPS, _LONG_STEPS = 20, 240, 800
+"""Epochs and steps of one model by default; with many series there are more steps."""
 _JITTER = 0.1
 """Change of the series in a long training, which would learn the series by heart."""
 _PASSES = 6
@@ -71,25 +71,65 @@ class _SeriesEstimator(SavedEstimator):
 
     _task: ClassVar[type[Task]]
     _model: ClassVar[type[PretrainedModel]] = SeriesBlend
+    _options_type: ClassVar[type[SeriesFitOptions]] = SeriesFitOptions
     task_: WholeSeriesTask
     model_: SeriesBlend
     history_: "History | None"
     metadata_: dict[str, Any]
+    # aeon's fit takes no more arguments; it deletes attributes that the class does not have
+    _time_limit: float | None = None
 
     def __init__(
         self,
         attention: str = "primal-dual",
-        parts: tuple[str, ...] = PARTS,
-        time_limit: float | None = None,
+        dim: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        max_epochs: int = _EPOCHS,
+        batch_size: int = 32,
+        learning_rate: float = 2e-3,
+        options: SeriesFitOptions | Mapping[str, Any] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
         self.attention = attention
-        self.parts = parts
-        self.time_limit = time_limit
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
         self.verbose = verbose
         super().__init__()
+
+    def fit(self, X: Any, y: Any, *, time_limit: float | None = None) -> "Self":
+        """Fit the parts and choose their shares.
+
+        Parameters
+        ----------
+        X : array of shape (n_cases, n_channels, n_timepoints), or list of arrays
+            The series; in a list their lengths may differ.
+
+        y : array-like of shape (n_cases,)
+            Class or number of every series.
+
+        time_limit : float or None, default=None
+            Seconds that the fit may take. The convolutions are always fitted; the other parts get
+            what is left. None takes as long as the parts need.
+
+        Returns
+        -------
+        self : the estimator
+            Fitted.
+        """
+        check_fit(self, time_limit)
+        self._time_limit = time_limit
+        try:
+            return super().fit(X, y)  # type: ignore[misc]
+        finally:
+            del self._time_limit
 
     @property
     def shares_(self) -> dict[str, float]:
@@ -101,25 +141,25 @@ class _SeriesEstimator(SavedEstimator):
         from sklearn.utils import check_random_state
 
         begun = time.monotonic()
-        self._check_settings()
+        options, network = self._settings()
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         task: Any = self._task.fit(series)  # type: ignore[attr-defined]
         series = task.prepare(series).series
-        options = SeriesOptions(attention=self.attention)
-        config = _build(task, options, seed).config
+        config = _build(task, network, seed).config
         closed = fit_closed(
             series,
             config,
-            parts=self.parts,
+            parts=options.parts,
             seed=seed,
-            seconds=self.time_limit,
+            seconds=self._time_limit,
             report=lambda part: self._tell(f"{part} of {len(series)} series"),
         )
         self.task_, self.model_, self.history_ = task, closed.model, None
-        left = None if self.time_limit is None else self.time_limit - (time.monotonic() - begun)
+        limit = self._time_limit
+        left = None if limit is None else limit - (time.monotonic() - begun)
         is_hard = explained(closed.answers, closed.y) < _EXPLAINED
-        if "attention" in self.parts and self._needs_attention(closed, left, is_hard):
-            models, scores = self._train(series, options, seed, left, is_hard)
+        if "attention" in options.parts and self._needs_attention(closed, left, is_hard):
+            models, scores = self._train(series, network, seed, left, is_hard)
             self.model_ = add_attention(closed, models, scores)
         self._tell("shares " + ", ".join(f"{k} {v:.2f}" for k, v in self.shares_.items()))
 
@@ -127,35 +167,36 @@ class _SeriesEstimator(SavedEstimator):
         """Return whether to train the attention part beside the others."""
         if not closed.model.config.parts:
             return True
-        is_late = left is not None and left < 0.1 * (self.time_limit or 0)
+        is_late = left is not None and left < 0.1 * (self._time_limit or 0)
         has_channels = closed.model.config.num_channels > 1
         return len(closed.y) >= _FEWEST and not is_late and (has_channels or is_hard)
 
     def _train(
         self,
         series: SeriesCollection,
-        options: SeriesOptions,
+        network: SeriesOptions,
         seed: int,
         left: float | None,
         is_hard: bool,
-    ) -> "tuple[list[SeriesClassifier], NDArray[np.float64]]":
+    ) -> "tuple[list[SeriesNetwork], NDArray[np.float64]]":
         """Return the models of the attention part, and scores of the series held out of each."""
         from primal_attention.training import TrainingConfig, fit
 
         task = self.task_
         fold = _folds(task.strata(series), min(_FOLDS, len(series)), seed)
-        models: list[SeriesClassifier] = []
+        models: list[SeriesNetwork] = []
         scores = np.zeros((len(series), task.sizes["num_classes"]))
         for k in range(fold.max() + 1):
             self._tell(f"attention, {k + 1} of {fold.max() + 1} models")
             held, rest = np.flatnonzero(fold == k), np.flatnonzero(fold != k)
-            model = _build(task, options, seed + k)
-            steps = max(_LONG_STEPS if is_hard else _STEPS, _PASSES * -(-len(rest) // _BATCH))
+            model = _build(task, network, seed + k)
+            passes = _PASSES * -(-len(rest) // self.batch_size)
+            steps = max(_LONG_STEPS if is_hard else _STEPS, passes)
             config = TrainingConfig(
-                epochs=_EPOCHS,
+                epochs=self.max_epochs,
                 epoch_steps=-(-steps // _EPOCHS),
-                batch_size=_BATCH,
-                lr=2e-3,
+                batch_size=self.batch_size,
+                lr=self.learning_rate,
                 max_seconds=None if left is None else max(left / _FOLDS, 0.1),
                 seed=seed,
             )
@@ -172,25 +213,22 @@ class _SeriesEstimator(SavedEstimator):
             models.append(model)
         return models, scores
 
-    def _check_settings(self) -> None:
-        given: Any = self.parts
-        named = list(given) if isinstance(given, Collection) and not isinstance(given, str) else []
-        unknown = [name for name in named if name not in PARTS]
-        if not named or unknown:
-            wrong = unknown[0] if unknown else given
-            raise ValueError(
-                f"parts must be a tuple with some of {', '.join(PARTS)}, got {given!r}."
-                f"{did_you_mean(wrong, PARTS) if isinstance(wrong, str) else ''}"
-            )
-        limit: Any = self.time_limit
-        if limit is not None and not (isinstance(limit, Real) and float(limit) > 0):
-            raise ValueError(
-                f"time_limit must be a positive number of seconds or None, got {limit!r}."
-            )
+    def _settings(self) -> tuple[SeriesFitOptions, SeriesOptions]:
+        """Return the options, and the settings of the attention part's network."""
         if not isinstance(self.attention, str):
             raise TypeError(
                 f"attention must be a name of list_attentions(), got {self.attention!r}."
             )
+        options = read_options(self._options_type, self.options)
+        network = SeriesOptions(
+            attention=self.attention,
+            dim=self.dim,
+            num_heads=self.num_heads,
+            num_layers=self.num_layers,
+            attention_options=options.attention_options,
+            dropout=options.dropout,
+        )
+        return options, network
 
     def _tell(self, line: str) -> None:
         if self.verbose or (self.verbose is None and sys.stderr.isatty()):
@@ -207,11 +245,15 @@ class _SeriesEstimator(SavedEstimator):
 
     @classmethod
     def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
-        return {"attention": model.config.attention}
+        names = ("attention", "dim", "num_heads", "num_layers")
+        options = SeriesFitOptions(
+            attention_options=model.config.attention_options, dropout=model.config.dropout
+        )
+        return {**{name: getattr(model.config, name) for name in names}, "options": options}
 
     def _plain_parameters(self) -> dict[str, Any]:
-        found = super()._plain_parameters()
-        return {**found, "parts": list(found["parts"])}
+        options = plain_options(self._options_type, self.options)
+        return {**super()._plain_parameters(), "options": options}
 
     def _extra(self) -> dict[str, Any]:
         return {"metadata": {key: _plain(value) for key, value in self.metadata_.items()}}
@@ -242,7 +284,7 @@ _TAGS = {
 }
 
 
-class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
+class SeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
     """Classifier for series of any length, number of channels and gaps.
 
     A blend of three parts: convolutions with a ridge head, quantiles with a forest, and a
@@ -259,16 +301,30 @@ class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ign
     attention : str, default="primal-dual"
         Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
 
-    parts : tuple of str, default=("convolutions", "quantiles", "attention")
-        Parts to fit.
+    dim : int, default=64
+        Width of the attention part.
 
-    time_limit : float or None, default=None
-        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
-        is left. None takes as long as the parts need.
+    num_heads : int, default=4
+        Its heads; must divide ``dim``.
+
+    num_layers : int, default=2
+        Its blocks.
+
+    max_epochs : int, default=20
+        Epochs of the attention part. An epoch has at least 12 steps, and more with many series.
+
+    batch_size : int, default=32
+        Series per step.
+
+    learning_rate : float, default=2e-3
+        Peak learning rate.
+
+    options : SeriesFitOptions, dict or None, default=None
+        What is rarely changed: which parts to fit, options of the attention, dropout.
 
     random_state : int, RandomState instance or None, default=None
         Draws thresholds, trees and weights. An integer gives the same classifier each time, unless
-        ``time_limit`` ends its fit.
+        a ``time_limit`` ends its fit.
 
     verbose : bool or None, default=None
         Whether ``fit`` tells what it does. None does so on a terminal only.
@@ -299,12 +355,12 @@ class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ign
     Examples
     --------
     >>> import numpy as np
-    >>> from primal_attention.tasks.series import PrimalTimeSeriesClassifier
+    >>> from primal_attention.tasks.series import SeriesClassifier
     >>> rng = np.random.default_rng(0)
     >>> y = np.array(["rising", "falling"] * 10)
     >>> slope = np.where(y == "rising", 1.0, -1.0)[:, None, None]
     >>> X = slope * np.linspace(-1, 1, 20) + 0.1 * rng.normal(size=(20, 1, 20))
-    >>> clf = PrimalTimeSeriesClassifier(random_state=0).fit(X, y)
+    >>> clf = SeriesClassifier(random_state=0).fit(X, y)
     >>> float(clf.score(X, y)), sorted(clf.shares_)
     (1.0, ['convolutions', 'quantiles'])
     """
@@ -341,10 +397,10 @@ class PrimalTimeSeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ign
         super()._restore(content)
 
 
-class PrimalTimeSeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
+class SeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
     """Regressor for series of any length, number of channels and gaps: one number a series.
 
-    The same three parts as in :class:`PrimalTimeSeriesClassifier`; the squared error on series that
+    The same three parts as in :class:`SeriesClassifier`; the squared error on series that
     a part did not learn from decides its share.
 
     Parameters
@@ -352,16 +408,30 @@ class PrimalTimeSeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignor
     attention : str, default="primal-dual"
         Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
 
-    parts : tuple of str, default=("convolutions", "quantiles", "attention")
-        Parts to fit.
+    dim : int, default=64
+        Width of the attention part.
 
-    time_limit : float or None, default=None
-        Seconds that ``fit`` may take. The convolutions are always fitted; the other parts get what
-        is left. None takes as long as the parts need.
+    num_heads : int, default=4
+        Its heads; must divide ``dim``.
+
+    num_layers : int, default=2
+        Its blocks.
+
+    max_epochs : int, default=20
+        Epochs of the attention part. An epoch has at least 12 steps, and more with many series.
+
+    batch_size : int, default=32
+        Series per step.
+
+    learning_rate : float, default=2e-3
+        Peak learning rate.
+
+    options : SeriesFitOptions, dict or None, default=None
+        What is rarely changed: which parts to fit, options of the attention, dropout.
 
     random_state : int, RandomState instance or None, default=None
         Draws thresholds, trees and weights. An integer gives the same regressor each time, unless
-        ``time_limit`` ends its fit.
+        a ``time_limit`` ends its fit.
 
     verbose : bool or None, default=None
         Whether ``fit`` tells what it does. None does so on a terminal only.
@@ -383,11 +453,11 @@ class PrimalTimeSeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignor
     Examples
     --------
     >>> import numpy as np
-    >>> from primal_attention.tasks.series import PrimalTimeSeriesRegressor
+    >>> from primal_attention.tasks.series import SeriesRegressor
     >>> rng = np.random.default_rng(0)
     >>> y = rng.uniform(1, 3, size=40)
     >>> X = np.sin(y[:, None, None] * np.linspace(0, 6, 50)) + 0.1 * rng.normal(size=(40, 1, 50))
-    >>> reg = PrimalTimeSeriesRegressor(random_state=0).fit(X[:30], y[:30])
+    >>> reg = SeriesRegressor(random_state=0).fit(X[:30], y[:30])
     >>> bool(np.abs(reg.predict(X[30:]) - y[30:]).mean() < 0.15)
     True
     """

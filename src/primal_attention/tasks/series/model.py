@@ -1,4 +1,4 @@
-"""A classifier of whole series, with any attention of the registry.
+"""A network for whole series, with any attention of the registry.
 
     tokens = stem(x)  →  blocks  →  means over segments of the series  →  linear
 
@@ -26,7 +26,7 @@ from primal_attention.models import (
 )
 from primal_attention.tasks.series.settings import CONV_WIDTHS, SeriesOptions, Stem
 
-__all__ = ["SeriesClassifier", "SeriesConfig", "patch_for", "segment_means"]
+__all__ = ["SeriesConfig", "SeriesNetwork", "patch_for", "segment_means"]
 
 _DENSE = 8
 """Up to this patch the convolutions look at every step, beyond only at four places per patch."""
@@ -34,7 +34,7 @@ _DENSE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesConfig(SeriesOptions):
-    """Configuration of a :class:`SeriesClassifier`.
+    """Configuration of a :class:`SeriesNetwork`.
 
     Example:
         >>> options = {"attention": "primal", "primal_layers": "last:1"}
@@ -66,7 +66,7 @@ def patch_for(length: int, max_tokens: int) -> int:
     return patch if patch <= _DENSE else 4 * -(-patch // 4)
 
 
-class SeriesClassifier(PretrainedModel):
+class SeriesNetwork(PretrainedModel):
     """Classify series of any length; padding at their end changes nothing.
 
     Args:
@@ -75,7 +75,7 @@ class SeriesClassifier(PretrainedModel):
         dtype: Type of the parameters.
 
     Example:
-        >>> model = SeriesClassifier(SeriesConfig(num_classes=3, num_channels=2, patch=4))
+        >>> model = SeriesNetwork(SeriesConfig(num_classes=3, num_channels=2, patch=4))
         >>> keep = torch.arange(50) < torch.tensor([[50], [31]])
         >>> model(torch.randn(2, 50, 2), key_mask=keep).logits.shape
         torch.Size([2, 3])
@@ -147,7 +147,7 @@ class _ConvStem(nn.Module):
     def __init__(self, config: SeriesConfig) -> None:
         super().__init__()
         quarter = config.dim // 4
-        # most filters are the short ones: they cost and overfit least
+        # half of the filters are short: they are cheap and overfit least
         sizes = (config.dim - 2 * quarter, quarter, quarter) if quarter else (1, 1, config.dim - 2)
         dense = config.patch <= _DENSE or config.patch % 4
         self.stride = 1 if dense else config.patch // 4
@@ -221,7 +221,7 @@ def segment_means(
     reach = torch.maximum(1 / count, torch.full_like(count, 1 / segments))[:, :, None]
     weight = (1 - (token[:, :, None] - point).abs() / reach).clamp_min(0)  # [b n segments]
     weight = torch.where(keep[:, :, None], weight, 0.0)
-    # every point has a token within half its reach, unless there is none: then zeros come back
+    # the sum is at least a half, except for an empty sequence, which gives zeros
     weight = weight / weight.sum(1, keepdim=True).clamp_min(0.5)
     wide = torch.where(keep[:, :, None], x, 0.0).to(accumulator(x))
     return torch.einsum("bnk,bnc->bkc", weight.to(wide.dtype), wide).to(x.dtype)

@@ -1,13 +1,27 @@
-"""Settings of time-series experiments: the data and the model."""
+"""Settings of time series: the data and the model of an experiment, and the estimators."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 from primal_attention.models.config import StackConfig
+from primal_attention.support.command import did_you_mean
 from primal_attention.tasks.task import DataSettings
 
-__all__ = ["SeriesOptions", "SeriesSettings", "SeriesValueSettings", "Stem"]
+__all__ = [
+    "PARTS",
+    "Part",
+    "SeriesFitOptions",
+    "SeriesOptions",
+    "SeriesSettings",
+    "SeriesValueSettings",
+    "Stem",
+]
 
+Part = Literal["convolutions", "quantiles", "attention"]
+"""Parts of a model of series."""
+PARTS: tuple[Part, ...] = get_args(Part)
+"""All of them, in the order of their shares."""
 Stem = Literal["both", "conv", "patch"]
 
 CONV_WIDTHS = (3, 9, 19)
@@ -49,7 +63,7 @@ class SeriesValueSettings(SeriesSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesOptions(StackConfig):
-    """A classifier of series without what the data decide: channels, classes, patch."""
+    """A network of series without what the data decide: channels, classes, patch."""
 
     hidden_ratio: ClassVar[int] = 2
 
@@ -76,4 +90,32 @@ class SeriesOptions(StackConfig):
         if self.stem != "patch" and self.dim < len(CONV_WIDTHS):
             raise ValueError(
                 f"stem={self.stem!r} needs dim of at least {len(CONV_WIDTHS)}, got {self.dim}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesFitOptions:
+    """What is rarely changed in ``SeriesClassifier`` and ``SeriesRegressor``.
+
+    Example:
+        >>> SeriesFitOptions(parts=("convolutions", "quantiles")).dropout
+        0.2
+    """
+
+    parts: tuple[str, ...] = PARTS
+    """Parts to fit, some of convolutions, quantiles and attention."""
+    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of the attention's constructor, such as ``{"rank": 16}``."""
+    dropout: float = 0.2
+    """Probability of dropping an element of each branch in training."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.parts
+        named = list(given) if isinstance(given, Collection) and not isinstance(given, str) else []
+        unknown = [name for name in named if name not in PARTS]
+        if not named or unknown:
+            wrong = unknown[0] if unknown else given
+            raise ValueError(
+                f"parts must be a tuple with some of {', '.join(PARTS)}, got {given!r}."
+                f"{did_you_mean(wrong, PARTS) if isinstance(wrong, str) else ''}"
             )

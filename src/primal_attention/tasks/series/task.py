@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from primal_attention.report import Report
     from primal_attention.tasks.results import Result
     from primal_attention.tasks.series.data import SeriesCollection, SeriesDataset
-    from primal_attention.tasks.series.model import SeriesClassifier
+    from primal_attention.tasks.series.model import SeriesNetwork
     from primal_attention.tasks.trained import TrainedModel
 
 __all__ = ["SeriesTask", "WholeSeriesTask"]
@@ -179,16 +179,16 @@ class WholeSeriesTask(Task):
             settings.note,
         )
 
-    def build(self, options: SeriesOptions) -> "SeriesClassifier":
+    def build(self, options: SeriesOptions) -> "SeriesNetwork":
         """Return an untrained model."""
         from primal_attention.tasks.series.model import (
-            SeriesClassifier,
             SeriesConfig,
+            SeriesNetwork,
             patch_for,
         )
 
         patch = patch_for(self.longest, options.max_tokens)
-        return SeriesClassifier(SeriesConfig(**asdict(options), **self.sizes, patch=patch))
+        return SeriesNetwork(SeriesConfig(**asdict(options), **self.sizes, patch=patch))
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "SeriesDataset":
         """Return the series of a file, standardised as the training part was."""
@@ -256,8 +256,8 @@ class WholeSeriesTask(Task):
             fit_closed,
             score_series,
         )
-        from primal_attention.tasks.series.blend.model import PARTS
         from primal_attention.tasks.series.data import SeriesDataset
+        from primal_attention.tasks.series.settings import PARTS
         from primal_attention.tasks.trained import TrainedModel
 
         if not (isinstance(data.train, SeriesDataset) and isinstance(data.valid, SeriesDataset)):

@@ -154,7 +154,7 @@ def _train_ours(
     valid: "EventSequences",
     test: "EventSequences",
 ) -> Row:
-    """Return what one of our models reaches, trained as ``NextEventPredictor`` trains it."""
+    """Return what one of our models reaches, trained as ``EventPredictor`` trains it."""
     import numpy as np
     import torch
 

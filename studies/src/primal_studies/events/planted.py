@@ -5,7 +5,7 @@ events of :class:`PeriodicMarks` have the same type with a probability that is p
 event of :class:`GapMarks` is of type 1 with a probability that decays with the gap before it. So
 the period and the decay can be read off the learned kernel.
 
-The likelihoods are those of a small ``NextEventPredictor`` on new samples of a process, beside that
+The likelihoods are those of a small ``EventPredictor`` on new samples of a process, beside that
 of the process itself on the same samples.
 """
 
@@ -234,17 +234,16 @@ def _learn_process(process: "EventProcess", count: int, seed: int) -> Row:
     import numpy as np
 
     from primal_attention.datasets import SampledEvents
-    from primal_attention.tasks.events import NextEventPredictor
+    from primal_attention.tasks.events import EventPredictor
 
     train, test = (process.sample(count, 100, seed=2 * seed + i) for i in range(2))
-    model = NextEventPredictor(
+    model = EventPredictor(
         dim=32,
         num_heads=2,
         num_layers=1,
-        components=8,
-        dropout=0.0,
-        epochs=12,
+        max_epochs=12,
         batch_size=8,
+        options={"components": 8, "dropout": 0.0},
         random_state=seed,
         verbose=False,
     ).fit(train.to_log())

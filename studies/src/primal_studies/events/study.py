@@ -128,7 +128,7 @@ class TimeCodes(Study[TimeCodeOptions]):
         """Train one model and score the test prefixes with its best weights."""
         import torch
 
-        from primal_attention.tasks.events.model import EventClassifier, EventClassifierConfig
+        from primal_attention.tasks.events.model import EventSequenceConfig, EventSequenceNetwork
         from primal_attention.tasks.events.scheme import LogScheme
         from primal_attention.tasks.events.windows import collate_events
         from primal_attention.training import TrainingConfig, evaluate, fit
@@ -142,7 +142,7 @@ class TimeCodes(Study[TimeCodeOptions]):
             for log, count in zip(parts, (None, options.num_valid, options.num_test), strict=True)
         )
         torch.manual_seed(cell["seed"])
-        config = EventClassifierConfig(
+        config = EventSequenceConfig(
             **scheme.sizes,
             num_classes=len(scheme.names),
             dim=options.dim,
@@ -152,7 +152,7 @@ class TimeCodes(Study[TimeCodeOptions]):
             log_time=False,
             attention=cell["attention"],
         )
-        model = EventClassifier(config)
+        model = EventSequenceNetwork(config)
         scheme.start(model)
         epochs = min(2, options.steps)
         training = TrainingConfig(

@@ -72,8 +72,8 @@ class RerankPretrainedStudy(Study[RerankPretrainedOptions]):
         from primal_attention.datasets.lists import search_all
         from primal_attention.tasks.lists import (
             AlphaQE,
-            ContextReranker,
             DiffusionReranker,
+            Reranker,
             recall_at,
         )
         from primal_attention.tasks.lists.report import precisions
@@ -86,7 +86,7 @@ class RerankPretrainedStudy(Study[RerankPretrainedOptions]):
             _FIRST: None,
             "query expansion": AlphaQE(),
             _RIVAL: DiffusionReranker(),
-            _OURS: ContextReranker.pretrained(),
+            _OURS: Reranker.pretrained(),
         }
         scores = {}
         for name, method in methods.items():

@@ -16,18 +16,18 @@ from primal_attention.tasks.study import Cell, Row, Study
 
 if TYPE_CHECKING:
     from primal_attention.datasets.lists import Search
-    from primal_attention.tasks.lists.base import Reranker
+    from primal_attention.tasks.lists.base import BaseReranker
 
 __all__ = ["RerankOptions", "RerankStudy"]
 
 _SETS = ("coil20", "palm")
-_TRAINED: dict[str, dict[str, Any]] = {
-    "context, dual-tied": {},
-    "context, softmax": {"attention": "softmax"},
-    "context, static": {"attention": "primal-static"},
-    "context, published": {"attention": "softmax", "affinity": "inner", "input": "linear"},
+_TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "context, dual-tied": ("primal-dual", {}),
+    "context, softmax": ("softmax", {}),
+    "context, static": ("primal-static", {}),
+    "context, published": ("softmax", {"affinity": "inner", "input": "linear"}),
 }
-"""Options of :class:`ContextReranker` by the name in the tables."""
+"""Attention and options of :class:`Reranker` by the name in the tables."""
 _LENGTHS = (150, 400)
 """Candidates that are re-ordered."""
 
@@ -65,7 +65,7 @@ class RerankStudy(Study[RerankOptions]):
     def run(self, cell: Cell, options: RerankOptions, scratch: Path) -> Sequence[Row]:
         """Return the scores of methods without training on a set, or of a trained one on both."""
         from primal_attention.datasets.lists import describe, load_pictures, split_groups
-        from primal_attention.tasks.lists.context import ContextReranker
+        from primal_attention.tasks.lists.context import Reranker
 
         seed, home, trained = cell["seed"], cell["home"], cell["trained"]
         if not trained:
@@ -78,9 +78,9 @@ class RerankStudy(Study[RerankOptions]):
         pictures = load_pictures(home, options.data)
         train = split_groups(pictures.groups, seed)
         x = describe(pictures.images, train)
-        reranker = ContextReranker(
-            candidates=150, steps=cell["steps"], random_state=seed, **_TRAINED[trained]
-        )
+        attention, changes = _TRAINED[trained]
+        rare = {"candidates": 150, "epoch_steps": cell["steps"], **changes}
+        reranker = Reranker(attention=attention, max_epochs=1, options=rare, random_state=seed)
         reranker.fit(x[train], pictures.groups[train])
         return [
             row
@@ -144,7 +144,7 @@ def _line(rows: Sequence[Row], score: str) -> list[str]:
     return line
 
 
-def _untrained() -> "dict[str, Reranker | None]":
+def _untrained() -> "dict[str, BaseReranker | None]":
     from primal_attention.tasks.lists import (
         AlphaQE,
         Chain,
@@ -181,7 +181,7 @@ def _search(name: str, seed: int, data: Path | None) -> "Search":
 
 
 def _scores(
-    method: str, reranker: "Reranker | None", name: str, search: "Search", source: str
+    method: str, reranker: "BaseReranker | None", name: str, search: "Search", source: str
 ) -> list[Row]:
     """Return the rows of a method on one search."""
     from primal_attention.tasks.lists.metrics import mean_average_precision, recall_at

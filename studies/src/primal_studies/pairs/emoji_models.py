@@ -215,9 +215,10 @@ def matcher(pairs: EmojiPairs, *, seed: int, time_limit: float | None = None) ->
     names = [emoji.names[i] for i in seen]
     began = time.process_time()
     estimator = ImageTextMatcher(
-        image_size=pairs.size, time_limit=time_limit, verbose=False, random_state=seed
+        options={"image_size": pairs.size}, verbose=False, random_state=seed
     )
-    estimator.fit(np.concatenate([emoji.images[0, seen], emoji.images[1, seen]]), names * 2)
+    drawings = np.concatenate([emoji.images[0, seen], emoji.images[1, seen]])
+    estimator.fit(drawings, names * 2, time_limit=time_limit)
     seconds = time.process_time() - began
 
     def scores(images: Images, texts: list[str]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -39,6 +39,11 @@ _BATCH = 1000
 """Series that are classified at once; bounds the memory of every method."""
 _FLOOR = 1e-3
 """Smallest probability that counts: one zero of a forest would make the mean infinite."""
+_UNNAMED = {
+    "dim": 64, "num_heads": 4, "num_layers": 2, "max_epochs": 20, "batch_size": 32,
+    "learning_rate": 2e-3, "attention_options": {}, "dropout": 0.2,
+}  # fmt: skip
+"""Defaults of ours that a fingerprint leaves out, so that rows of the first results keep theirs."""
 _WARM = 120
 """Generated series before the first timed fit: enough for every part of ours."""
 
@@ -65,10 +70,10 @@ def _classes() -> dict[str, Callable[..., Any]]:
         from aeon.classification.distance_based import KNeighborsTimeSeriesClassifier
         from aeon.classification.interval_based import QUANTClassifier
 
-    from primal_attention.tasks.series.estimator import PrimalTimeSeriesClassifier
+    from primal_attention.tasks.series.estimator import SeriesClassifier
 
     return {
-        OURS: PrimalTimeSeriesClassifier,
+        OURS: SeriesClassifier,
         MINIROCKET: MiniRocketClassifier,
         HYDRA: MultiRocketHydraClassifier,
         "quant": QUANTClassifier,
@@ -80,8 +85,17 @@ def mark(name: str, **changes: Any) -> str:
     """Return a fingerprint of the settings of a method; those of ours hold its defaults too."""
     options = dict(METHODS[name].options) | changes
     if name == OURS:
-        options = make_classifier(OURS, 0, **changes).get_params()
-        options = {k: v for k, v in options.items() if k not in ("random_state", "verbose")}
+        from primal_attention.tasks.options import read_options
+        from primal_attention.tasks.series.settings import SeriesFitOptions
+
+        given = make_classifier(OURS, 0, **changes).get_params()
+        rare = vars(read_options(SeriesFitOptions, given["options"]))
+        options = {
+            name: value
+            for name, value in {**given, **rare}.items()
+            if name not in ("options", "random_state", "verbose") and value != _UNNAMED.get(name)
+        }
+        options["time_limit"] = None  # once an argument; its name is in the first fingerprints
     return fingerprint(options)
 
 

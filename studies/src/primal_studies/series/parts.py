@@ -42,11 +42,11 @@ _STEPS, _CASES = 2000, 400
 _ALL, _WITHOUT = "all", "without attention"
 _VARIANTS: dict[str, dict[str, Any]] = {
     _ALL: {},
-    "without convolutions": {"parts": ("quantiles", "attention")},
-    "without quantiles": {"parts": ("convolutions", "attention")},
-    _WITHOUT: {"parts": ("convolutions", "quantiles")},
-    "convolutions alone": {"parts": ("convolutions",)},
-    "attention alone": {"parts": ("attention",)},
+    "without convolutions": {"options": {"parts": ("quantiles", "attention")}},
+    "without quantiles": {"options": {"parts": ("convolutions", "attention")}},
+    _WITHOUT: {"options": {"parts": ("convolutions", "quantiles")}},
+    "convolutions alone": {"options": {"parts": ("convolutions",)}},
+    "attention alone": {"options": {"parts": ("attention",)}},
     "softmax": {"attention": "softmax"},
     "linear": {"attention": "linear"},
 }

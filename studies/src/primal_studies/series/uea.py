@@ -41,7 +41,7 @@ from primal_studies.series.uea_table import (
 
 if TYPE_CHECKING:
     from primal_attention.tasks.series.data import SeriesCollection
-    from primal_attention.tasks.series.model import SeriesClassifier
+    from primal_attention.tasks.series.model import SeriesNetwork
     from primal_attention.training import History
 
 __all__ = ["Ablation", "TableOne", "Trainings", "build_model"]
@@ -296,7 +296,7 @@ def _check_known(kind: str, wanted: Sequence[str], known: Sequence[str]) -> None
 
 def build_model(
     choice: ModelChoice, series: "SeriesCollection", settings: Settings, seed: int
-) -> "SeriesClassifier":
+) -> "SeriesNetwork":
     """Return the untrained model of a column for a set; the seed decides its parameters."""
     import torch
     from torch.nn.utils import parametrize
@@ -342,7 +342,7 @@ def _without_r() -> Any:
 class ScoredRun(NamedTuple):
     """A run on the whole training part, and its test scores, epoch by epoch."""
 
-    model: "SeriesClassifier"
+    model: "SeriesNetwork"
     history: "History"
     scores: list[float]
 
@@ -354,7 +354,7 @@ def _train(
     settings: Settings,
     seed: int,
     **also: Any,
-) -> "tuple[SeriesClassifier, History]":
+) -> "tuple[SeriesNetwork, History]":
     from primal_attention.tasks.series.data import SeriesDataset, collate_series
     from primal_attention.training import TrainingConfig, fit
 

@@ -140,7 +140,7 @@ class Convolutions(nn.Module):
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[Any]], channels: int, steps: int) -> None:
-    """Raise if an array of a transform points outside another: compiled code does not look."""
+    """Raise if an array of a transform points outside another: compiled code does not check."""
     counts, dilations, features = (
         arrays[name].astype(np.int64) for name in ("channel_counts", "dilations", "features")
     )

@@ -19,7 +19,6 @@ from torch import nn
 from primal_attention.tasks.series.blend.convolutions import Convolutions
 from primal_attention.tasks.series.blend.model import (
     BlendConfig,
-    Part,
     SeriesBlend,
     most_steps,
     padded,
@@ -37,7 +36,8 @@ from primal_attention.tasks.series.data import (
     SeriesDataset,
     collate_series,
 )
-from primal_attention.tasks.series.model import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.series.model import SeriesConfig, SeriesNetwork
+from primal_attention.tasks.series.settings import Part
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["Closed", "add_attention", "fit_closed", "score_series"]
@@ -47,7 +47,7 @@ _SHORTEST = 16
 _PRIOR = 60
 """Strength of the prior in favour of equal shares, in series."""
 _WEAK_PRIOR = 5
-"""That for the attention part, which may have a large share or none."""
+"""Strength of the prior for the attention part, which may have a large share or none."""
 _GAIN = 1.0
 """Least gain of the log-likelihood for which the attention part gets a share."""
 _BATCH = 256
@@ -114,7 +114,7 @@ def fit_closed(
 
 def add_attention(
     closed: Closed,
-    models: Sequence[SeriesClassifier],
+    models: Sequence[SeriesNetwork],
     scores: NDArray[np.float64],
     held: NDArray[Any] | slice = slice(None),
 ) -> SeriesBlend:
@@ -142,7 +142,7 @@ def add_attention(
     return _mixed(model, [*parts, answers], shares, y).model
 
 
-def score_series(model: SeriesClassifier, series: SeriesCollection) -> NDArray[np.float64]:
+def score_series(model: SeriesNetwork, series: SeriesCollection) -> NDArray[np.float64]:
     """Return the outputs of a model of the attention part, ``[cases, outputs]``."""
     data = SeriesDataset(series)
     found = []

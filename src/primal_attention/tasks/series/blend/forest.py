@@ -64,7 +64,7 @@ class Forest(nn.Module):
         start = np.cumsum([0, *(tree.node_count for tree in trees)])
         feature = np.concatenate([tree.feature for tree in trees])
         is_leaf = feature < 0
-        # a value of single precision is at most t exactly if it is at most t rounded down
+        # for float32 values, x <= t is the same as x <= t rounded down to float32
         exact = np.concatenate([tree.threshold for tree in trees])
         threshold = exact.astype(np.float32)
         threshold = np.where(threshold > exact, np.nextafter(threshold, -np.inf), threshold)
@@ -80,7 +80,7 @@ class Forest(nn.Module):
         arrays = {
             "feature": np.where(is_leaf, -1, feature),
             "threshold": np.where(is_leaf, 0, threshold),
-            "left": np.where(is_leaf, leaf, left),  # of a leaf, its row among the answers
+            "left": np.where(is_leaf, leaf, left),  # a leaf stores its row of answers
             "right": np.where(is_leaf, leaf, right),
             "root": start[:-1],
             "answer": answer,

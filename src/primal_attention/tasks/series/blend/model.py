@@ -7,7 +7,7 @@ reads them as they are.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from primal_attention.tasks.series.blend.convolutions import Convolutions, Rocke
 from primal_attention.tasks.series.blend.forest import ForestSizes
 from primal_attention.tasks.series.blend.quantiles import Quantiles
 from primal_attention.tasks.series.blend.shares import sharpened
-from primal_attention.tasks.series.model import SeriesClassifier, SeriesConfig
+from primal_attention.tasks.series.model import SeriesConfig, SeriesNetwork
+from primal_attention.tasks.series.settings import PARTS, Part
 
-__all__ = ["PARTS", "BlendConfig", "Part", "SeriesBlend", "most_steps", "padded"]
-
-Part = Literal["convolutions", "quantiles", "attention"]
-PARTS: tuple[Part, ...] = ("convolutions", "quantiles", "attention")
+__all__ = ["BlendConfig", "SeriesBlend", "most_steps", "padded"]
 
 _FLOOR = 1e-4
 """Least probability of a class."""
@@ -93,7 +91,7 @@ class SeriesBlend(PretrainedModel):
         if config.forest is not None:
             self.quantiles = Quantiles(config.forest, outputs)
         if config.num_attentions:
-            models = (SeriesClassifier(config) for _ in range(config.num_attentions))
+            models = (SeriesNetwork(config) for _ in range(config.num_attentions))
             self.attention = nn.ModuleList(models)
         self.register_buffer("shares", torch.zeros(len(config.parts)))
         self.register_buffer("sharpness", torch.ones(2))  # of convolutions and attention

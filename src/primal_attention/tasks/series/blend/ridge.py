@@ -24,7 +24,7 @@ _STRENGTHS = np.logspace(-5, 2, 15)
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares that a block of features may have in the kernel."""
 _MOST_CASES = 8192
-"""With more cases some features decide alone: the decomposition takes the cube of the smaller."""
+"""With more cases a sample of the features is used: the cost is cubic in the smaller number."""
 _MOST_FEATURES = 4096
 _IN_A_SECOND = 1000
 """Size of a matrix whose decomposition takes about a quarter of a second."""

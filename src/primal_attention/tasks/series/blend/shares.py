@@ -44,7 +44,7 @@ def choose_sharpness(scores: Array, y: NDArray[Any]) -> float:
     """Return the factor of scores that makes the classes most likely; one for numbers."""
     if scores.shape[1] == 1:
         return 1.0
-    # a weak prior: a few cases, all of them right, would ask for certainty
+    # weak prior: without it a few cases that are all right give an infinite sharpness
     weak = 0.01 * len(y)
     found = [likelihood(sharpened(scores, s), y) - weak * np.log(s) ** 2 for s in _SHARPNESS]
     return float(_SHARPNESS[int(np.argmax(found))])

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from primal_attention.models import ModelOutput
-from primal_attention.tasks.series.blend.model import PARTS, SeriesBlend
+from primal_attention.tasks.series.blend.model import SeriesBlend
+from primal_attention.tasks.series.settings import PARTS
 
 if TYPE_CHECKING:
     from primal_attention.report import Report
