@@ -15,7 +15,13 @@ from primal_attention.support.files import write_sealed
 from primal_attention.tasks.events import EventPredictor, scoring
 from primal_attention.tasks.trained import load_trained, save_trained
 
-SMALL = {"dim": 16, "num_heads": 2, "num_layers": 1, "components": 4, "epochs": 2}
+SMALL = {
+    "dim": 16,
+    "num_heads": 2,
+    "num_layers": 1,
+    "max_epochs": 2,
+    "options": {"components": 4},
+}
 
 
 def test_a_prediction_has_types_waits_and_an_interval_and_states_t_ref_and_unit(predictor, hawkes):

@@ -15,11 +15,12 @@ from primal_attention.datasets import IrregularSeries, IrregularSinusoids
 from primal_attention.tasks.events import (
     InterpolationConfig,
     InterpolationModel,
+    IrregularFitOptions,
     IrregularSeriesRegressor,
 )
 
 NETWORK = {"dim": 16, "num_heads": 2, "references": 8}
-SMALL = {"dim": 16, "num_heads": 2, "options": {"references": 8}}
+SMALL = {"dim": 16, "num_heads": 2, "options": IrregularFitOptions(references=8)}
 
 
 def sinusoids(count=24, seed=0):

@@ -56,7 +56,7 @@ def fitted() -> ImageTextMatcher:
         max_epochs=2,
         batch_size=32,
         learning_rate=3e-3,
-        options={"image_size": 16, "max_words": 8},
+        options=PairFitOptions(image_size=16, max_words=8),
         random_state=0,
     )
     return _short(matcher, 180).fit(images, texts)
