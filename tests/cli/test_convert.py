@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from primal_attention.cli.main import main
-from primal_attention.surgery import converted_layers, load_converted
+from primal_attention.hosts import converted_layers
+from primal_attention.surgery import load_converted
 from primal_attention.surgery.loading import load_any
 
 transformers = pytest.importorskip("transformers")

@@ -288,8 +288,8 @@ def _bert(folder: Path) -> Any:
 def _load_any(**options: Any) -> Callable[[Path], Any]:
     @torch.no_grad()
     def read(here: Path) -> Any:
+        from primal_attention.hosts.optional import quiet_transformers
         from primal_attention.surgery.loading import load_any
-        from primal_attention.surgery.optional import quiet_transformers
 
         quiet_transformers()
         model = load_any(here, **options).model
@@ -301,7 +301,8 @@ def _load_any(**options: Any) -> Callable[[Path], Any]:
 
 @case("conversion")
 def _conversion(folder: Path) -> Case:
-    from primal_attention.surgery import ConversionError, SurgeryConfig, convert, save_converted
+    from primal_attention.hosts import ConversionError
+    from primal_attention.surgery import SurgeryConfig, convert, save_converted
 
     model = _bert(folder)
     convert(model, SurgeryConfig("primal-dual", layers="last:1"))
@@ -318,7 +319,7 @@ def _conversion(folder: Path) -> Case:
 
 @case("model of transformers")
 def _transformers(folder: Path) -> Case:
-    from primal_attention.surgery import ConversionError
+    from primal_attention.hosts import ConversionError
 
     _bert(folder)
     return Case(

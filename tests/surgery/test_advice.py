@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.surgery import ConversionError, SurgeryConfig, convert
+from primal_attention.hosts import ConversionError
+from primal_attention.surgery import SurgeryConfig, convert
 from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
 from primal_attention.surgery.advisor import advise
 from primal_attention.surgery.options import AdviceConfig

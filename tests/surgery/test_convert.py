@@ -9,15 +9,8 @@ from tests.surgery.conftest import IDS, KEEP, hidden, text
 from torch import nn
 
 from primal_attention.attention import attention_entry, list_attentions
-from primal_attention.surgery import (
-    ConversionError,
-    SurgeryConfig,
-    convert,
-    converted_layers,
-    inspect_targets,
-    read_attention,
-    revert,
-)
+from primal_attention.hosts import ConversionError, converted_layers, read_attention
+from primal_attention.surgery import SurgeryConfig, convert, inspect_targets, revert
 
 pytest.importorskip("transformers")
 

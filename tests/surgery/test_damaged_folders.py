@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from primal_attention.hosts import ConversionError
 from primal_attention.support.command import UserError
-from primal_attention.surgery import ConversionError, SurgeryConfig, convert, load_pretrained
+from primal_attention.surgery import SurgeryConfig, convert, load_pretrained
 from primal_attention.surgery.loading import load_any
 
 transformers = pytest.importorskip("transformers")
@@ -180,7 +181,8 @@ def test_code_of_a_folder_is_never_run(copied):
     edit(copied, "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Own", None]})
     program = (
         "import sys\n"
-        "from primal_attention.surgery import ConversionError, load_pretrained\n"
+        "from primal_attention.hosts import ConversionError\n"
+        "from primal_attention.surgery import load_pretrained\n"
         "from primal_attention.surgery.folders import load_tokenizer\n"
         "from primal_attention.surgery.loading import load_any\n"
         "from pathlib import Path\n"

@@ -7,13 +7,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 from primal_attention.attention import Attention, create_attention
+from primal_attention.hosts import record_calls
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.support.command import UserError
 from primal_attention.support.files import locked
 from primal_attention.surgery import SurgeryConfig, convert, distillation
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_outputs
-from primal_attention.surgery.recording import differing_layers, layer_r2, record_calls
+from primal_attention.surgery.recording import differing_layers, layer_r2
 from primal_attention.training import CheckpointError, NonFiniteLossError
 
 FAST = DistillConfig(fit_batches=4, layer_steps=6, end_steps=6)

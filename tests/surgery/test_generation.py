@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from primal_attention.attention import attention_entry, create_attention, list_attentions
+from primal_attention.hosts.state_cache import StateLayer, cache_numel, state_layer
 from primal_attention.surgery import SurgeryConfig, convert
-from primal_attention.surgery.generation import StateLayer, cache_numel, state_layer
 
 transformers = pytest.importorskip("transformers")
 

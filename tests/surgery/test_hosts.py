@@ -11,14 +11,8 @@ from tests.surgery.conftest import IDS, KEEP, Encoder, hidden, text
 from torch import nn
 
 from primal_attention.attention import ksvd_loss, ksvd_terms
-from primal_attention.surgery import (
-    ConversionError,
-    SurgeryConfig,
-    convert,
-    converted_layers,
-    fold_output,
-    save_converted,
-)
+from primal_attention.hosts import ConversionError, converted_layers
+from primal_attention.surgery import SurgeryConfig, convert, fold_output, save_converted
 
 transformers = pytest.importorskip("transformers")
 
@@ -261,7 +255,7 @@ def test_a_torchvision_that_does_not_fit_is_named():
     code = (
         "import sys\n"
         "sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != 'TorchvisionFinder']\n"
-        "from primal_attention.surgery.optional import require_transformers\n"
+        "from primal_attention.hosts.optional import require_transformers\n"
         "try: require_transformers()\n"
         "except ImportError as error: print(error)\n"
         "else: print('fits')"

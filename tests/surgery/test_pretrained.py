@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from primal_attention.hosts import converted_layers
 from primal_attention.surgery import (
     SurgeryConfig,
     convert,
-    converted_layers,
     inspect_targets,
     load_converted,
     revert,

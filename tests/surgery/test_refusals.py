@@ -8,14 +8,8 @@ from tests.surgery.conftest import IDS, Encoder, hidden, text
 from torch import nn
 
 from primal_attention.attention import PrimalAttention
-from primal_attention.surgery import (
-    ConversionError,
-    SurgeryConfig,
-    convert,
-    converted_layers,
-    inspect_targets,
-    revert,
-)
+from primal_attention.hosts import ConversionError, converted_layers
+from primal_attention.surgery import SurgeryConfig, convert, inspect_targets, revert
 
 pytest.importorskip("transformers")
 

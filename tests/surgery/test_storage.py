@@ -7,12 +7,11 @@ import pytest
 import torch
 from tests.surgery.conftest import Encoder, hidden, text
 
+from primal_attention.hosts import ConversionError, converted_layers
 from primal_attention.support.files import write_sealed
 from primal_attention.surgery import (
-    ConversionError,
     SurgeryConfig,
     convert,
-    converted_layers,
     load_converted,
     load_pretrained,
     revert,

@@ -7,14 +7,8 @@ from tests.surgery.conftest import Encoder, sharpen
 from torch import nn
 
 from primal_attention.attention import ksvd_loss
-from primal_attention.surgery import (
-    ConversionError,
-    SurgeryConfig,
-    convert,
-    converted_layers,
-    inspect_targets,
-    revert,
-)
+from primal_attention.hosts import ConversionError, converted_layers
+from primal_attention.surgery import SurgeryConfig, convert, inspect_targets, revert
 
 CAUSAL = torch.ones(9, 9, dtype=torch.bool).triu(1)
 ADDED = torch.zeros(9, 9).masked_fill(CAUSAL, -torch.inf)

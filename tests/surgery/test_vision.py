@@ -6,16 +6,13 @@ from tests.surgery.conftest import sharpen
 from torch import nn
 
 from primal_attention.attention import PrimalAttention, ksvd_loss
-from primal_attention.surgery import (
+from primal_attention.hosts import (
     ConversionError,
-    SurgeryConfig,
-    convert,
     converted_layers,
-    inspect_targets,
     register_timm_models,
-    revert,
     timm_attention,
 )
+from primal_attention.surgery import SurgeryConfig, convert, inspect_targets, revert
 
 timm = pytest.importorskip("timm")
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4}

@@ -12,16 +12,11 @@ import torch
 from torch import nn
 
 from primal_attention.datasets import EventSequences, IrregularSeries
+from primal_attention.hosts import ConversionError
 from primal_attention.models import EncoderClassifier, EncoderConfig, PretrainedModel
 from primal_attention.support.command import UserError
 from primal_attention.support.files import UnsealedWarning
-from primal_attention.surgery import (
-    ConversionError,
-    SurgeryConfig,
-    convert,
-    load_converted,
-    save_converted,
-)
+from primal_attention.surgery import SurgeryConfig, convert, load_converted, save_converted
 from primal_attention.tasks.events import (
     EventClassifier,
     EventPredictor,

@@ -1,13 +1,11 @@
 from . import causes, counts, depth, flow, transport
 from .attention_maps import (
     MapSpectrum,
-    layer_inputs,
     map_spectra,
     mass_at_rank,
     rank_for_mass,
     singular_values,
 )
-from .capture import CapturedLayer, CapturedScores
 from .options import (
     CausesOptions,
     DepthOptions,
@@ -35,8 +33,6 @@ from .spectrum import (
 __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
-    "CapturedLayer",
-    "CapturedScores",
     "CausesOptions",
     "DepthOptions",
     "FlowOptions",
@@ -52,7 +48,6 @@ __all__ = [
     "counts",
     "depth",
     "flow",
-    "layer_inputs",
     "layer_spectra",
     "list_analyses",
     "map_spectra",

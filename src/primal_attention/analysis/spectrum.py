@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments, singular_values
-from primal_attention.analysis.capture import capture_call
+from primal_attention.analysis.attention_maps import singular_values
 from primal_attention.analysis.options import SpectrumOptions
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
+from primal_attention.hosts import Batch, batch_arguments, capture_call
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import add_legend, model_colors, panel_layout
 from primal_attention.support.output import to_json
@@ -68,7 +68,7 @@ _DIAGNOSTICS = {
 def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpectrum]:
     """Return the spectrum of every attention layer, in the order of the forward pass.
 
-    Works for models of every library that :func:`~primal_attention.analysis.capture.capture`
+    Works for models of every library that :func:`~primal_attention.hosts.capture`
     reads. Layers that are not one matrix (``primal-relative``, and causal ``primal`` with
     data-dependent weights) are left out. An attention matrix takes ``O(n²)`` memory and ``O(n³)``
     time: use a sample of long sequences.

@@ -138,8 +138,8 @@ def _load(options: CausalInput) -> "LoadedModel":
     import torch
 
     from primal_attention.cli.inputs import one_sentence
+    from primal_attention.hosts.optional import quiet_transformers
     from primal_attention.surgery.loading import load_any
-    from primal_attention.surgery.optional import quiet_transformers
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from primal_attention.surgery import Advice, SurgeryConfig
-    from primal_attention.surgery.outcome import Outcome
+    from primal_attention.surgery.outcome import ConvertedModel
 
 __all__ = ["main"]
 
@@ -57,8 +57,9 @@ def main(argv: list[str]) -> int:
     check_folder(options.out, _MARKER, overwrite=options.overwrite, source=options.model)
     values = _mechanism_options(options.option)
 
+    from primal_attention.hosts import converted_layers
     from primal_attention.support.output import markdown_table, to_json, write_atomically
-    from primal_attention.surgery import converted_layers, save_converted
+    from primal_attention.surgery import save_converted
     from primal_attention.surgery.outcome import convert_and_compare
 
     loaded = load(options)
@@ -130,7 +131,7 @@ def _config(options: Convert, advice: "Advice", values: dict[str, Any]) -> "Surg
     return SurgeryConfig(attention, values, layers=chosen)
 
 
-def _record(options: Convert, outcome: "Outcome") -> dict[str, Any]:
+def _record(options: Convert, outcome: "ConvertedModel") -> dict[str, Any]:
     """Return the numbers of the command as plain values."""
     return {
         "verdict": outcome.verdict(),
@@ -141,7 +142,9 @@ def _record(options: Convert, outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def _page(options: Convert, outcome: "Outcome", rows: list[list[str]], advice: "Advice") -> Any:
+def _page(
+    options: Convert, outcome: "ConvertedModel", rows: list[list[str]], advice: "Advice"
+) -> Any:
     """Return the report: verdict, numbers, converted layers, and the advice behind the choice."""
     from primal_attention.report import Report
 

@@ -58,9 +58,9 @@ def probe(options: DistribProbeCommand) -> None:
         plot_head_beside_counts,
         probe_heads,
     )
+    from primal_attention.hosts.optional import quiet_transformers
     from primal_attention.report.page import to_png
     from primal_attention.surgery.loading import load_any
-    from primal_attention.surgery.optional import quiet_transformers
 
     torch.set_num_threads(1)
     with one_sentence():

@@ -65,8 +65,8 @@ def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel"
     """Return the model, with torch set up and the messages of transformers switched off."""
     import torch
 
+    from primal_attention.hosts.optional import quiet_transformers
     from primal_attention.surgery.loading import load_any
-    from primal_attention.surgery.optional import quiet_transformers
 
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)

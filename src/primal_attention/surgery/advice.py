@@ -5,10 +5,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.hosts import ConversionError
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import panel_layout
 from primal_attention.support.output import markdown_table, to_json
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
+from primal_attention.surgery.config import SurgeryConfig
 
 __all__ = ["Advice", "AdviceTable", "HeadStatistics", "LayerCost", "LayerFit"]
 

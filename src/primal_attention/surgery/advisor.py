@@ -23,23 +23,17 @@ from primal_attention.analysis.attention_maps import (
 from primal_attention.analysis.spectrum import untrained_twin
 from primal_attention.attention import attention_entry, list_attentions
 from primal_attention.functional import effective_rank
+from primal_attention.hosts import Batch, ConversionError, converted_layers
+from primal_attention.hosts.inputs import model_arguments
 from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
+from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import convert
 from primal_attention.surgery.distillation import DistillConfig, distill
 from primal_attention.surgery.fitting import fit_recorded
-from primal_attention.surgery.layers import converted_layers
 from primal_attention.surgery.options import AdviceConfig
-from primal_attention.surgery.recording import (
-    Batch,
-    Recording,
-    model_arguments,
-    record_layers,
-    recorded_r2,
-)
+from primal_attention.surgery.recording import Recording, record_layers, recorded_r2
 from primal_attention.surgery.targets import inspect_targets
 from primal_attention.training.cost import compare_costs
-from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["advise"]
 
@@ -90,8 +84,7 @@ def advise(
         raise ConversionError(f"No layer of the model can be converted: {why}.")
     causal = any(t.is_causal for t in targets if not t.reason)
     wanted = {n: (options or {}).get(n, {}) for n in config.attentions or _mechanisms(causal)}
-    with eval_mode(model):
-        recordings = [(batch, record_layers(model, names, batch)) for batch in data]
+    recordings = [(batch, record_layers(model, names, batch)) for batch in data]
     half = len(data) // 2
     fits: list[LayerFit] = []
     layers = {"softmax": _first_layer(_converted_copy(model, "softmax", {}, names[:1]))}
@@ -203,8 +196,7 @@ def _heads(
 def _spectra(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, MapSpectrum]:
     """Return the spectra of the attention matrices, from a copy with our softmax layers."""
     twin = _converted_copy(model, "softmax", {}, names)
-    given = model_arguments(model, batch) if isinstance(batch, Mapping) else batch
-    maps = attention_maps(twin, given)
+    maps = attention_maps(twin, model_arguments(model, batch))
     return {
         name: map_spectra({name: maps[f"{name}.attention.core"]})[name]
         for name in converted_layers(twin)

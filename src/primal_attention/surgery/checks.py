@@ -12,13 +12,9 @@ import torch
 from torch import nn
 
 from primal_attention.attention import Attention, Rotary, attention_entry
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
-from primal_attention.surgery.hosts import HostLibrary
-from primal_attention.surgery.layers import (
-    AttentionParts,
-    HostInputs,
-    build_attention,
-)
+from primal_attention.hosts import AttentionParts, ConversionError, HostLibrary, LayerInputs
+from primal_attention.surgery.building import build_attention
+from primal_attention.surgery.config import SurgeryConfig
 
 __all__ = ["Target", "examine"]
 
@@ -176,7 +172,7 @@ def _check_trial_call(library: HostLibrary, module: nn.Module, parts: AttentionP
         )
 
 
-def _trial_inputs(parts: AttentionParts, padded: bool) -> HostInputs:
+def _trial_inputs(parts: AttentionParts, padded: bool) -> LayerInputs:
     """Return a few random tokens, some of them padding."""
     weight, n = parts.q.weight, 6
     generator = torch.Generator().manual_seed(0)
@@ -193,4 +189,4 @@ def _trial_inputs(parts: AttentionParts, padded: bool) -> HostInputs:
         angle = torch.arange(n)[None, :, None] * torch.linspace(0.5, 0.1, half)
         angles = angle.repeat(1, 1, 2).to(weight)
         rotary = Rotary(angles.cos(), angles.sin())
-    return HostInputs(x, keep if padded else None, parts.is_causal, rotary)
+    return LayerInputs(x, None, keep if padded else None, parts.is_causal, rotary)

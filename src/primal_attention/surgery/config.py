@@ -1,4 +1,4 @@
-"""Configuration of a conversion, and its error."""
+"""Configuration of a conversion."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ from typing import Any, Self
 from primal_attention.attention import attention_entry, create_attention
 from primal_attention.support.command import did_you_mean
 
-__all__ = ["ConversionError", "SurgeryConfig"]
+__all__ = ["CONVERSION_DEFAULTS", "SurgeryConfig"]
 
 CONVERSION_DEFAULTS: dict[str, dict[str, Any]] = {
     # the convolution of the values needs training; untrained, it only adds noise
@@ -20,10 +20,6 @@ CONVERSION_DEFAULTS: dict[str, dict[str, Any]] = {
 """Default options of mechanisms in converted layers, where they differ from the constructor's."""
 _TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
 """Options that the model determines."""
-
-
-class ConversionError(ValueError):
-    """Raised if a model cannot be converted, loaded or saved as asked. The model is unchanged."""
 
 
 @dataclass(frozen=True)

@@ -7,26 +7,29 @@
 All checks come first: a model is changed only if every selected layer can be replaced.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
-from primal_attention.surgery.hosts import HostLibrary
-from primal_attention.surgery.layers import ConvertedLayer, build_attention
-from primal_attention.surgery.targets import (
-    Target,
+from primal_attention.hosts import (
+    Batch,
+    ConversionError,
+    ConvertedLayer,
+    HostLibrary,
+    converted_layers,
     find_attentions,
-    inspect_targets,
-    targets_table,
 )
+from primal_attention.surgery.building import build_attention
+from primal_attention.surgery.config import SurgeryConfig
+from primal_attention.surgery.targets import Target, inspect_targets, targets_table
 
 __all__ = [
     "Conversion",
     "PreparedConversion",
     "apply_conversion",
+    "conversion_record",
     "convert",
     "prepare_conversion",
     "revert",
@@ -66,7 +69,9 @@ class PreparedConversion:
     """Every attention module of the model, also those that stay."""
 
 
-def convert(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> Conversion:
+def convert(
+    model: nn.Module, config: SurgeryConfig, *, data: Sequence[Batch] | None = None
+) -> Conversion:
     """Replace the selected attention layers of a model in place; their weights are copied.
 
     Args:
@@ -89,7 +94,7 @@ def convert(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> Con
 
 
 def prepare_conversion(
-    model: nn.Module, config: SurgeryConfig, *, data: Any = None
+    model: nn.Module, config: SurgeryConfig, *, data: Sequence[Batch] | None = None
 ) -> PreparedConversion:
     """Return the new layers of a conversion without changing the model."""
     targets = inspect_targets(model, config, data=data)
@@ -115,7 +120,7 @@ def prepare_conversion(
         parts = library.read(module).canonical()
         attention = build_attention(config.attention, config.options, parts)
         layer = library.wrap(module, attention, parts).train(module.training)
-        layer.settings = config
+        layer.settings = config.to_dict()
         frozen = not any(p.requires_grad for p in module.parameters())
         prepared.layers[name] = layer.requires_grad_(False) if frozen else layer
         prepared.originals[name] = module
@@ -128,13 +133,14 @@ def apply_conversion(model: nn.Module, prepared: PreparedConversion) -> Conversi
     for name, layer in prepared.layers.items():
         model.set_submodule(name, layer)
     undo: list[Callable[[], None]] = []
+    record = conversion_record(model)
     for library in {one.name: one for one in prepared.libraries.values()}.values():
         own = {
             n: m
             for n, m in prepared.originals.items()
             if prepared.libraries[n].name == library.name
         }
-        undo += library.adapt_model(model, own, prepared.attentions)
+        undo += library.adapt_model(model, own, prepared.attentions, record)
     return Conversion(prepared.config, prepared.targets, prepared.originals, prepared.layers, undo)
 
 
@@ -156,6 +162,19 @@ def revert(model: nn.Module, conversion: Conversion) -> None:
         model.set_submodule(name, module)
     for undo in reversed(conversion._undo):
         undo()
+
+
+def conversion_record(model: nn.Module) -> dict[str, Any] | None:
+    """Return the conversion of a model as JSON values; ``None`` if it is not converted."""
+    layers = {n: m for n, m in converted_layers(model).items() if m.settings is not None}
+    settings = next((m.settings for m in layers.values()), None)
+    if settings is None:
+        return None
+    rows = [
+        {"name": n, "library": m.library, "dim": m.attention.dim, "heads": m.attention.num_heads}
+        for n, m in layers.items()
+    ]
+    return {"config": {**settings, "layers": list(layers)}, "layers": rows}
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:

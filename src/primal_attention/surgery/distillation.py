@@ -28,18 +28,17 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from primal_attention.attention import PublishesTerms, ksvd_loss
+from primal_attention.hosts import Batch, run_batch
 from primal_attention.support.files import read_json
 from primal_attention.support.output import to_json, write_atomically
 from primal_attention.support.settings import check_limits
 from primal_attention.surgery.fitting import fit_outputs
 from primal_attention.surgery.objectives import end_loss, relative_error
 from primal_attention.surgery.recording import (
-    Batch,
     differing_layers,
     real_tokens,
     record_layers,
     replay_call,
-    run_batch,
 )
 from primal_attention.training import (
     CheckpointError,
@@ -55,7 +54,7 @@ from primal_attention.training.processes import in_main_process, one_writer
 
 __all__ = ["DistillConfig", "DistillResult", "distill"]
 
-Objective = Literal["auto", "logits", "hidden", "task"]
+DistillObjective = Literal["auto", "logits", "hidden", "task"]
 Loss = Callable[[Any, Any, Batch], Tensor]
 _EPOCHS = 20
 """Most epochs of a stage, and about how often it writes a checkpoint."""
@@ -80,7 +79,7 @@ class DistillConfig:
     """Steps of the stage end to end."""
     end_lr: float = 3e-4
     """Largest learning rate of that stage."""
-    objective: Objective = "auto"
+    objective: DistillObjective = "auto"
     """End to end: ``"logits"`` (divergence of the predictions), ``"hidden"`` (error of the last
     hidden states), ``"task"`` (the model's own loss on labels), or ``"auto"`` (``"logits"`` if the
     model returns logits, else ``"hidden"``)."""
@@ -98,9 +97,9 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if self.ridge is not None and self.ridge <= 0:
             raise ValueError(f"ridge must be positive or None, got {self.ridge}.")
-        if self.objective not in get_args(Objective):
+        if self.objective not in get_args(DistillObjective):
             raise ValueError(
-                f"objective must be one of {get_args(Objective)}, got {self.objective!r}."
+                f"objective must be one of {get_args(DistillObjective)}, got {self.objective!r}."
             )
         for name in ("layer_steps", "end_steps"):
             if getattr(self, name) < 0:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Attention, Core, MultiHeadAttention, PrimalAttention
 from primal_attention.attention.multihead import real_first
+from primal_attention.hosts import Batch, ModuleCall, record_calls
 from primal_attention.surgery.recording import (
-    Batch,
-    LayerCall,
     Recording,
     differing_layers,
     real_tokens,
@@ -104,9 +103,8 @@ def fit_outputs(
             the features; chosen by two-fold cross-validation unless given.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with eval_mode(teacher):
-        calls = ((batch, record_layers(teacher, names, batch)) for batch in data)
-        return fit_recorded(model, calls, ridge=ridge)
+    calls = ((batch, record_layers(teacher, names, batch)) for batch in data)
+    return fit_recorded(model, calls, ridge=ridge)
 
 
 @torch.no_grad()
@@ -128,26 +126,14 @@ def fit_recorded(
 
 
 def _collect(
-    model: nn.Module, name: str, call: LayerCall, batch: Batch, system: _NormalEquations | None
+    model: nn.Module, name: str, call: ModuleCall, batch: Batch, system: _NormalEquations | None
 ) -> _NormalEquations | None:
     """Add one batch to the equations of a layer; return ``None`` if it has no map to fit."""
     layer = model.get_submodule(name)
-    seen: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
-
-    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        seen[module] = args, kwargs, out
-
-    watched = nn.Linear | Core | Attention
-    handles = [
-        m.register_forward_hook(keep, with_kwargs=True)
-        for m in layer.modules()
-        if isinstance(m, watched)
-    ]
-    try:
+    names = [n for n, m in layer.named_modules() if isinstance(m, nn.Linear | Core | Attention)]
+    with record_calls(layer, names, {}) as calls:
         answer = replay_call(model, name, call)
-    finally:
-        for handle in handles:
-            handle.remove()
+    seen = {layer.get_submodule(inner): found for inner, found in calls.items()}
     real, missing = real_tokens(batch, answer), call.output - answer
     for module, (args, _, out) in seen.items():
         if (
@@ -167,7 +153,7 @@ def _collect(
 
 def _collect_inside(
     layer: Any,
-    seen: Mapping[nn.Module, Any],
+    seen: Mapping[nn.Module, ModuleCall],
     key_mask: Tensor | None,
     real: Tensor,
     missing: Tensor,
@@ -183,7 +169,7 @@ def _collect_inside(
         if layer.concat not in seen:
             return None
         # all heads share one map, so their rows belong to one system
-        z, y = rows(seen[layer.concat][0][0]), rows(_heads(missing, heads))
+        z, y = rows(seen[layer.concat].args[0]), rows(_heads(missing, heads))
         bias = None if layer.concat.bias is None else layer.concat.bias.data[None]
         system = system or _NormalEquations(layer.concat.weight.data[None], bias)
         system.add(z.flatten(0, 1)[None], y.flatten(0, 1)[None])
@@ -194,7 +180,7 @@ def _collect_inside(
         return None
     # a head is linear in its values: mix the tokens first, then fit the value map
     (q, k, _), kwargs, _ = seen[layer.core]
-    x = seen[layer.v_proj][0][0]
+    x = seen[layer.v_proj].args[0]
     z = layer.core(q, k, x[:, None].expand(-1, heads, -1, -1), **kwargs)
     if layer.core.ordered and key_mask is not None:
         back = real_first(key_mask).argsort(1)[:, None, :, None]

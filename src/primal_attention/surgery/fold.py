@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.layers import ConvertedLayer
+from primal_attention.hosts import ConversionError, ConvertedLayer
 
 __all__ = ["fold_output", "is_folded"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.hosts import ConversionError
+from primal_attention.hosts.optional import require_transformers
 from primal_attention.support.command import MissingPackageError, UserError
 from primal_attention.support.files import file_errors, parse_json, read_json
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.optional import require_transformers
 
 __all__ = [
     "SAFE",

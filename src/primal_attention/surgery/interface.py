@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from primal_attention.attention import Core, MultiHeadAttention, create_attention, list_attentions
 from primal_attention.attention.multihead import real_first
+from primal_attention.hosts.optional import require_transformers
 from primal_attention.surgery.config import CONVERSION_DEFAULTS
-from primal_attention.surgery.optional import require_transformers
 
 __all__ = ["attend", "register_implementation", "register_implementations"]
 
@@ -163,7 +163,8 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
             torch.manual_seed(_SEED)
             core = _core(name, num_heads, head_dim, device=device, dtype=dtype, **options)
         if core is None:
-            raise RuntimeError(f"{name!r} has no core")  # checked when it was registered
+            # register_implementation refuses such a mechanism before this function exists
+            raise RuntimeError(f"{name!r} has no core")
         return core.eval()
 
     def implementation(

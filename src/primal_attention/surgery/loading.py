@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention import models
+from primal_attention.hosts import ConversionError
 from primal_attention.support.command import UserError
 from primal_attention.support.files import read_arrays, read_json, read_tensors
-from primal_attention.surgery.config import ConversionError
 from primal_attention.surgery.folders import (
     SAFE,
     build_model,

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.surgery.recording import Batch, first_tensor, real_tokens
+from primal_attention.hosts import Batch
+from primal_attention.hosts.recording import first_tensor
+from primal_attention.surgery.recording import real_tokens
 
 if TYPE_CHECKING:
     from primal_attention.surgery.distillation import DistillConfig

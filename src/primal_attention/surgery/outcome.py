@@ -8,18 +8,19 @@ from typing import Any
 
 from torch import nn
 
+from primal_attention.hosts import run_batch
 from primal_attention.surgery.advice import Advice
 from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import convert
 from primal_attention.surgery.fitting import fit_outputs
-from primal_attention.surgery.recording import layer_r2, output_r2, run_batch
+from primal_attention.surgery.recording import layer_r2, output_r2
 from primal_attention.training.cost import Cost, compare_costs
 
-__all__ = ["Outcome", "convert_and_compare"]
+__all__ = ["ConvertedModel", "convert_and_compare"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConvertedModel:
     """Quality and cost of a converted model, measured on held-out inputs."""
 
     model: str
@@ -80,7 +81,7 @@ def convert_and_compare(
     *,
     distill_steps: int = 0,
     report: Callable[[str], None] = lambda _: None,
-) -> Outcome:
+) -> ConvertedModel:
     """Convert a model in place and return how close it stays and what it saves.
 
     The new layers are fitted or trained on the first half of the inputs and compared with the
@@ -117,7 +118,7 @@ def convert_and_compare(
     else:
         layer = {c.attention: Cost(c.milliseconds, c.megabytes) for c in advice.costs}
         costs = {"original": layer["softmax"], "converted": layer[config.attention]}
-    return Outcome(
+    return ConvertedModel(
         model=type(model).__name__,
         attention=config.attention,
         layers=layer_r2(model, teacher, tests),

@@ -1,43 +1,29 @@
 """Record the inputs and outputs of a model's layers, and compare other layers on them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch
+from primal_attention.hosts import Batch, ModuleCall, batch_arguments, record_run, run_batch
+from primal_attention.hosts.inputs import model_arguments
+from primal_attention.hosts.recording import first_tensor
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
-    "Batch",
-    "LayerCall",
     "Recording",
     "differing_layers",
-    "first_tensor",
     "layer_r2",
-    "model_arguments",
     "output_r2",
     "real_tokens",
-    "record_calls",
     "record_layers",
     "recorded_r2",
     "replay_call",
-    "run_batch",
 ]
 
 
-class LayerCall(NamedTuple):
-    """Arguments and output of one call of a layer."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Float[Tensor, "b n c"]
-
-
-Recording = tuple[Batch, dict[str, LayerCall]]
+Recording = tuple[Batch, dict[str, ModuleCall]]
 """A batch, and the calls of the original's layers on it."""
 
 
@@ -69,52 +55,6 @@ def differing_layers(model: nn.Module, teacher: nn.Module) -> list[str]:
     return found
 
 
-@contextmanager
-def record_calls(
-    model: nn.Module, names: Sequence[str], into: dict[str, LayerCall]
-) -> Iterator[dict[str, LayerCall]]:
-    """Record the last call of each named layer within the context.
-
-    A cache among the arguments is left out, so that the call can be replayed.
-
-    Example:
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-        >>> with record_calls(model, ["0"], {}) as calls:
-        ...     _ = model(torch.ones(4, 5, 2))
-        >>> calls["0"].output.shape
-        torch.Size([4, 5, 3])
-    """
-
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-            plain = {k: None if k in _CACHES else v for k, v in kwargs.items()}
-            into[name] = LayerCall(args, plain, first_tensor(output))
-
-        return keep
-
-    handles = [
-        model.get_submodule(name).register_forward_hook(hook(name), with_kwargs=True)
-        for name in names
-    ]
-    try:
-        yield into
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-_CACHES = ("past_key_values", "past_key_value", "layer_past")
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return a module's output, or the first tensor of it."""
-    while not isinstance(output, Tensor):
-        if isinstance(output, Mapping):
-            output = [value for value in output.values() if value is not None]
-        output = output[0]
-    return output
-
-
 @torch.no_grad()
 def layer_r2(
     model: nn.Module, teacher: nn.Module, data: Sequence[Batch], names: Sequence[str] | None = None
@@ -131,13 +71,12 @@ def layer_r2(
         names: Layers; all converted ones unless given.
     """
     names = differing_layers(model, teacher) if names is None else names
-    with eval_mode(teacher):
-        return recorded_r2(model, ((batch, record_layers(teacher, names, batch)) for batch in data))
+    return recorded_r2(model, ((batch, record_layers(teacher, names, batch)) for batch in data))
 
 
 @torch.no_grad()
 def recorded_r2(model: nn.Module, recordings: Iterable[Recording]) -> dict[str, float]:
-    """Return :func:`layer_r2` from recorded calls of the original."""
+    """Do :func:`layer_r2` with recorded calls of the original."""
     sums: dict[str, _Variance] = {}
     with eval_mode(model):
         for batch, calls in recordings:
@@ -185,10 +124,10 @@ class _Variance:
         return 1 - self.error / max(spread, 1e-12)
 
 
-def record_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, LayerCall]:
-    """Return the calls of the named layers in one forward pass."""
-    with record_calls(model, names, {}) as calls, torch.no_grad():
-        run_batch(model, batch)
+def record_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, ModuleCall]:
+    """Return the calls of the named layers in one forward pass in evaluation mode."""
+    args, kwargs = batch_arguments(model_arguments(model, batch))
+    calls = record_run(model, names, *args, **kwargs)
     missing = [name for name in names if name not in calls]
     if missing:
         raise RuntimeError(
@@ -198,28 +137,9 @@ def record_layers(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[
     return calls
 
 
-def replay_call(model: nn.Module, name: str, call: LayerCall) -> Tensor:
+def replay_call(model: nn.Module, name: str, call: ModuleCall) -> Tensor:
     """Return the output of a layer of this model on the arguments of a recorded call."""
     return first_tensor(model.get_submodule(name)(*call.args, **call.kwargs))
-
-
-def run_batch(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
-    """Return the model's output on a batch, without a cache, and with labels only if asked."""
-    if isinstance(batch, Tensor):
-        return model(batch)
-    if not isinstance(batch, Mapping):
-        return model(*batch)
-    return model(**model_arguments(model, batch, labels=labels))
-
-
-def model_arguments(
-    model: nn.Module, batch: Mapping[str, Any], *, labels: bool = False
-) -> dict[str, Any]:
-    """Return the keyword arguments for a forward pass that makes no cache."""
-    given = {k: v for k, v in batch.items() if labels or k != "labels"}
-    if getattr(getattr(model, "config", None), "use_cache", False) is True:
-        given.setdefault("use_cache", False)
-    return given
 
 
 def real_tokens(batch: Batch, output: Tensor) -> Bool[Tensor, "..."]:

@@ -15,6 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from primal_attention.hosts import (
+    ConversionError,
+    ConvertedLayer,
+    converted_layers,
+    find_attentions,
+)
 from primal_attention.support.command import UserError
 from primal_attention.support.files import (
     SealedFolder,
@@ -25,10 +31,12 @@ from primal_attention.support.files import (
     write_sealed,
 )
 from primal_attention.support.output import to_json
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
+from primal_attention.surgery.building import build_attention
+from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import (
     Conversion,
     apply_conversion,
+    conversion_record,
     prepare_conversion,
 )
 from primal_attention.surgery.fold import is_folded
@@ -39,13 +47,7 @@ from primal_attention.surgery.folders import (
     read_config,
     weight_files,
 )
-from primal_attention.surgery.layers import (
-    ConvertedLayer,
-    build_attention,
-    conversion_record,
-    converted_layers,
-)
-from primal_attention.surgery.targets import find_attentions, inspect_targets
+from primal_attention.surgery.targets import inspect_targets
 
 __all__ = ["load_converted", "load_pretrained", "read_conversion", "save_converted"]
 

@@ -1,27 +1,23 @@
 """The attention modules of a model, and which of them a configuration selects."""
 
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from primal_attention.hosts import (
+    Batch,
+    ConversionError,
+    FoundModule,
+    converted_layers,
+    find_attentions,
+)
 from primal_attention.support.output import markdown_table
 from primal_attention.surgery.checks import Target, examine
-from primal_attention.surgery.config import ConversionError, SurgeryConfig
-from primal_attention.surgery.hosts import HostLibrary, host_libraries
-from primal_attention.surgery.layers import AttentionParts, converted_layers
+from primal_attention.surgery.config import SurgeryConfig
 
-__all__ = ["Target", "find_attentions", "inspect_targets", "read_attention", "targets_table"]
-
-
-class FoundModule(NamedTuple):
-    """An attention module, and the library it belongs to."""
-
-    name: str
-    module: nn.Module
-    library: HostLibrary | None
+__all__ = ["Target", "inspect_targets", "targets_table"]
 
 
 def targets_table(targets: list[Target]) -> str:
@@ -43,7 +39,9 @@ def targets_table(targets: list[Target]) -> str:
     return markdown_table(header, rows)
 
 
-def inspect_targets(model: nn.Module, config: SurgeryConfig, *, data: Any = None) -> list[Target]:
+def inspect_targets(
+    model: nn.Module, config: SurgeryConfig, *, data: Sequence[Batch] | None = None
+) -> list[Target]:
     """Return every attention module of a model, and what a conversion would do with it.
 
     The model is not changed.
@@ -77,24 +75,7 @@ def inspect_targets(model: nn.Module, config: SurgeryConfig, *, data: Any = None
     return targets
 
 
-def read_attention(module: nn.Module) -> AttentionParts:
-    """Return the weights and sizes of an attention module of another library.
-
-    Example:
-        >>> read_attention(nn.MultiheadAttention(16, 2)).head_dim
-        8
-    """
-    for library in host_libraries():
-        if library.matches(module):
-            parts = library.read(module)
-            parts.check()
-            return parts
-    raise ConversionError(
-        f"{type(module).__name__} has an unknown signature: it belongs to no supported library."
-    )
-
-
-def _check_arguments(model: Any, config: Any) -> None:
+def _check_arguments(model: object, config: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}.")
     if not isinstance(config, SurgeryConfig):
@@ -110,24 +91,9 @@ def _check_arguments(model: Any, config: Any) -> None:
         )
 
 
-def find_attentions(model: nn.Module) -> Iterator[FoundModule]:
-    """Yield the innermost attention modules, also those of unknown libraries."""
-    libraries = host_libraries()
-    found: list[FoundModule] = []
-    for name, module in model.named_modules():
-        if any(name.startswith(f"{f.name}.") or f.name == "" for f in found if f.library):
-            continue
-        library = next((one for one in libraries if one.matches(module)), None)
-        named = re.search(r"Atten|Attn", type(module).__name__)
-        if library is not None or (named and any(True for _ in module.parameters())):
-            found.append(FoundModule(name, module, library))
-    for one in found:
-        inner = any(f.name.startswith(f"{one.name}.") or not one.name for f in found if f.name)
-        if one.library is not None or not (inner and len(found) > 1):
-            yield one
-
-
-def _select(model: nn.Module, names: list[str], config: SurgeryConfig, data: Any) -> set[str]:
+def _select(
+    model: nn.Module, names: list[str], config: SurgeryConfig, data: Sequence[Batch] | None
+) -> set[str]:
     """Return the names that ``layers`` selects; raise if a part of it selects nothing."""
     layers = config.layers
     if layers == "all":
@@ -163,7 +129,7 @@ def _matching(names: list[str], layer: str | int) -> list[str]:
     return matching
 
 
-def _advised(model: nn.Module, config: SurgeryConfig, data: Any) -> set[str]:
+def _advised(model: nn.Module, config: SurgeryConfig, data: Sequence[Batch] | None) -> set[str]:
     if data is None:
         raise ConversionError(
             "layers='auto' selects layers by advise, which needs data; pass data= with the batches."

@@ -7,7 +7,6 @@ import statistics
 import pytest
 import torch
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.covariance import (
     attention_factor,
     center_features,
@@ -18,6 +17,7 @@ from primal_attention.analysis.causes.covariance import (
     values_factor,
 )
 from primal_attention.attention import create_attention
+from primal_attention.hosts import capture
 from primal_studies.kit.pretrained import minilm, smollm2
 
 DOUBLE = {"dtype": torch.float64}

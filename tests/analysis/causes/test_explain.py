@@ -9,7 +9,6 @@ import torch
 from tests.analysis.causes import models
 from tests.analysis.causes.test_search import Switch
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.explainer import (
     explain,
     explain_recommendation,
@@ -21,6 +20,7 @@ from primal_attention.analysis.causes.search import Evaluations
 from primal_attention.analysis.causes.subjects import Outcome
 from primal_attention.analysis.causes.text import text_subject
 from primal_attention.analysis.causes.vision import PatchSubject
+from primal_attention.hosts import capture
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_studies.kit.pretrained import smollm2
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes import learn_pag
 from primal_attention.analysis.causes.covariance import correlate
 from primal_attention.analysis.causes.graph import causal_graph
 from primal_attention.analysis.causes.primal import HatMatrix
 from primal_attention.attention import PrimalAttention, create_attention
+from primal_attention.hosts import capture
 from primal_studies.kit.pretrained import minilm, smollm2
 
 DOUBLE = {"dtype": torch.float64}

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.primal import (
     HatMatrix,
     compare_readings,
@@ -13,6 +12,7 @@ from primal_attention.analysis.causes.primal import (
 )
 from primal_attention.attention import PrimalAttention
 from primal_attention.attention.kernel_problem import pose_on_tokens
+from primal_attention.hosts import capture
 
 DOUBLE = {"dtype": torch.float64}
 

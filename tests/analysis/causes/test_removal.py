@@ -4,10 +4,10 @@ import pytest
 import torch
 from tests.analysis.causes import models
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.removal import Remover, choose_removal, remove
 from primal_attention.analysis.causes.subjects import Subject, rollout
 from primal_attention.analysis.causes.text import encode, text_subject, token_names
+from primal_attention.hosts import capture
 
 TEXT = "the film was not good but the cast is very fun"
 

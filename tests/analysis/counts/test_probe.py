@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from primal_attention.analysis import HeadsOptions, analysis_entry
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.counts import (
     Cooccurrence,
     compare,
@@ -28,6 +27,7 @@ from primal_attention.analysis.counts.probe_models import (
     token_ids,
 )
 from primal_attention.cli.main import main
+from primal_attention.hosts import capture
 from primal_attention.models import CausalDecoder, DecoderConfig, EncoderClassifier, EncoderConfig
 from primal_attention.report import to_png
 from primal_attention.support.command import UserError

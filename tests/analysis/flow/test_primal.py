@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.analysis.attention_maps import LayerInputs
-from primal_attention.analysis.capture import CapturedScores, capture
 from primal_attention.analysis.flow import (
     block_energy,
     contribution_shares,
@@ -16,8 +14,9 @@ from primal_attention.analysis.flow import (
     signed_mass,
     split_scores,
 )
-from primal_attention.analysis.flow.layers import Reader, value_norms
+from primal_attention.analysis.flow.layers import LayerReader, value_norms
 from primal_attention.attention import create_attention, list_attentions
+from primal_attention.hosts import CapturedScores, LayerInputs, capture
 from primal_attention.training import PeakMemory
 
 IDS = torch.tensor([0] * 9 + [1] * 14)
@@ -261,13 +260,13 @@ def test_layers_of_this_library_are_read_without_their_matrix(name):
     model = Wrapped(create_attention(name, 16, 2).double().eval())
     x = torch.randn(1, N, 16, dtype=torch.float64)
     layer = capture(model, {"x": x})[0]
-    reader = Reader(layer, IDS[None], IDS[None], 2)
+    reader = LayerReader(layer, IDS[None], IDS[None], 2)
     weights = layer.weights(0)
     assert reader._is_own == (name != "linformer")  # which projects values in its own way
     if not reader._is_own:
         return
     close(reader._own_sums(0, P), weights @ P, 1e-5)
-    norm = Reader(layer, IDS[None], IDS[None], 2, "norm", out=model.attention.out_proj.weight)
+    norm = LayerReader(layer, IDS[None], IDS[None], 2, "norm", out=model.attention.out_proj.weight)
     norms = value_norms(layer.values(0), norm.out)
     close(norm.sums(0, P)[0], (weights * norms[:, None]) @ P, 1e-5)
 

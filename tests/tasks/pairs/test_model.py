@@ -103,7 +103,7 @@ def test_seed_rows_are_rows_of_the_whole_matrix(name):
         wanted = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1).mean(1)
         torch.testing.assert_close(whole, wanted)
     if name == "primal-dual":  # scores of the analyses, in float64
-        scores = pa.analysis.capture.capture(layer, x)[0].scores(1)
+        scores = pa.hosts.capture(layer, x)[0].scores(1)
         wanted = (scores.e * scores.lam[:, None] @ scores.r.mT).mean(0)
         torch.testing.assert_close(whole[1].double(), wanted, rtol=1e-4, atol=1e-6)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.drawing import draw_tree
 from primal_attention.analysis.causes.explainer import explain_subject
 from primal_attention.analysis.causes.explanation import Explanation
@@ -18,6 +16,7 @@ from primal_attention.analysis.causes.page import ASSETS, CAVEATS, explorer, gra
 from primal_attention.analysis.causes.text import NoDecisionError, encode, text_subject, token_names
 from primal_attention.analysis.options import CausesOptions
 from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.hosts import Batch, batch_arguments, capture
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 

@@ -30,8 +30,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.causes.primal import Matrix, promote, unit_rows
+from primal_attention.hosts import CapturedLayer
 
 __all__ = [
     "Correlation",

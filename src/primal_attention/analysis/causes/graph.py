@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.causes.confidence import bootstrap_stability, confidence
 from primal_attention.analysis.causes.covariance import (
     Method,
@@ -37,6 +35,7 @@ from primal_attention.analysis.causes.nodes import (
     drop_list,
 )
 from primal_attention.analysis.causes.primal import Matrix, primal_scores
+from primal_attention.hosts import Batch, CapturedLayer
 
 __all__ = ["causal_graph"]
 
@@ -103,7 +102,7 @@ def causal_graph(
 
     Args:
         model_or_attention: A model, a layer that
-            :func:`~primal_attention.analysis.capture.capture` returns, or attention matrices
+            :func:`~primal_attention.hosts.capture` returns, or attention matrices
             ``[n n]`` or ``[heads n n]`` of one sequence without padding.
         batch: Inputs of the model, or a text if there is a tokenizer.
         tokenizer: The model's tokenizer, for names of nodes, words and special tokens.

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
-from primal_attention.analysis.capture import CapturedLayer, capture
 from primal_attention.analysis.causes.covariance import mix_rows
 from primal_attention.analysis.causes.nodes import groups_of_ids, is_special, word_groups
 from primal_attention.analysis.causes.primal import HatMatrix, primal_scores, promote, unit_rows
+from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, capture
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["AttentionSource", "read_source"]

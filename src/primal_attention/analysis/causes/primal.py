@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedLayer, CapturedScores
+from primal_attention.hosts import CapturedLayer, CapturedScores
 
 __all__ = [
     "HatMatrix",
@@ -80,14 +80,14 @@ def primal_scores(layer: CapturedLayer, sequence: int = 0) -> CapturedScores:
     """Return the scores of a captured primal layer, or refuse a layer whose weights are fixed.
 
     Args:
-        layer: A primal layer that :func:`~primal_attention.analysis.capture.capture` returns.
+        layer: A primal layer that :func:`~primal_attention.hosts.capture` returns.
         sequence: Which sequence of the batch.
 
     Raises:
         ValueError: If the layer is not primal, or its weights do not depend on the data.
 
     Example:
-        >>> from primal_attention.analysis.capture import capture
+        >>> from primal_attention.hosts import capture
         >>> from primal_attention.attention import PrimalAttention
         >>> (layer,) = capture(PrimalAttention(8, 2, rank=3), torch.randn(1, 20, 8))
         >>> primal_scores(layer).e.shape

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.causes.baselines import MethodResult, compare_methods
 from primal_attention.analysis.causes.explanation import (
     EvaluatedSet,
@@ -28,6 +27,7 @@ from primal_attention.analysis.causes.search import (
 )
 from primal_attention.analysis.causes.subjects import Subject
 from primal_attention.analysis.causes.tree import InfluenceTree
+from primal_attention.hosts import CapturedLayer
 
 __all__ = ["Reasoning", "target_attention"]
 
@@ -239,7 +239,7 @@ def target_attention(captured: CapturedLayer, target: int | None) -> Float[Tenso
         target: The token; ``None`` for the mean over all tokens.
 
     Example:
-        >>> from primal_attention.analysis.capture import capture
+        >>> from primal_attention.hosts import capture
         >>> from primal_attention.attention import create_attention
         >>> layer = capture(create_attention("softmax", 8, 2), torch.randn(1, 5, 8))[0]
         >>> torch.equal(target_attention(layer, 3), layer.weights()[:, 3])

@@ -1,7 +1,7 @@
 """Recommendations to explain: which items of the history lead to the recommended one."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from primal_attention.analysis.causes.removal import Removed, Remover, choose_removal
-from primal_attention.analysis.causes.subjects import ModelSubject
+from primal_attention.analysis.causes.subjects import ModelSubject, Names, option_name
 
 __all__ = ["RecommenderSubject"]
 
@@ -52,7 +52,7 @@ class RecommenderSubject(ModelSubject):
         items: Sequence[int],
         *,
         mask_id: int | None = None,
-        names: Mapping[int, str] | Callable[[int], str] | None = None,
+        names: Names = None,
         layer: int | str = -1,
         removal: str = "auto",
         pad_id: int | None = None,
@@ -92,9 +92,7 @@ class RecommenderSubject(ModelSubject):
 
     def name_option(self, option: int) -> str:
         """Return the name of an item."""
-        if callable(self.names):
-            return self.names(option)
-        return str((self.names or {}).get(option, option))
+        return option_name(self.names, option)
 
     def abduct(self) -> Tensor | Mapping[str, Any]:
         """Return the history with the recommended item at its end."""

@@ -16,15 +16,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import CapturedLayer, capture
 from primal_attention.analysis.causes.removal import Removed, Remover, remove
+from primal_attention.hosts import CapturedLayer, capture
+from primal_attention.hosts.recording import change_output
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
     "ModelSubject",
+    "Names",
     "Outcome",
     "Subject",
     "input_embedding",
+    "option_name",
     "pooled_token",
     "rollout",
     "vote",
@@ -151,24 +154,14 @@ class ModelSubject(ABC):
 
     def _gradients(self) -> list[float]:
         """Return ``|⟨gradient, embedding⟩|`` of the decision's score for each token."""
-        kept: list[Tensor] = []
-
-        def hook(_: nn.Module, args: Any, output: Tensor) -> Tensor:
-            kept.append(output.detach().requires_grad_())
-            return kept[-1]
-
         if self.embedding is None:
             raise ValueError("The model has no embedding of ids.")
-        handle = self.embedding.register_forward_hook(hook)
         # one plain input: the set of removed tokens is empty
         plain = remove(self.ids, [()], Remover("zero"))[0]
-        try:
-            with torch.enable_grad(), eval_mode(self.model):
-                score = self.score_options(plain)[0, self.choice]
-                (gradient,) = torch.autograd.grad(score, kept[:1])
-        finally:
-            handle.remove()
-        products = (gradient * kept[0]).sum(-1)[0].abs().double().cpu()[: len(self.ids)]
+        with torch.enable_grad(), eval_mode(self.model), _leaf_output(self.embedding) as leaves:
+            score = self.score_options(plain)[0, self.choice]
+            (gradient,) = torch.autograd.grad(score, leaves[:1])
+        products = (gradient * leaves[0]).sum(-1)[0].abs().double().cpu()[: len(self.ids)]
         return [*products.tolist(), *([0.0] * (len(self.tokens) - len(products)))]
 
 
@@ -208,23 +201,43 @@ def pooled_token(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> int | N
         batch: Its input, one sequence.
     """
     name = capture(model, batch, layers="last")[0].name
-    kept: list[Tensor] = []
-
-    def hook(_: nn.Module, args: Any, output: Any) -> Any:
-        first, *rest = output if isinstance(output, tuple) else (output,)
-        kept.append(first.detach().requires_grad_())
-        return (kept[-1], *rest) if isinstance(output, tuple) else kept[-1]
-
-    handle = model.get_submodule(name).register_forward_hook(hook)
-    try:
-        with torch.enable_grad(), eval_mode(model):
-            output = model(**batch) if isinstance(batch, Mapping) else model(batch)
-            logits = output if isinstance(output, Tensor) else output.logits
-            (gradient,) = torch.autograd.grad(logits.square().sum(), kept[:1])
-    finally:
-        handle.remove()
+    attention = model.get_submodule(name)
+    with torch.enable_grad(), eval_mode(model), _leaf_output(attention) as leaves:
+        output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+        logits = output if isinstance(output, Tensor) else output.logits
+        (gradient,) = torch.autograd.grad(logits.square().sum(), leaves[:1])
     used = gradient[0].abs().flatten(1).sum(-1).nonzero()[:, 0].tolist()
     return used[0] if len(used) == 1 else None
+
+
+Names = Mapping[int, str] | Callable[[int], str] | None
+"""Names of options by number; without names the number is the name."""
+
+
+def option_name(names: Names, option: int) -> str:
+    """Return the name of an option.
+
+    Example:
+        >>> option_name({0: "cat"}, 0), option_name({0: "cat"}, 1), option_name("ab".__getitem__, 1)
+        ('cat', '1', 'b')
+    """
+    return names(option) if callable(names) else str((names or {}).get(option, option))
+
+
+@contextmanager
+def _leaf_output(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Cut the graph behind a module; return the list that gets its outputs as new leaves.
+
+    Gradients are then those at the output, and nothing before the module is differentiated.
+    """
+    leaves: list[Tensor] = []
+
+    def cut(output: Tensor) -> Tensor:
+        leaves.append(output.detach().requires_grad_())
+        return leaves[-1]
+
+    with change_output(module, cut):
+        yield leaves
 
 
 def input_embedding(model: nn.Module) -> nn.Module | None:
@@ -250,17 +263,14 @@ def zero_embeddings(embedding: nn.Module | None, zeroed: Bool[Tensor, "b n"]) ->
     if embedding is None:
         raise ValueError("removal='zero' needs an embedding of ids, and the model has none.")
 
-    def hook(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+    def mask(output: Tensor) -> Tensor:
         # the subject may add tokens at the end, which stay
         gone = zeroed.to(output.device)
         gone = nn.functional.pad(gone, (0, output.shape[1] - gone.shape[1]))
         return output.masked_fill(gone[..., None], 0.0)
 
-    handle = embedding.register_forward_hook(hook)
-    try:
+    with change_output(embedding, mask):
         yield
-    finally:
-        handle.remove()
 
 
 def rollout(layers: Sequence[CapturedLayer], target: int | None) -> Float[Tensor, " n"]:

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.causes.removal import Removed, choose_removal
 from primal_attention.analysis.causes.subjects import ModelSubject, pooled_token
+from primal_attention.hosts import capture
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = [

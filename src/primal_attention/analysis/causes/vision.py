@@ -1,14 +1,21 @@
 """Classes of images to explain: patches without which a vision model decides otherwise."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import CapturedLayer, capture
-from primal_attention.analysis.causes.subjects import Outcome, pooled_token, rollout, vote
+from primal_attention.analysis.causes.subjects import (
+    Names,
+    Outcome,
+    option_name,
+    pooled_token,
+    rollout,
+    vote,
+)
+from primal_attention.hosts import CapturedLayer, capture
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["PatchSubject"]
@@ -42,7 +49,7 @@ class PatchSubject:
         patch: int,
         layer: int | str = -1,
         fill: Literal["mean", "zero"] = "mean",
-        names: Mapping[int, str] | Callable[[int], str] | None = None,
+        names: Names = None,
     ) -> None:
         if fill not in ("mean", "zero"):
             raise ValueError(f"fill must be 'mean' or 'zero', got {fill!r}.")
@@ -75,9 +82,7 @@ class PatchSubject:
 
     def name_option(self, option: int) -> str:
         """Return the name of a class."""
-        if callable(self.names):
-            return self.names(option)
-        return str((self.names or {}).get(option, option))
+        return option_name(self.names, option)
 
     def without(self, positions: Sequence[int]) -> Float[Tensor, "c y x"]:
         """Return the image without some patches."""

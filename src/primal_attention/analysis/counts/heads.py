@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 from primal_attention.analysis.counts.probe import HeadsResult, probe_heads
 from primal_attention.analysis.options import HeadsOptions
+from primal_attention.hosts import Batch, batch_arguments
 
 __all__ = ["analyze_heads"]
 

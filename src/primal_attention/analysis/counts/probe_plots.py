@@ -7,10 +7,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import nn
 
-from primal_attention.analysis.capture import capture
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 from primal_attention.analysis.counts.projection import normalize_rows
 from primal_attention.analysis.counts.vocabulary import split_words
+from primal_attention.hosts import capture
 from primal_attention.report.plots import panel_layout, plain
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from primal_attention.analysis.attention_maps import Batch
 from primal_attention.analysis.depth.blocks import show_params
 from primal_attention.analysis.depth.bounds import Regime, depth_threshold, log3_sep_bounds
 from primal_attention.analysis.depth.literature import FINDINGS
@@ -14,6 +13,7 @@ from primal_attention.analysis.depth.roles import ModelParts, embedding_rank, fi
 from primal_attention.analysis.depth.spectrum import SeparationSpectrum, separation_spectrum
 from primal_attention.analysis.options import DepthOptions
 from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.hosts import Batch
 from primal_attention.models.depth_rule import (
     DEEP,
     FITTED_LAYERS,

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
+from primal_attention.hosts import Batch, batch_arguments
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["SeparationSpectrum", "grid_spectrum", "separation_spectrum"]

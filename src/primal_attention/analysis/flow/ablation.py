@@ -11,18 +11,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
+from primal_attention.hosts import Batch, batch_arguments
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["Ablation", "BlindScore", "blind_scores", "replace_modality"]
 
 Ablation = Literal["zeros", "shuffle"]
-Score = Callable[[Any, Batch], float]
+ScoreFunction = Callable[[Any, Batch], float]
 """From output and batch to a number; larger is better."""
 
 
 class BlindScore(NamedTuple):
-    """Score of a model with and without one modality."""
+    """ScoreFunction of a model with and without one modality."""
 
     modality: str
     """What was replaced."""
@@ -118,7 +118,7 @@ def blind_scores(
     how: Ablation = "zeros",
     inputs: Mapping[int, tuple[str, ...]] | None = None,
     labels: Tensor | None = None,
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
     is_causal: bool = False,
 ) -> list[BlindScore]:
     """Return the score of a model with everything and without each modality.
@@ -166,7 +166,11 @@ def blind_scores(
 
 
 def _measure(
-    model: nn.Module, batch: Batch, labels: Tensor | None, score: Score | None, is_causal: bool
+    model: nn.Module,
+    batch: Batch,
+    labels: Tensor | None,
+    score: ScoreFunction | None,
+    is_causal: bool,
 ) -> tuple[str, float]:
     args, kwargs = batch_arguments(batch)
     output = model(*args, **kwargs)

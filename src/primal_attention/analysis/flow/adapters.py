@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.flow.coattention import CoAttention, Member
 from primal_attention.analysis.flow.layers import GivenLayer
+from primal_attention.hosts import CapturedLayer, ModuleCall
+from primal_attention.hosts.recording import watch_modules
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["Layout", "find_layout", "output_map", "segment_layout", "special_token_ids"]
@@ -317,27 +318,20 @@ _LXMERT_PARTS = (
 
 def _calls(
     model: nn.Module, batch: Mapping[str, Any], blocks: Sequence[str]
-) -> dict[str, list[tuple[Tensor, Tensor, Tensor | None]]]:
-    """Return the inputs (queries, context, mask) of every call of the attentions of blocks."""
-    found: dict[str, list[tuple[Tensor, Tensor, Tensor | None]]] = {}
-    handles = []
-    for name in dict.fromkeys(f"{block}.{part[0]}" for block in blocks for part in _LXMERT_PARTS):
+) -> dict[str, list[list[Tensor | None]]]:
+    """Return queries, context and mask of every call of the attentions of blocks."""
+    found: dict[str, list[list[Tensor | None]]] = {}
 
-        def record(_: nn.Module, args: Any, kwargs: Any, *, name: str = name) -> None:
-            given = dict(zip(("hidden_states", "context", "attention_mask"), args, strict=False))
-            given |= kwargs
-            found.setdefault(name, []).append(
-                (given["hidden_states"], given["context"], given.get("attention_mask"))
-            )
+    def keep(name: str, call: ModuleCall) -> None:
+        words = ("hidden_states", "context", "attention_mask")
+        given = dict(zip(words, call.args, strict=False)) | call.kwargs
+        found.setdefault(name, []).append([given.get(word) for word in words])
 
-        hook = model.get_submodule(name).register_forward_pre_hook(record, with_kwargs=True)
-        handles.append(hook)
-    try:
-        with torch.no_grad(), eval_mode(model):
-            model(**batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+    names = {f"{block}.{part}" for block in blocks for part, _, _ in _LXMERT_PARTS}
+    watched = watch_modules({n: model.get_submodule(n) for n in names}, enter=keep)
+    # one module of LXMERT attends in both directions, so every call counts
+    with torch.no_grad(), eval_mode(model), watched:
+        model(**batch)
     return found
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
 from primal_attention.analysis.flow.adapters import special_token_ids
 from primal_attention.analysis.flow.metric import modality_flow
 from primal_attention.analysis.flow.result import FlowResult
 from primal_attention.analysis.options import FlowOptions
+from primal_attention.hosts import Batch, batch_arguments
 
 __all__ = ["analyze_flow"]
 

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.flow.layers import value_norms
+from primal_attention.hosts import CapturedLayer
 
 __all__ = ["CoAttention", "Member"]
 

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.attention_maps import LayerInputs
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
 from primal_attention.functional import causal_sums, decayed_sum, sample_rows, standardize_rows
 from primal_attention.functional.primal import inverse_norm
 from primal_attention.functional.ties import swap_sides
+from primal_attention.hosts import LayerInputs
 
 __all__ = ["ScoreParts", "contribution_shares", "split_scores"]
 

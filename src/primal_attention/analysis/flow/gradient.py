@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.flow.layers import GivenLayer
 from primal_attention.attention import MultiHeadAttention
+from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, record_calls
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["default_loss", "relevance_layers"]
@@ -115,24 +114,12 @@ def _own_layers(
     explain: Callable[[Any], Tensor],
 ) -> list[CapturedLayer]:
     """Return the relevance of layers of this library from the gradients of their heads."""
-    outputs: dict[str, Tensor] = {}
-    handles = []
-    for layer in layers:
-
-        def record(_: nn.Module, __: Any, output: Tensor, *, name: str = layer.name) -> None:
-            outputs[name] = output
-
-        core: Any = layer.layer
-        handles.append(core.core.register_forward_hook(record))
+    names = [f"{layer.name}.core".lstrip(".") for layer in layers]
     args, kwargs = batch_arguments(batch)
-    try:
-        with torch.enable_grad(), eval_mode(model):
-            loss = explain(model(*args, **kwargs))
-            heads = [outputs[layer.name] for layer in layers]
-            gradients = torch.autograd.grad(loss, heads, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.enable_grad(), eval_mode(model), record_calls(model, names, {}) as calls:
+        loss = explain(model(*args, **kwargs))
+    heads = [calls[name].output for name in names]
+    gradients = torch.autograd.grad(loss, heads, allow_unused=True)
     return [
         _Relevance(layer, torch.zeros_like(o) if g is None else g)
         for layer, g, o in zip(layers, gradients, heads, strict=True)

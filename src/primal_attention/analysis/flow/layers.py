@@ -19,8 +19,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import LayerInputs
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.flow.shares import (
     SampleFlow,
     expected_sums,
@@ -28,14 +26,15 @@ from primal_attention.analysis.flow.shares import (
     visible_counts,
 )
 from primal_attention.attention import Attention, MultiHeadAttention
+from primal_attention.hosts import CapturedLayer
+from primal_attention.hosts.captured import WeightsLayer
 
 __all__ = [
     "GivenLayer",
-    "Reader",
+    "LayerReader",
     "SignedWeightsError",
     "Visibility",
     "Weighting",
-    "one_sequence",
     "value_norms",
 ]
 
@@ -55,7 +54,7 @@ class SignedWeightsError(ValueError):
     """Weights below zero have no shares."""
 
 
-class GivenLayer(CapturedLayer):
+class GivenLayer(WeightsLayer):
     """Attention weights that are given as a tensor.
 
     Args:
@@ -84,25 +83,20 @@ class GivenLayer(CapturedLayer):
         output: Tensor | None = None,
         values: Float[Tensor, "b h m v"] | None = None,
     ) -> None:
-        self.name, self.is_causal = name, is_causal
-        self.num_heads, self.head_dim = weights.shape[1], 0 if values is None else values.shape[-1]
-        self.keep, self.query_keep = keep, keep if query_keep is None else query_keep
-        self._weights, self._values = weights.detach(), values
+        query_keep = keep if query_keep is None else query_keep
+        super().__init__(weights, values, keep=keep, query_keep=query_keep, is_causal=is_causal)
+        self.name = name
         if output is not None:
             self.output = output
 
-    def _rows(self, sequence: int, rows: slice) -> Float[Tensor, "h rows m"]:
-        chosen = self.query_keep[sequence].nonzero()[rows, 0]
-        return self._weights[sequence][:, chosen][..., self.keep[sequence]].double()
-
     def values(self, sequence: int = 0) -> Float[Tensor, "h m v"]:
         """Return the values of the real keys."""
-        if self._values is None:
+        if self._v is None:
             raise ValueError(
                 f"{self.name or 'The layer'} is given by its weights alone; weighting='norm' needs "
                 "values: call modality_flow(model, batch)."
             )
-        return self._values[sequence][:, self.keep[sequence]].double()
+        return super().values(sequence)
 
     def is_triangular(self) -> bool:
         """Return whether no query has a weight on a later key; queries are the last tokens."""
@@ -129,22 +123,8 @@ def value_norms(
     return torch.einsum("hmv,hvw,hmw->hm", values, gram, values).clamp_min(0).sqrt()
 
 
-def one_sequence(layer: CapturedLayer, sequence: int) -> LayerInputs:
-    """Return the inputs of one sequence of a layer of this library, without padding."""
-    if layer.inputs is None:
-        raise ValueError(f"{layer.name} is no layer of this library; its inputs are not known.")
-    x, context, _, is_causal, rotary = layer.inputs
-    one, queries = slice(sequence, sequence + 1), layer.query_keep[sequence]
-    other = None if context is None else context[one, layer.keep[sequence]]
-    if rotary is not None:
-        rotary = rotary.take(queries.nonzero()[:, 0].expand(len(x), -1))
-        if len(rotary.cos) > 1:
-            rotary = type(rotary)(*(t[one] for t in rotary))
-    return LayerInputs(x[one, queries], other, None, is_causal, rotary)
-
-
 @dataclass(frozen=True)
-class Reader:
+class LayerReader:
     """One layer, ready to be read: what it weighs, and what its tokens can see."""
 
     layer: CapturedLayer
@@ -249,7 +229,7 @@ class Reader:
             norms = value_norms(self.layer.values(sequence), self.out)
             values = values * norms[:, :, None]
         # padding is cut: then the order of the values is that of the keys for every mechanism
-        x, context, _, is_causal, rotary = one_sequence(self.layer, sequence)
+        x, context, _, is_causal, rotary = self.layer.real_inputs(sequence)
         extra = {"is_causal": is_causal} | ({} if rotary is None else {"rotary": rotary})
         twin = _with_values(layer, values.transpose(0, 1).flatten(1)[None])
         other = None if context is None else context.double()

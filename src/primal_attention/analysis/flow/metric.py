@@ -8,11 +8,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import Layers
-from primal_attention.analysis.flow.ablation import Ablation, BlindScore, Score
+from primal_attention.analysis.flow.ablation import Ablation, BlindScore, ScoreFunction
 from primal_attention.analysis.flow.adapters import Layout, output_map
 from primal_attention.analysis.flow.coattention import CoAttention
-from primal_attention.analysis.flow.layers import GivenLayer, Reader, Visibility, Weighting
+from primal_attention.analysis.flow.layers import GivenLayer, LayerReader, Visibility, Weighting
 from primal_attention.analysis.flow.readers import (
     LayerReading,
     PrimalReading,
@@ -21,7 +20,8 @@ from primal_attention.analysis.flow.readers import (
 )
 from primal_attention.analysis.flow.result import SPECIAL, FlowResult
 from primal_attention.analysis.flow.shares import summarize
-from primal_attention.analysis.flow.sources import ModelSource, given_layout
+from primal_attention.analysis.flow.sources import blind_layout, given_layout, model_layout
+from primal_attention.hosts import Batch, Layers
 
 __all__ = ["Mode", "Special", "modality_flow"]
 
@@ -31,7 +31,7 @@ Special = Literal["separate", "text", "drop"]
 
 def modality_flow(
     source: nn.Module | Sequence[Tensor] | Tensor,
-    batch: Any = None,
+    batch: Batch | None = None,
     modality_ids: Int[Tensor, "*b n"] | Literal["segments"] | None = None,
     *,
     keep: Bool[Tensor, "b n"] | None = None,
@@ -46,7 +46,7 @@ def modality_flow(
     loss: Callable[[Any], Tensor] | None = None,
     ablate: Ablation | None = "zeros",
     labels: Tensor | None = None,
-    score: Score | None = None,
+    score: ScoreFunction | None = None,
 ) -> FlowResult:
     """Return how much the tokens of each modality receive from every other, layer by layer.
 
@@ -74,7 +74,7 @@ def modality_flow(
         mode: ``"layer"``, or ``"rollout"`` for what has crossed up to a layer, residuals included.
         primal: What ``flow`` shows of primal layers: the energy of their kernel, or the
             contribution of each modality to their scores.
-        layers: Which layers of a model, as for :func:`~primal_attention.analysis.capture.capture`.
+        layers: Which layers of a model, as for :func:`~primal_attention.hosts.capture`.
         gradients: Gradients of the given attentions, for ``weighting="gradient"``.
         loss: From the output of a model to the number to explain, for ``weighting="gradient"``.
         ablate: For blind scores, replace a modality by ``"zeros"``, or by that of another sample
@@ -98,11 +98,10 @@ def modality_flow(
         if value not in choices:
             raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
     if isinstance(source, nn.Module):
-        request = ModelSource(
+        layout = model_layout(
             source, batch, modality_ids, keep, special_ids, weighting, layers, loss
         )
-        layout = request.layout()
-        blind = request.blind(layout, ablate, labels, score)
+        blind = blind_layout(source, batch, layout, ablate, labels, score)
     else:
         ids = batch if modality_ids is None else modality_ids
         layout = given_layout(source, ids, keep, special_ids, weighting, gradients)
@@ -175,7 +174,9 @@ def _apply_special(layout: Layout, special: Special) -> Layout:
     return replace(layout, ids=ids, names=(*layout.names, SPECIAL))
 
 
-def _readers(source: Any, layout: Layout, weighting: Weighting) -> list[Reader]:
+def _readers(
+    source: nn.Module | Sequence[Tensor] | Tensor, layout: Layout, weighting: Weighting
+) -> list[LayerReader]:
     """Return a reader for every layer."""
     found = []
     for layer in layout.layers:
@@ -184,17 +185,18 @@ def _readers(source: Any, layout: Layout, weighting: Weighting) -> list[Reader]:
         if not is_known and weighting != "gradient":
             visibility = "weights"  # windows and prefixes, too, have weights of zero
         n, m = layer.query_keep.shape[1], layer.keep.shape[1]
-        is_model, is_block = isinstance(source, nn.Module), isinstance(layer, CoAttention)
-        has_map = weighting == "norm" and is_model and not is_block
+        is_block, out = isinstance(layer, CoAttention), None
+        if weighting == "norm" and isinstance(source, nn.Module) and not is_block:
+            out = output_map(source, layer)
         found.append(
-            Reader(
+            LayerReader(
                 layer,
                 layout.ids[:, m - n :],
                 layout.ids,
                 len(layout.names),
                 weighting,
                 visibility,
-                output_map(source, layer) if has_map else None,
+                out,
                 is_block,
             )
         )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedScores
+from primal_attention.hosts import CapturedScores
 
 __all__ = ["DirectionShares", "block_energy", "direction_shares", "row_mass", "signed_mass"]
 

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.capture import CapturedLayer
 from primal_attention.analysis.flow.contribution import contribution_shares, split_scores
-from primal_attention.analysis.flow.layers import Reader, SignedWeightsError, one_sequence
+from primal_attention.analysis.flow.layers import LayerReader, SignedWeightsError
 from primal_attention.analysis.flow.primal import block_energy, direction_shares
 from primal_attention.analysis.flow.result import PrimalFlow
 from primal_attention.analysis.flow.shares import (
@@ -19,6 +18,7 @@ from primal_attention.analysis.flow.shares import (
     visible_counts,
 )
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
+from primal_attention.hosts import CapturedLayer
 
 __all__ = ["LayerReading", "PrimalReading", "read_layers", "read_primal", "rollout"]
 
@@ -35,7 +35,7 @@ class LayerReading(NamedTuple):
 
 
 def read_layers(
-    readers: Sequence[Reader], primal: PrimalReading
+    readers: Sequence[LayerReader], primal: PrimalReading
 ) -> tuple[list[LayerReading], list[str]]:
     """Return the sums of every layer that can be read, and notes about the others."""
     found, notes = [], []
@@ -51,7 +51,7 @@ def read_layers(
     return found, notes
 
 
-def _read_weights(reader: Reader, notes: list[str]) -> LayerReading:
+def _read_weights(reader: LayerReader, notes: list[str]) -> LayerReading:
     name, weighting = reader.layer.name, reader.weighting
     try:
         samples = [reader.sample(i) for i in range(len(reader.layer))]
@@ -61,7 +61,7 @@ def _read_weights(reader: Reader, notes: list[str]) -> LayerReading:
         # approximations of attention may have weights below zero
         notes.append(f"{name} has weights below zero and is read by their energy.")
         weighting = "energy"
-        energy = Reader(
+        energy = LayerReader(
             reader.layer,
             reader.receivers,
             reader.senders,
@@ -73,7 +73,7 @@ def _read_weights(reader: Reader, notes: list[str]) -> LayerReading:
     return LayerReading(name, samples, weighting)
 
 
-def rollout(readers: Sequence[Reader]) -> list[LayerReading]:
+def rollout(readers: Sequence[LayerReader]) -> list[LayerReading]:
     """Return what has crossed up to every layer: ``Π_l ½ (A^l + I)`` times the indicators.
 
     Only the products with the indicators are formed, so a layer costs ``O(n² M)``.
@@ -111,7 +111,7 @@ class _PrimalSample(NamedTuple):
     alignment_chance: float
 
 
-def read_primal(reader: Reader, primal: PrimalReading) -> LayerReading:
+def read_primal(reader: LayerReader, primal: PrimalReading) -> LayerReading:
     """Return the sums of a primal layer from its scores, and all that they tell."""
     samples = [_primal_sample(reader, i) for i in range(len(reader.layer))]
     first = samples[0]
@@ -162,7 +162,7 @@ def _note(layer: CapturedLayer) -> str:
     return ""
 
 
-def _primal_sample(reader: Reader, sequence: int) -> _PrimalSample:
+def _primal_sample(reader: LayerReader, sequence: int) -> _PrimalSample:
     layer, own = reader.layer, reader.layer.layer
     receivers, senders = reader.received_by(sequence), reader.sent_by(sequence)
     counts = visible_counts(senders, len(receivers), is_causal=layer.is_causal)
@@ -174,7 +174,7 @@ def _primal_sample(reader: Reader, sequence: int) -> _PrimalSample:
         energy = SampleFlow(blocks, expected_sums(receivers, counts, power=0))
         directions = direction_shares(scores, receivers, senders)
         sigma, alignment = directions.sigma, directions.alignment
-    parts = split_scores(own, one_sequence(layer, sequence), senders, receivers)  # type: ignore[arg-type]
+    parts = split_scores(own, layer.real_inputs(sequence), senders, receivers)  # type: ignore[arg-type]
     expected = expected_sums(receivers, counts)
     sides = [
         SampleFlow(torch.einsum("na,hnc->hac", receivers, contribution_shares(side)), expected)

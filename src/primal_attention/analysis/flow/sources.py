@@ -1,15 +1,20 @@
 """Where layers and modalities come from: given tensors, or a model and a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.capture import CapturedLayer, Layers, capture
-from primal_attention.analysis.flow.ablation import Ablation, BlindScore, Score, blind_scores
+from primal_attention.analysis.flow.ablation import (
+    Ablation,
+    BlindScore,
+    ScoreFunction,
+    blind_scores,
+)
 from primal_attention.analysis.flow.adapters import (
     Layout,
     find_layout,
@@ -19,111 +24,119 @@ from primal_attention.analysis.flow.adapters import (
 from primal_attention.analysis.flow.coattention import CoAttention
 from primal_attention.analysis.flow.gradient import relevance_layers
 from primal_attention.analysis.flow.layers import GivenLayer, Weighting
+from primal_attention.hosts import Batch, CapturedLayer, Layers, capture
 
-__all__ = ["ModelSource", "given_layout"]
+__all__ = ["blind_layout", "given_layout", "model_layout"]
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """A model, its batch, and what the caller said about them."""
-
-    model: nn.Module
-    batch: Any
-    modality_ids: Any
-    keep: Tensor | None
-    special_ids: Any
-    weighting: Weighting
-    layers: Layers
-    loss: Callable[[Any], Tensor] | None
-
-    def layout(self) -> Layout:
-        """Return the modalities and the layers in which they meet."""
-        if self.batch is None:
-            raise ValueError("A model needs a batch; call modality_flow(model, batch).")
-        if isinstance(self.modality_ids, Tensor):
-            layout = self._from_ids(self.modality_ids)
+def model_layout(
+    model: nn.Module,
+    batch: Batch | None,
+    ids: Tensor | str | None,
+    keep: Tensor | None,
+    special: Tensor | Sequence[int] | None,
+    weighting: Weighting,
+    layers: Layers,
+    loss: Callable[[Any], Tensor] | None,
+) -> Layout:
+    """Return the modalities of a model's tokens, and the layers in which they meet."""
+    if batch is None:
+        raise ValueError("A model needs a batch; call modality_flow(model, batch).")
+    captured = partial(capture, model, batch, layers=layers)
+    if isinstance(ids, Tensor):
+        layout = _layout_from_ids(ids, captured())
+    else:
+        if special is None or isinstance(special, Tensor):
+            token_ids: Sequence[int] = special_token_ids(getattr(model, "config", None))
         else:
-            layout = self._from_adapter()
-        if not layout.layers:
-            raise ValueError(
-                f"No attention layer of {type(self.model).__name__} has the "
-                f"{layout.ids.shape[1]} tokens of modality_ids as keys; give one id for each token."
-            )
-        if self.keep is not None:
-            for layer in layout.layers:
-                if layer.keep.shape == self.keep.shape:
-                    layer.keep = layer.keep & self.keep
-                if layer.query_keep.shape == self.keep.shape:
-                    layer.query_keep = layer.query_keep & self.keep
-        if isinstance(self.special_ids, Tensor):
-            layout = replace(layout, special=self.special_ids.bool().expand(layout.ids.shape))
-        if self.weighting == "gradient" and not layout.separate:
-            _refuse_blocks(layout)
-            relevant = relevance_layers(self.model, self.batch, layout.layers, self.loss)
-            layout = replace(layout, layers=relevant)
-        return layout
-
-    def _captured(self) -> list[CapturedLayer]:
-        return capture(self.model, self.batch, layers=self.layers)
-
-    def _from_ids(self, ids: Tensor) -> Layout:
-        captured = self._captured()
-        ids = _checked_ids(ids, len(captured[0]))
-        m = ids.shape[1]
-        fits = [
-            layer
-            for layer in captured
-            if layer.keep.shape[1] == m and layer.query_keep.shape[1] <= m
-        ]
-        left = [layer.name for layer in captured if layer not in fits]
-        notes = (f"Layers over other tokens are left out: {', '.join(left)}.",) if left else ()
-        return Layout(_default_names(ids), ids, fits, notes=notes)
-
-    def _from_adapter(self) -> Layout:
-        given = self.special_ids
-        if given is None or isinstance(given, Tensor):
-            given = special_token_ids(getattr(self.model, "config", None))
-        is_mapping = isinstance(self.batch, Mapping)
-        if self.modality_ids == "segments":
-            found = segment_layout(self.batch, self._captured()) if is_mapping else None
-            if found is None:
-                raise ValueError(
-                    "modality_ids='segments' needs token_type_ids with two segments in the batch; "
-                    "tokenize pairs of texts, or give ids."
-                )
-            return found
-        if is_mapping:
-            has_norms = self.weighting == "norm"
-            layout = find_layout(self.model, self.batch, self._captured, given, has_norms=has_norms)
-            if layout is not None:
-                return layout
+            token_ids = special
+        layout = _known_layout(model, batch, ids, captured, token_ids, weighting == "norm")
+    if not layout.layers:
         raise ValueError(
-            f"{type(self.model).__name__} has one modality only on this batch, so nothing can flow "
-            "between modalities; give modality_ids if its tokens are of several kinds, or "
-            "'segments' for pairs of texts."
+            f"No attention layer of {type(model).__name__} has the {layout.ids.shape[1]} tokens of "
+            "modality_ids as keys; give one id for each token."
         )
+    if keep is not None:
+        for layer in layout.layers:
+            if layer.keep.shape == keep.shape:
+                layer.keep = layer.keep & keep
+            if layer.query_keep.shape == keep.shape:
+                layer.query_keep = layer.query_keep & keep
+    if isinstance(special, Tensor):
+        layout = replace(layout, special=special.bool().expand(layout.ids.shape))
+    if weighting == "gradient" and not layout.separate:
+        _refuse_blocks(layout)
+        layout = replace(layout, layers=relevance_layers(model, batch, layout.layers, loss))
+    return layout
 
-    def blind(
-        self, layout: Layout, ablate: Ablation | None, labels: Tensor | None, score: Score | None
-    ) -> list[BlindScore]:
-        """Return the blind scores, if there is something to score."""
-        has_labels = isinstance(self.batch, Mapping) and self.batch.get("labels") is not None
-        if ablate is None or (labels is None and score is None and not has_labels):
-            return []
-        ids = layout.ids
-        if layout.special is not None:
-            ids = torch.where(layout.special, -1, ids)  # [CLS] and [SEP] stay
-        return blind_scores(
-            self.model,
-            self.batch,
-            ids,
-            layout.names,
-            how=ablate,
-            inputs=layout.inputs,
-            labels=labels,
-            score=score,
-            is_causal=any(layer.is_causal for layer in layout.layers),
-        )
+
+def _layout_from_ids(ids: Tensor, captured: Sequence[CapturedLayer]) -> Layout:
+    ids = _checked_ids(ids, len(captured[0]))
+    m = ids.shape[1]
+    fits = [
+        layer for layer in captured if layer.keep.shape[1] == m and layer.query_keep.shape[1] <= m
+    ]
+    left = [layer.name for layer in captured if layer not in fits]
+    notes = (f"Layers over other tokens are left out: {', '.join(left)}.",) if left else ()
+    return Layout(_default_names(ids), ids, fits, notes=notes)
+
+
+def _known_layout(
+    model: nn.Module,
+    batch: Batch,
+    ids: str | None,
+    captured: Callable[[], list[CapturedLayer]],
+    special_ids: Sequence[int],
+    has_norms: bool,
+) -> Layout:
+    """Return the layout of a known kind of model, or of segments; raise for any other."""
+    named = batch if isinstance(batch, Mapping) else None
+    if ids == "segments":
+        found = None if named is None else segment_layout(named, captured())
+        if found is None:
+            raise ValueError(
+                "modality_ids='segments' needs token_type_ids with two segments in the batch; "
+                "tokenize pairs of texts, or give ids."
+            )
+        return found
+    if named is not None:
+        layout = find_layout(model, named, captured, special_ids, has_norms=has_norms)
+        if layout is not None:
+            return layout
+    raise ValueError(
+        f"{type(model).__name__} has one modality only on this batch, so nothing can flow "
+        "between modalities; give modality_ids if its tokens are of several kinds, or "
+        "'segments' for pairs of texts."
+    )
+
+
+def blind_layout(
+    model: nn.Module,
+    batch: Batch | None,
+    layout: Layout,
+    ablate: Ablation | None,
+    labels: Tensor | None,
+    score: ScoreFunction | None,
+) -> list[BlindScore]:
+    """Return the blind scores of a model, if there is something to score."""
+    has_labels = isinstance(batch, Mapping) and batch.get("labels") is not None
+    is_scored = labels is not None or score is not None or has_labels
+    if batch is None or ablate is None or not is_scored:
+        return []
+    ids = layout.ids
+    if layout.special is not None:
+        ids = torch.where(layout.special, -1, ids)  # [CLS] and [SEP] stay
+    return blind_scores(
+        model,
+        batch,
+        ids,
+        layout.names,
+        how=ablate,
+        inputs=layout.inputs,
+        labels=labels,
+        score=score,
+        is_causal=any(layer.is_causal for layer in layout.layers),
+    )
 
 
 def _refuse_blocks(layout: Layout) -> None:

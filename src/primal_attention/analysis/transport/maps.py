@@ -17,7 +17,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
 from primal_attention.analysis.options import TransportOptions
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.analysis.transport.metrics import (
@@ -37,6 +36,7 @@ from primal_attention.analysis.transport.recorder import (
 )
 from primal_attention.attention import Attention
 from primal_attention.functional.transport import monge_gap
+from primal_attention.hosts import Batch, batch_arguments
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import plot_dots
 from primal_attention.support.output import to_json

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.attention_maps import Batch, batch_arguments
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.analysis.transport.metrics import (
     PathMetrics,
@@ -21,6 +20,7 @@ from primal_attention.analysis.transport.metrics import (
 from primal_attention.analysis.transport.plots import plot_map, plot_metrics, plot_paths
 from primal_attention.attention import Attention
 from primal_attention.functional.precision import accumulator
+from primal_attention.hosts import Batch, batch_arguments
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 from primal_attention.training.evaluation import eval_mode

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from primal_attention.analysis.attention_maps import LayerInputs
 from primal_attention.attention import Attention, MultiHeadAttention, PrimalAttention
+from primal_attention.hosts import LayerInputs
 from primal_attention.models.stack import BlockStack
 from primal_attention.tasks.pairs.rows import has_rows, kernel_rows
 

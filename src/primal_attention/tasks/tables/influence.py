@@ -94,8 +94,8 @@ def corrupt(model: NPTModel, seed: int) -> NPTModel:
 @torch.no_grad()
 def attention_maps(model: NPTModel, rows: TableRows) -> dict[str, NDArray[np.float64]]:
     """Return the weights of every head between rows and context rows, by layer."""
-    from primal_attention.analysis import layer_inputs
     from primal_attention.attention import MultiHeadAttention
+    from primal_attention.hosts import layer_inputs
 
     maps = {}
     for name, inputs in layer_inputs(model, rows.values, rows.missing).items():

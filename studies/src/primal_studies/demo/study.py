@@ -189,9 +189,9 @@ def _convert(cell: Cell) -> Row:
     """Convert the sentence encoder as ``primal convert MODEL --to linformer`` does."""
     import torch
 
+    from primal_attention.hosts.optional import quiet_transformers
     from primal_attention.surgery import AdviceConfig, SurgeryConfig, advise
     from primal_attention.surgery.loading import load_any, sample_texts, text_batches
-    from primal_attention.surgery.optional import quiet_transformers
     from primal_attention.surgery.outcome import convert_and_compare
 
     found = importlib.util.find_spec(_MODEL)

@@ -17,7 +17,7 @@ from primal_studies.kit.tables import group_lines, plot_lines
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from primal_attention.analysis import CapturedScores
+    from primal_attention.hosts import CapturedScores
 
 __all__ = ["FlowCostOptions", "FlowCostStudy"]
 
@@ -127,7 +127,6 @@ def _readings(cell: Cell) -> "dict[str, Callable[[], Tensor]]":
     """Return the readings by name; each returns numbers by modality."""
     import torch
 
-    from primal_attention.analysis.capture import capture
     from primal_attention.analysis.flow import (
         block_energy,
         contribution_shares,
@@ -135,8 +134,8 @@ def _readings(cell: Cell) -> "dict[str, Callable[[], Tensor]]":
         membership,
         split_scores,
     )
-    from primal_attention.analysis.flow.layers import one_sequence
     from primal_attention.attention import create_attention
+    from primal_attention.hosts import capture
 
     torch.manual_seed(cell["seed"])
     module: Any = create_attention("primal-dual", DIM, HEADS, rank=RANK).eval()
@@ -144,7 +143,7 @@ def _readings(cell: Cell) -> "dict[str, Callable[[], Tensor]]":
     members = membership((torch.arange(cell["n"]) >= WORDS).long(), 2)
 
     def contribution() -> "Tensor":
-        parts = split_scores(module, one_sequence(layer, 0), members)
+        parts = split_scores(module, layer.real_inputs(0), members)
         shares = [contribution_shares(side) for side in parts]
         return torch.stack([torch.einsum("na,hnc->hac", members, s) for s in shares])
 

@@ -340,6 +340,6 @@ class Smollm2Study(SurgeryStudy):
         return {"perplexity": float(f"{perplexity(student, held):.4g}")}
 
     def _forward(self, student: Any, ids: "Tensor") -> dict[str, Any]:
-        from primal_attention.surgery.generation import cache_numel
+        from primal_attention.hosts.state_cache import cache_numel
 
         return {"numbers in cache": cache_numel(student(ids).past_key_values)}

@@ -16,15 +16,13 @@ from primal_attention.attention import (
     attention_entry,
     create_attention,
 )
+from primal_attention.hosts.converted import ConvertedLayer
+from primal_attention.hosts.errors import ConversionError
+from primal_attention.hosts.inputs import LayerInputs
+from primal_attention.hosts.library import HostLibrary, plain_projection, refuse_other_parts
+from primal_attention.hosts.masks import key_mask_of
+from primal_attention.hosts.parts import AttentionParts
 from primal_attention.support.command import needs
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.hosts import HostLibrary, plain_projection, refuse_other_parts
-from primal_attention.surgery.layers import (
-    AttentionParts,
-    ConvertedLayer,
-    HostInputs,
-)
-from primal_attention.surgery.masks import key_mask_of
 
 __all__ = ["ConvertedTimm", "Timm", "register_timm_models", "timm_attention"]
 
@@ -45,7 +43,7 @@ class ConvertedTimm(ConvertedLayer):
         """Return the layer's output."""
         b, n, _ = x.shape
         keep = key_mask_of(attn_mask, batch=b, is_causal=is_causal, tokens=n)
-        return self.attend(HostInputs(x, keep, is_causal))
+        return self.attend(LayerInputs(x, None, keep, is_causal))
 
 
 class Timm(HostLibrary):
@@ -78,7 +76,7 @@ class Timm(HostLibrary):
         """Return the module that replaces ``module``."""
         return ConvertedTimm(attention)
 
-    def run_original(self, module: nn.Module, inputs: HostInputs) -> Tensor:
+    def run_original(self, module: nn.Module, inputs: LayerInputs) -> Tensor:
         """Return the output of the original module."""
         return copy.deepcopy(module).eval()(inputs.x)
 

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from primal_attention.attention.base import State
-from primal_attention.surgery.optional import require_transformers
+from primal_attention.hosts.optional import require_transformers
 
 require_transformers()
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache  # noqa: E402

@@ -9,7 +9,7 @@ attention.
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import Attention, Rotary
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.hosts import HostLibrary, plain_projection, refuse_other_parts
-from primal_attention.surgery.layers import (
-    AttentionParts,
-    ConvertedLayer,
-    HostInputs,
-    LinearWeights,
-    conversion_record,
-)
-from primal_attention.surgery.masks import key_mask_of, padding_mask
-from primal_attention.surgery.optional import require_transformers
+from primal_attention.hosts.converted import ConvertedLayer
+from primal_attention.hosts.errors import ConversionError
+from primal_attention.hosts.inputs import LayerInputs
+from primal_attention.hosts.library import HostLibrary, plain_projection, refuse_other_parts
+from primal_attention.hosts.masks import key_mask_of, padding_mask
+from primal_attention.hosts.optional import require_transformers
+from primal_attention.hosts.parts import AttentionParts, LinearWeights
 
 __all__ = ["ConvertedHuggingFace", "HuggingFace"]
 
@@ -138,11 +134,11 @@ class ConvertedHuggingFace(ConvertedLayer):
         positions: tuple[Tensor, Tensor] | None,
         causal: bool,
         seen: int,
-    ) -> HostInputs:
+    ) -> LayerInputs:
         b, n, _ = x.shape
         keep = key_mask_of(mask, batch=b, is_causal=causal, tokens=n, seen=seen)
         rotary = None if positions is None else Rotary(*positions)
-        return HostInputs(x, keep, causal, rotary)
+        return LayerInputs(x, None, keep, causal, rotary)
 
     def _decode(
         self,
@@ -151,7 +147,8 @@ class ConvertedHuggingFace(ConvertedLayer):
         positions: tuple[Tensor, Tensor] | None,
         cache: Any,
     ) -> Tensor:
-        from primal_attention.surgery.generation import state_layer
+        # imports transformers, which every other host does without
+        from primal_attention.hosts.state_cache import state_layer
 
         if self.layer_idx is None:
             raise ValueError("A layer without layer_idx cannot use a cache; pass use_cache=False.")
@@ -262,16 +259,19 @@ class HuggingFace(HostLibrary):
             positional=_positional(module),
         )
 
-    def run_original(self, module: nn.Module, inputs: HostInputs) -> Tensor:
+    def run_original(self, module: nn.Module, inputs: LayerInputs) -> Tensor:
         """Return the output of the original module."""
         module = copy.deepcopy(module).eval()
         config = getattr(module, "config", None)
         if hasattr(config, _CHOICE):
+            # a fused implementation need not take this mask on this device, eager attention does;
+            # the deep copy has a config of its own
             setattr(config, _CHOICE, "eager")
-        x, keep, causal, rotary = inputs
+        x, _, keep, causal, rotary = inputs
         pairs = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
         pairs = pairs if keep is None else pairs & keep[:, None, None, :].cpu()
         pairs = (pairs.tril() if causal else pairs).to(x.device)
+        # the lowest number as transformers adds it, not -inf: a row without keys must not be NaN
         mask = torch.zeros_like(pairs, dtype=x.dtype)
         mask = mask.masked_fill(~pairs, torch.finfo(x.dtype).min)
         also = {} if rotary is None else {"position_embeddings": tuple(rotary)}
@@ -281,13 +281,18 @@ class HuggingFace(HostLibrary):
         return answer[0]
 
     def adapt_model(
-        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        every: Mapping[str, nn.Module],
+        record: Mapping[str, Any] | None,
     ) -> list[Callable[[], None]]:
         """Record the conversion in the model's config, and ask for padding masks if they suffice.
 
         They suffice if all layers of a config are converted: no mask over pairs is needed then.
         """
         undo: list[Callable[[], None]] = []
+        # transformers makes one mask for all layers of a config, so its choice is per config
         replaced = {id(m) for m in modules.values()}
         left = _own_configs(m for m in every.values() if id(m) not in replaced)
         complete = _own_configs(modules.values()).keys() - left.keys()
@@ -300,11 +305,12 @@ class HuggingFace(HostLibrary):
                 undo.append(partial(setattr, module, "config", before))
                 setattr(module, "config", mine[id(before)])  # noqa: B010 - not a Tensor or Module
         for key in complete:
+            # a layer that stays would need the mask over pairs that is no longer made
             _register()
             setattr(mine[key], _CHOICE, IMPLEMENTATION)
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
-            config.primal_attention = conversion_record(model)
+            config.primal_attention = record
         return undo
 
 

@@ -5,7 +5,7 @@ Masks of torch are true where a token is *ignored*; only this module inverts the
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,15 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import Attention
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.hosts import HostLibrary
-from primal_attention.surgery.layers import (
-    AttentionParts,
-    ConvertedLayer,
-    HostInputs,
-    LinearWeights,
-)
-from primal_attention.surgery.masks import is_tracing
+from primal_attention.hosts.converted import ConvertedLayer
+from primal_attention.hosts.errors import ConversionError
+from primal_attention.hosts.inputs import LayerInputs
+from primal_attention.hosts.library import HostLibrary
+from primal_attention.hosts.masks import is_tracing
+from primal_attention.hosts.parts import AttentionParts, LinearWeights
 
 __all__ = ["ConvertedMultihead", "TorchMultihead"]
 
@@ -94,6 +91,7 @@ class ConvertedMultihead(ConvertedLayer):
                 raise ValueError("is_causal=True needs attn_mask, as in nn.MultiheadAttention.")
             return False
         if is_tracing():
+            # the values of a mask are unknown here, so the caller's word must do
             if not is_causal:
                 raise ConversionError(
                     "attn_mask cannot be read while torch compiles or exports; pass is_causal=True "
@@ -103,6 +101,7 @@ class ConvertedMultihead(ConvertedLayer):
         ignore = mask if mask.dtype == torch.bool else mask != 0
         if mask.dtype != torch.bool and bool((mask[ignore] > -1e4).any()):
             raise ConversionError(_PAIRS.format("adds a bias to scores"))
+        # torch passes a causal mask with or without is_causal=True, so the values decide
         later = torch.ones_like(ignore).triu(1)
         if bool((ignore == later).all()):
             return True
@@ -155,7 +154,7 @@ class TorchMultihead(HostLibrary):
         """Return the module that replaces ``module``."""
         return ConvertedMultihead(attention, batch_first=module.batch_first)
 
-    def run_original(self, module: Any, inputs: HostInputs) -> Tensor:
+    def run_original(self, module: Any, inputs: LayerInputs) -> Tensor:
         """Return the output of the original module."""
         module = copy.deepcopy(module).eval()
         x = inputs.x if module.batch_first else inputs.x.transpose(0, 1)
@@ -164,7 +163,11 @@ class TorchMultihead(HostLibrary):
         return y if module.batch_first else y.transpose(0, 1)
 
     def adapt_model(
-        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        every: Mapping[str, nn.Module],
+        record: Mapping[str, Any] | None,
     ) -> list[Callable[[], None]]:
         """Switch off nested tensors in the encoders around replaced layers."""
         undo: list[Callable[[], None]] = []
@@ -173,6 +176,7 @@ class TorchMultihead(HostLibrary):
             if isinstance(module, nn.TransformerEncoder) and any(
                 inner.startswith(around) for inner in modules
             ):
+                # a nested tensor has no padding and no key mask; our layers take dense tensors
                 before = module.use_nested_tensor
                 undo.append(partial(setattr, module, "use_nested_tensor", before))
                 module.use_nested_tensor = False

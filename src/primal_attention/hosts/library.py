@@ -1,20 +1,18 @@
-"""Recognise, read and replace the attention modules of other libraries."""
+"""What this package must know of a library: how to recognise, read and replace its attention."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from primal_attention.attention import Attention
-from primal_attention.surgery.config import ConversionError
-from primal_attention.surgery.layers import (
-    AttentionParts,
-    ConvertedLayer,
-    HostInputs,
-    LinearWeights,
-)
+from primal_attention.hosts.converted import ConvertedLayer
+from primal_attention.hosts.errors import ConversionError
+from primal_attention.hosts.inputs import LayerInputs
+from primal_attention.hosts.parts import AttentionParts, LinearWeights
 
-__all__ = ["HostLibrary", "host_libraries", "plain_projection", "refuse_other_parts"]
+__all__ = ["HostLibrary", "plain_projection", "refuse_other_parts"]
 
 
 class HostLibrary:
@@ -38,12 +36,16 @@ class HostLibrary:
         """Return the module that replaces ``module`` and calls ``attention``."""
         raise NotImplementedError  # abstract
 
-    def run_original(self, module: nn.Module, inputs: HostInputs) -> Float[Tensor, "b n c"]:
+    def run_original(self, module: nn.Module, inputs: LayerInputs) -> Float[Tensor, "b n c"]:
         """Return the output of the original module in evaluation mode, computed by a copy."""
         raise NotImplementedError  # abstract
 
     def adapt_model(
-        self, model: nn.Module, modules: dict[str, nn.Module], every: dict[str, nn.Module]
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        every: Mapping[str, nn.Module],
+        record: Mapping[str, Any] | None,
     ) -> list[Callable[[], None]]:
         """Adapt the model around the replaced modules; return functions that undo it.
 
@@ -51,17 +53,9 @@ class HostLibrary:
             model: The converted model.
             modules: The original modules of this library that were replaced.
             every: All attention modules of the original model.
+            record: What the model is to remember of the conversion, as JSON values.
         """
         return []
-
-
-def host_libraries() -> list[HostLibrary]:
-    """Return all supported libraries."""
-    from primal_attention.surgery.huggingface import HuggingFace
-    from primal_attention.surgery.torch_nn import TorchMultihead
-    from primal_attention.surgery.vision import Timm
-
-    return [TorchMultihead(), Timm(), HuggingFace()]
 
 
 def refuse_other_parts(module: nn.Module, known: Iterable[str | None]) -> None:

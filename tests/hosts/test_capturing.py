@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.analysis.capture import capture
 from primal_attention.attention import create_attention
 from primal_attention.attention.softmax import SoftmaxAttention
+from primal_attention.hosts import capture
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from primal_attention.surgery.config import ConversionError
+from primal_attention.hosts.errors import ConversionError
 
 __all__ = ["is_tracing", "key_mask_of", "padding_mask"]
 
@@ -47,7 +47,7 @@ def key_mask_of(
             "mask."
         )
     pairs = mask if mask.dtype == torch.bool else mask == 0
-    # the last query attends to every real key, causal or not
+    # the last query attends to every real key, causal or not, so its row is the padding mask
     keep = _last(pairs[:, 0, -1], tokens, seen)
     if not is_tracing():
         _check_pairs(mask, pairs, keep, is_causal, seen)
@@ -67,7 +67,8 @@ def _check_pairs(mask: Tensor, pairs: Tensor, keep: Tensor, is_causal: bool, see
     n = keep.shape[1]
     expected = keep[:, None, None, :].expand(-1, -1, n, -1)
     expected = expected.tril() if is_causal else expected
-    # rows of padded queries are compared, too: packed sequences differ in them
+    # rows of queries that look like padding are compared, too: if sequences are packed into a row,
+    # all but the last sequence look like padding
     wrong = pairs[..., -n:, seen : seen + n] != expected
     if mask.dtype != torch.bool:
         wrong = wrong | ((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any()
@@ -105,5 +106,6 @@ def padding_mask(
                 "row with a padding mask, or revert the conversion."
             )
         if attention_mask is not None and bool(attention_mask.all()):
+            # without a mask the layers take their shorter path
             return None
     return attention_mask
