@@ -119,10 +119,10 @@ def _imports(tree: ast.Module, name: str) -> Iterator[str]:
             module = str(node.module)
             yield from (_owner(module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "import_module":
-            for module in (a.value for a in node.args[:1] if isinstance(a, ast.Constant)):
-                yield str(module)
+            for named in (str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)):
+                yield named
                 # which of its names is used stands nowhere, so all of them count
-                yield from _lazy_names(str(module)).values()
+                yield from _lazy_names(named).values()
 
 
 def _owner(module: str, name: str) -> str:

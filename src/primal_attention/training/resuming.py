@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.models import PretrainedModel
+from primal_attention.support.command import UserError
 from primal_attention.support.settings import build
 from primal_attention.training.checkpoint import (
     Checkpoint,
