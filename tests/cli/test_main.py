@@ -54,7 +54,10 @@ def test_settings_for_a_file_are_shown_without_waiting_for_torch(tmp_path):
 
 
 def test_a_message_about_a_long_value_keeps_its_beginning_and_end(capsys):
-    for arguments, end in ((["x" * 9000], "info."), (["train", f"{'x' * 9000}.yaml"], "too long.")):
+    for arguments, end in (
+        (["x" * 9000], "search."),
+        (["train", f"{'x' * 9000}.yaml"], "too long."),
+    ):
         assert main(arguments) == 2
         printed = capsys.readouterr().err
         assert printed.startswith("primal: ")

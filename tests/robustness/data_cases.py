@@ -451,11 +451,11 @@ def _counts(folder: Path) -> Case:
 
     def attend(here: Path) -> Any:
         out = here.parent / "attention.json"
-        command("distrib", "attend", here / "counts.npz", "good film", "--out", out)
+        command("analyze", "counts", "attend", here / "counts.npz", "good film", "--out", out)
         return json.loads(out.read_text("utf-8"))
 
     def vectors(here: Path) -> Any:
-        command("distrib", "vectors", here / "counts.npz", "good", "-k", "2")
+        command("analyze", "counts", "vectors", here / "counts.npz", "good", "-k", "2")
 
     return Case("counts of words", path, (attend, vectors))
 
@@ -469,7 +469,7 @@ def _corpus(folder: Path) -> Case:
 
     def read(here: Path) -> Any:
         files = here / "a.txt", here / "b.jsonl"
-        command("distrib", "count", *files, "--out", here.parent / "counts.npz")
+        command("analyze", "counts", "count", *files, "--out", here.parent / "counts.npz")
 
     return Case("corpus to count", path, (read,))
 

@@ -8,9 +8,9 @@ from .attention_maps import (
 )
 from .options import (
     CausesOptions,
+    CountsOptions,
     DepthOptions,
     FlowOptions,
-    HeadsOptions,
     SpectrumOptions,
     TransportOptions,
 )
@@ -34,9 +34,9 @@ __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
     "CausesOptions",
+    "CountsOptions",
     "DepthOptions",
     "FlowOptions",
-    "HeadsOptions",
     "LayerSpectrum",
     "MapSpectrum",
     "SpectrumOptions",

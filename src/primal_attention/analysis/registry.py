@@ -5,6 +5,8 @@ an :class:`AnalysisResult`. The registry stores where both are defined, as ``"mo
 imports them on first use. Names and summaries are listed without importing torch. A command can
 print the help of an analysis without importing torch if its options are in a module that does not
 import torch.
+
+What a subject can do without a model is a :class:`Tool`, a row of ``primal analyze SUBJECT``.
 """
 
 import importlib
@@ -12,10 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from primal_attention.report.page import Report
-from primal_attention.support.command import did_you_mean
+from primal_attention.support.command import UserError, did_you_mean
+from primal_attention.support.output import write_atomically
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,11 +26,21 @@ if TYPE_CHECKING:
 __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
+    "Runnable",
+    "Table",
+    "Tool",
     "analysis_entry",
+    "check_file",
     "list_analyses",
     "register_analysis",
     "registered_analyses",
 ]
+
+
+Table = tuple[list[str], list[list[Any]]]
+"""Header and rows."""
+FILES = (".html", ".json", ".png")
+"""Endings of files that a result can be written to."""
 
 
 class AnalysisResult(ABC):
@@ -38,7 +51,7 @@ class AnalysisResult(ABC):
         """Return the main finding in one or two sentences."""
 
     @abstractmethod
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return header and rows of the main table."""
 
     @abstractmethod
@@ -57,9 +70,51 @@ class AnalysisResult(ABC):
     def report(self) -> Report:
         """Return the page: tables, text and the picture."""
 
+    def details(self) -> list[Table]:
+        """Return further tables to print below the main one."""
+        return []
+
     def to_html(self, path: Path | str) -> None:
         """Write the page to a self-contained HTML file."""
         self.report().caution(self.limits()).write(Path(path))
+
+    def write(self, path: Path) -> None:
+        """Write the page (.html), the numbers (.json) or the picture (.png)."""
+        check_file(path)
+        if path.suffix == ".html":
+            self.to_html(path)
+        else:
+            write_atomically(path, self.plot() if path.suffix == ".png" else self.to_json())
+
+
+def check_file(path: Path) -> None:
+    """Raise if a result cannot be written to a file of this name."""
+    if path.suffix not in FILES:
+        raise UserError(f"--out must end in {', '.join(FILES)}, got {path}.")
+
+
+class Tool(NamedTuple):
+    """What a subject can do without a model: a row of ``primal analyze SUBJECT``."""
+
+    name: str
+    """What users type after the subject."""
+    summary: str
+    """One line: what comes out."""
+    where: str
+    """Where it is, as ``"module:Class"``: a frozen dataclass of options, in a module that does not
+    import torch, with a method ``run()`` that prints and writes what comes out."""
+
+    def load(self) -> "type[Runnable]":
+        """Return the class of the options, imported now."""
+        found: type[Runnable] = _import(self.where)
+        return found
+
+
+class Runnable(Protocol):
+    """Options of a tool, which run it."""
+
+    def run(self) -> None:
+        """Print and write what comes out."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +127,8 @@ class AnalysisEntry:
     """One sentence: what the analysis measures."""
     options: str
     """Where its options are defined, as ``"module:Class"``: a frozen dataclass with a default for
-    every field. The docstrings under the fields are the help of the command."""
+    every field. The docstrings under the fields are the help of the command. A property
+    ``needs_inputs`` may say that no batches are read with these options."""
     function: str
     """Where its function is defined, as ``"module:function"``."""
     needs_our_layers: bool = True
@@ -81,6 +137,8 @@ class AnalysisEntry:
     needs_tokenizer: bool = False
     """Whether its function takes the model's tokenizer too, as the keyword ``tokenizer``; it is
     ``None`` for models without one."""
+    tools: tuple[Tool, ...] = ()
+    """What the subject can do without a model."""
 
     def load_options(self) -> type[Any]:
         """Return the class of the options."""
@@ -130,12 +188,13 @@ def register_analysis(
     function: str,
     needs_our_layers: bool = True,
     needs_tokenizer: bool = False,
+    tools: tuple[Tool, ...] = (),
 ) -> None:
     """Add an analysis under a new name; the arguments are the fields of :class:`AnalysisEntry`."""
     if name in _ENTRIES:
         raise ValueError(f"An analysis named {name!r} is already registered; choose another name.")
     _ENTRIES[name] = AnalysisEntry(
-        name, summary, options, function, needs_our_layers, needs_tokenizer
+        name, summary, options, function, needs_our_layers, needs_tokenizer, tools
     )
 
 
@@ -162,9 +221,9 @@ def analysis_entry(name: str) -> AnalysisEntry:
         16
     """
     if name not in _ENTRIES:
-        raise ValueError(
-            f"There is no analysis named {name!r}.{did_you_mean(name, _ENTRIES)} "
-            f"Known names: {', '.join(list_analyses())}."
+        raise UserError(
+            f"there is no analysis {name!r}.{did_you_mean(name, _ENTRIES)} "
+            f"Analyses: {', '.join(list_analyses())}."
         )
     return _ENTRIES[name]
 
@@ -191,22 +250,63 @@ register_analysis(
     options="primal_attention.analysis.options:DepthOptions",
     function="primal_attention.analysis.depth.inspection:analyze_depth",
     needs_our_layers=False,
+    tools=(
+        Tool(
+            "plan",
+            "depth, width and heads for a budget of parameters, with reasons",
+            "primal_attention.analysis.depth.tools:DepthPlanTool",
+        ),
+        Tool(
+            "rank",
+            "exact separation rank of a small network without softmax",
+            "primal_attention.analysis.depth.tools:DepthRankTool",
+        ),
+        Tool(
+            "regime",
+            "on which side of the thresholds a shape is",
+            "primal_attention.analysis.depth.tools:DepthRegimeTool",
+        ),
+    ),
 )
 register_analysis(
     "causes",
     summary="Which tokens lead to a decision: causal graphs, checked by runs without the tokens.",
     options="primal_attention.analysis.options:CausesOptions",
-    function="primal_attention.analysis.causes.analysis:analyze_causes",
+    function="primal_attention.analysis.causes.analyze:analyze_causes",
     needs_our_layers=False,
     needs_tokenizer=True,
+    tools=(
+        Tool(
+            "graph",
+            "causal graphs of attention matrices in a file",
+            "primal_attention.analysis.causes.tools:CausesGraphTool",
+        ),
+    ),
 )
 register_analysis(
-    "heads",
+    "counts",
     summary="How much the heads of the first layer follow the word pairs of a corpus.",
-    options="primal_attention.analysis.options:HeadsOptions",
-    function="primal_attention.analysis.counts.heads:analyze_heads",
+    options="primal_attention.analysis.options:CountsOptions",
+    function="primal_attention.analysis.counts.analyze:analyze_counts",
     needs_our_layers=False,
     needs_tokenizer=True,
+    tools=(
+        Tool(
+            "count",
+            "counts of the word pairs of text files",
+            "primal_attention.analysis.counts.tools:CountsCountTool",
+        ),
+        Tool(
+            "attend",
+            "attention between the words of a text, from counts",
+            "primal_attention.analysis.counts.tools:CountsAttendTool",
+        ),
+        Tool(
+            "vectors",
+            "word vectors from counts: neighbours, or a file of word2vec",
+            "primal_attention.analysis.counts.tools:CountsVectorsTool",
+        ),
+    ),
 )
 register_analysis(
     "flow",

@@ -1,7 +1,8 @@
 """``primal convert``: replace the softmax attention of a saved model."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from primal_attention.cli.folders import check_folder, new_folder
@@ -29,6 +30,8 @@ class Convert(ModelInputs):
     the mechanism that saves most time replaces the layers of which it explains --threshold.
     """
 
+    out: Path = field(kw_only=True)
+    """Folder to write."""
     to: str | None = None
     """Mechanism, see primal list attentions; by default the one that saves most."""
     option: tuple[str, ...] = ()

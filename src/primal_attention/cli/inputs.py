@@ -22,8 +22,6 @@ class ModelInputs:
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model: of Hugging Face, of primal convert, or of primal train."""
-    out: Path
-    """Folder to write."""
     data: Path | None = None
     """Text file with one input a line, blank lines left out, or file .npz or .safetensors whose
     arrays are the arguments of the model's forward. By default passages of the Python reference

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from primal_attention.support.command import UserError, did_you_mean, exit_code
+from primal_attention.support.command import exit_code, named
+from primal_attention.tasks.task import task_commands
 
 __all__ = ["main"]
 
@@ -14,12 +15,7 @@ _COMMANDS = {
     "eval": "score a trained model on its test part or on a file",
     "predict": "read a file, write the predictions of a trained model to a file",
     "convert": "replace the softmax attention of a saved model; saves layers and report.html",
-    "analyze": "spectra of a saved model, and advice what to convert; saves JSON and HTML",
-    "causal": "causal graphs of attention, and tokens whose removal changes a decision",
-    "depth": "layers and width for a budget of parameters; exact separation ranks",
-    "distrib": "attention from counts: word pairs of a corpus, their attention, word vectors",
-    "rerank": "the results of a search in a better order, from the vectors alone",
-    "search": "images for a text, with a model of image-text pairs; writes a page",
+    "analyze": "what a saved model learned, and tools of the analyses; saves JSON and HTML",
     "demo": "what it is for: a page with a verdict, in three minutes",
     "bench": "time and memory of the attentions beside softmax",
     "repro": "reproduce the published tables; can be stopped and continued",
@@ -58,19 +54,20 @@ def _run(arguments: list[str]) -> int:
 
         print(f"primal-attention {__version__}")
         return 0
-    command = arguments[0]
-    if command not in _COMMANDS:
-        raise UserError(
-            f"there is no command {command!r}.{did_you_mean(command, _COMMANDS)} "
-            f"Commands: {', '.join(_COMMANDS)}."
-        )
-    module = import_module(f"primal_attention.cli.{command}")
-    return int(module.main(arguments[1:]))
+    _, module = named(arguments[0], _commands(), "command")
+    return int(import_module(module).main(arguments[1:]))
+
+
+def _commands() -> dict[str, tuple[str, str]]:
+    """Return summary and module of every command: those of this folder and those of the tasks."""
+    own = {name: (what, f"primal_attention.cli.{name}") for name, what in _COMMANDS.items()}
+    return own | {name: (found.summary, found.module) for name, found in task_commands().items()}
 
 
 def _help() -> str:
-    width = max(map(len, _COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {what}" for name, what in _COMMANDS.items())
+    commands = _commands()
+    width = max(map(len, commands))
+    rows = "\n".join(f"  {name:<{width}}  {what}" for name, (what, _) in commands.items())
     return (
         "usage: primal COMMAND [OPTIONS]\n\n"
         "Linear attention as an asymmetric kernel machine, from the command line.\n\n"

@@ -4,8 +4,9 @@ import difflib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 __all__ = [
     "MissingPackageError",
@@ -13,10 +14,13 @@ __all__ = [
     "did_you_mean",
     "exit_code",
     "install_hint",
+    "named",
     "needs",
     "progress",
     "user_errors",
 ]
+
+T = TypeVar("T")
 
 _EXTRAS = {"tyro": "cli", "rich": "cli", "matplotlib": "analysis", "aeon": "series"}
 """The extra that installs a package which only some commands need."""
@@ -79,6 +83,29 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def named(name: str, known: Mapping[str, T], kind: str) -> T:
+    """Return the entry of a table that a user named, or raise with the nearest name.
+
+    Args:
+        name: What the user wrote.
+        known: The entries by name.
+        kind: What an entry is, in one word, for the message.
+
+    Raises:
+        UserError: If there is no such entry; the message lists all.
+
+    Example:
+        >>> named("train", {"train": 1, "eval": 2}, "command")
+        1
+    """
+    if name not in known:
+        raise UserError(
+            f"there is no {kind} {name!r}.{did_you_mean(name, known)} "
+            f"{kind.capitalize()}s: {', '.join(known)}."
+        )
+    return known[name]
 
 
 @contextmanager

@@ -9,12 +9,12 @@ Modules of tasks import torch inside their methods, so that ``--help`` answers a
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.command import UserError, did_you_mean, named, user_errors
 from primal_attention.support.files import SUMS, SealedFolder, parse_json, write_sealed
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import build
@@ -39,11 +39,14 @@ __all__ = [
     "Parts",
     "RegressionTask",
     "Task",
+    "TaskCommand",
     "TaskEntry",
     "find_task",
     "load_task",
+    "offered",
     "register_task",
     "save_task",
+    "task_commands",
 ]
 
 FORMAT = 1
@@ -402,6 +405,17 @@ class RegressionTask(Task):
         )
 
 
+class TaskCommand(NamedTuple):
+    """A command of ``primal`` that a domain brings."""
+
+    name: str
+    """What users type after ``primal``."""
+    summary: str
+    """One line for ``primal --help``."""
+    module: str
+    """Module with a function ``main(argv)``, which returns the exit code."""
+
+
 @dataclass(frozen=True)
 class TaskEntry:
     """Where a task is, and what it is for."""
@@ -410,12 +424,16 @@ class TaskEntry:
     """Module and class, ``module:Class``."""
     summary: str
     """One line for the list of tasks."""
+    commands: tuple[TaskCommand, ...] = ()
+    """Commands of ``primal`` that belong to the domain of the task."""
+    offers: Mapping[str, str] = field(default_factory=dict)
+    """What other domains may use without importing this one: where it is, ``module:name``, by what
+    it is; see :func:`offered`."""
 
     @property
     def kind(self) -> type[Task]:
         """The class, imported now."""
-        module, _, name = self.where.partition(":")
-        found: type[Task] = getattr(import_module(module), name)
+        found: type[Task] = _import(self.where)
         return found
 
 
@@ -428,6 +446,11 @@ class _Registered(TaskEntry):
     @property
     def kind(self) -> type[Task]:
         return self.given or super().kind
+
+
+def _import(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(module), name)
 
 
 TASKS: dict[str, TaskEntry] = {
@@ -461,10 +484,25 @@ TASKS: dict[str, TaskEntry] = {
     "lists": TaskEntry(
         "primal_attention.tasks.lists.task:RerankTask",
         "order the results of a search anew, from vectors with groups",
+        commands=(
+            TaskCommand(
+                "rerank",
+                "the results of a search in a better order, from the vectors alone",
+                "primal_attention.tasks.lists.command",
+            ),
+        ),
+        offers={"reranker": "primal_attention.tasks.lists.methods:make_reranker"},
     ),
     "pairs": TaskEntry(
         "primal_attention.tasks.pairs.task:PairTask",
         "find images for texts and texts for images, from image-text pairs",
+        commands=(
+            TaskCommand(
+                "search",
+                "images for a text, with a model of image-text pairs; writes a page",
+                "primal_attention.tasks.pairs.command",
+            ),
+        ),
     ),
 }
 """All tasks by name. A module is imported when its task is used."""
@@ -481,7 +519,7 @@ def register_task(name: str, task: type[Task], summary: str) -> None:
     where = _where(task)
     if name in TASKS and TASKS[name].where != where:
         raise ValueError(f"A task named {name!r} is already registered; choose another name.")
-    TASKS[name] = _Registered(where, summary, task)
+    TASKS[name] = _Registered(where, summary, given=task)
 
 
 def _where(task: type[Task]) -> str:
@@ -494,11 +532,31 @@ def find_task(name: str) -> type[Task]:
     Raises:
         UserError: If there is no such task; the message lists those there are.
     """
-    if name not in TASKS:
-        raise UserError(
-            f"there is no task {name!r}.{did_you_mean(name, TASKS)} Tasks: {', '.join(TASKS)}."
-        )
-    return TASKS[name].kind
+    return named(name, TASKS, "task").kind
+
+
+def task_commands() -> dict[str, TaskCommand]:
+    """Return the commands that domains bring, by name.
+
+    Example:
+        >>> list(task_commands())
+        ['rerank', 'search']
+    """
+    return {found.name: found for entry in TASKS.values() for found in entry.commands}
+
+
+def offered(what: str) -> Any:
+    """Return what a domain offers to others, such as the function that makes a ``reranker``.
+
+    Example:
+        >>> offered("reranker")("expansion")
+        AlphaQE()
+    """
+    for entry in TASKS.values():
+        if what in entry.offers:
+            return _import(entry.offers[what])
+    known = sorted({name for entry in TASKS.values() for name in entry.offers})
+    raise ValueError(f"no task offers {what!r}; there are: {', '.join(known)}.")
 
 
 def save_task(task: Task, folder: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_file_of_pairs_in_another_encoding_is_one_sentence(tmp_path):
 )
 def test_counting_refuses_a_damaged_corpus(tmp_path, capsys, name, content, words):
     (tmp_path / name).write_bytes(content)
-    command = ["distrib", "count", str(tmp_path / name), "-o", str(tmp_path / "c.npz")]
+    command = ["analyze", "counts", "count", str(tmp_path / name), "-o", str(tmp_path / "c.npz")]
     assert main(command) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1

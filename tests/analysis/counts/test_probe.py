@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from primal_attention.analysis import HeadsOptions, analysis_entry
+from primal_attention.analysis import CountsOptions, analysis_entry
 from primal_attention.analysis.counts import (
     Cooccurrence,
     compare,
@@ -337,7 +337,7 @@ def test_errors_say_what_to_do():
 def test_analysis_counts_the_inputs_of_a_model_without_tokenizer():
     ids = torch.randint(VOCABULARY, (40, 50))
     keep = torch.arange(50) < torch.randint(20, 51, (40, 1))
-    entry = analysis_entry("heads")
+    entry = analysis_entry("counts")
     options = entry.load_options()(words=20, layers=(1,), min_count=1.0)
     result = entry.run(ours("learned"), [{"x": ids, "key_mask": keep}], options)
     assert {head.layer for head in result.heads} == {"blocks.1.attention"}
@@ -352,9 +352,9 @@ def test_analysis_counts_the_inputs_of_a_model_without_tokenizer():
 def test_analysis_reads_a_file_of_counts(tmp_path):
     cooccurrence = counts(VOCABULARY)
     cooccurrence.save(tmp_path / "counts.npz")
-    options = HeadsOptions(counts=tmp_path / "counts.npz", min_count=1.0)
+    options = CountsOptions(file=tmp_path / "counts.npz", min_count=1.0)
     model = ours("none")
-    result = analysis_entry("heads").run(model, [], options)
+    result = analysis_entry("counts").run(model, [], options)
     assert result.corpus == "counts.npz"
     assert result.heads == probe_heads(model, None, cooccurrence, min_count=1.0).heads
 
@@ -363,7 +363,7 @@ def test_analysis_reads_a_file_of_counts(tmp_path):
 def test_options_are_checked():
     for wrong in ({"words": 1}, {"min_count": 0.0}, {"layers": ()}, {"layers": (-1,)}):
         with pytest.raises(ValueError, match="words must be at least 2"):
-            HeadsOptions(**wrong)
+            CountsOptions(**wrong)
 
 
 # pretrained models
@@ -404,7 +404,7 @@ def test_heads_of_a_pretrained_model_know_an_offline_corpus(minilm):
 def test_analysis_of_a_pretrained_model_says_which_corpus(minilm):
     model, tokenizer = minilm
     batch = dict(tokenizer(["the river bank flooded"] * 3, return_tensors="pt"))
-    result = analysis_entry("heads").run(model, [batch], tokenizer=tokenizer)
+    result = analysis_entry("counts").run(model, [batch], tokenizer=tokenizer)
     assert len(result.words) == 500
     assert "the inputs and the help texts of Python" in result.verdict()
 
@@ -464,24 +464,27 @@ def test_command_prints_and_writes(tmp_path, capsys):
     model = ours("none")
     model.save_pretrained(tmp_path / "model")
     counts(VOCABULARY).save(tmp_path / "counts.npz")
-    base = ["distrib", "probe", str(tmp_path / "counts.npz"), "--model", str(tmp_path / "model")]
-    base += ["--min-count", "1"]
-    assert main([*base, "--layer", "0", "1", "-o", str(tmp_path / "heads.html")]) == 0
+    base = ["analyze", str(tmp_path / "model"), "counts", "--counts.min-count", "1"]
+    base += ["--counts.file", str(tmp_path / "counts.npz")]
+    page = tmp_path / "heads.html"
+    assert main([*base, "--counts.layers", "0", "1", "--out", str(page)]) == 0
     said = capsys.readouterr().out
     assert "of 4 heads follow the word pairs of counts.npz" in said
     assert "| blocks.1.attention, 1 |" in said
-    assert "<table>" in (tmp_path / "heads.html").read_text("utf-8")
-    assert main([*base, "-o", str(tmp_path / "heads.json")]) == 0
+    assert "<table>" in page.read_text("utf-8")
+    options = ["--counts.offsets", "0", "2", "--out", str(tmp_path / "heads.json")]
+    assert main([*base, *options]) == 0
     content = json.loads((tmp_path / "heads.json").read_text("utf-8"))
-    probed = probe_heads(model, None, counts(VOCABULARY), min_count=1.0)
+    probed = probe_heads(model, None, counts(VOCABULARY), min_count=1.0, offsets=(0, 2))
+    assert len(content["heads"]) == len(probed.heads) == 4
     assert content["heads"][1]["association"]["forward"] == pytest.approx(
         probed.heads[1].association.forward
     )
     for wrong, why in (
-        (["--layer", "-1"], "numbers from 0"),
-        (["--text", "a b"], "belong together"),
-        (["-o", "page.txt"], "must end in"),
-        (["--layer", "5"], "no attention layer 5"),
+        (["--counts.layers", "-1"], "layers at least 0"),
+        (["--counts.text", "a b"], "belong together"),
+        (["--counts.text", "a b", "--counts.head", "0"], "no tokenizer"),
+        (["--counts.layers", "5"], "no attention layer 5"),
     ):
         assert main([*base, *wrong]) == 2
         assert why in capsys.readouterr().err
@@ -491,9 +494,12 @@ def test_command_draws_a_head(tmp_path, minilm):
     model, tokenizer = minilm
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    Cooccurrence.from_corpus(["the river bank flooded"]).save(tmp_path / "counts.npz")
-    command = ["distrib", "probe", str(tmp_path / "counts.npz"), "--model", str(tmp_path / "model")]
+    Cooccurrence.from_corpus(["the river bank was full of people and their money"]).save(
+        tmp_path / "counts.npz"
+    )
+    command = ["analyze", str(tmp_path / "model"), "counts"]
+    command += ["--counts.file", str(tmp_path / "counts.npz"), "--counts.min-count", "0.1"]
     picture = tmp_path / "head.png"
-    command += ["--text", "The river bank", "--layer", "0", "--head", "2", "-o", str(picture)]
+    command += ["--counts.text", "The river bank", "--counts.head", "2", "--out", str(picture)]
     assert main(command) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -1,4 +1,4 @@
-from .analysis import CausesResult, TokenGraphs, analyze_causes, graphs_around
+from .analyze import CausesResult, TokenGraphs, analyze_causes, graphs_around
 from .baselines import MethodResult, compare_methods
 from .confidence import (
     Confidence,

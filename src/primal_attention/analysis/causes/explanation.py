@@ -15,7 +15,7 @@ from primal_attention.analysis.causes.page import (
     consensus_view,
     explorer,
 )
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -144,6 +144,10 @@ class Explanation(AnalysisResult):
             for found in self.sets
         ]
         return header, rows
+
+    def details(self) -> list[Table]:
+        """Return what other methods found, if they ran."""
+        return [self.comparison_table()] if self.comparison else []
 
     def plot(self) -> bytes:
         """Return the tree around the decision as PNG, in the graph of the winner."""

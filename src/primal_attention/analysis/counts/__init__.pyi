@@ -1,3 +1,4 @@
+from .analyze import analyze_counts
 from .association import Association, Targets, asymmetry, compare
 from .attention import CountAttention, DistributionalAttention
 from .cooccurrence import Cooccurrence, Totals
@@ -14,10 +15,9 @@ from .evaluation import (
     read_pairs,
 )
 from .factors import AssociationKernel, CountFactors, count_factors
-from .heads import analyze_heads
 from .heat_maps import plot_weights
 from .layers import CorpusLayer, attention_from_counts, split_directions
-from .probe import HeadAssociation, HeadsResult, probe_heads, qk_circuit
+from .probe import CountsResult, HeadAssociation, probe_heads, qk_circuit
 from .probe_plots import count_weights, plot_head_beside_counts, word_weights
 from .projection import (
     PositionTerms,
@@ -46,9 +46,9 @@ __all__ = [
     "CorpusLayer",
     "CountAttention",
     "CountFactors",
+    "CountsResult",
     "DistributionalAttention",
     "HeadAssociation",
-    "HeadsResult",
     "Neighbor",
     "PositionTerms",
     "Projection",
@@ -57,7 +57,7 @@ __all__ = [
     "Totals",
     "WordPair",
     "WordVectors",
-    "analyze_heads",
+    "analyze_counts",
     "association_svd",
     "asymmetry",
     "attention_from_counts",

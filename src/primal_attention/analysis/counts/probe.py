@@ -30,7 +30,7 @@ from primal_attention.support.output import to_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["HeadAssociation", "HeadsResult", "probe_heads", "qk_circuit"]
+__all__ = ["CountsResult", "HeadAssociation", "probe_heads", "qk_circuit"]
 
 _SHOWN = {"symmetric": "ρ(B, PMI sym)", "forward": "ρ(B, PMI fwd)", "backward": "ρ(Bᵀ, PMI fwd)"}
 _EVIDENT = 0.1
@@ -115,7 +115,7 @@ class HeadAssociation:
 
 
 @dataclass(frozen=True)
-class HeadsResult(AnalysisResult):
+class CountsResult(AnalysisResult):
     """What a corpus explains of the logits of heads."""
 
     heads: tuple[HeadAssociation, ...]
@@ -128,6 +128,8 @@ class HeadsResult(AnalysisResult):
     """The same for inner products of the token embeddings."""
     corpus: str = "the given counts"
     """Where the counts come from."""
+    beside: bytes | None = None
+    """Picture of the attention of one head in a text beside that of the counts, if asked for."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -168,8 +170,11 @@ class HeadsResult(AnalysisResult):
         return f"{layer}{head.head}" + (f", δ = {head.offset}" if len(self.offsets) > 1 else "")
 
     def plot(self) -> bytes:
-        """Return the correlations as PNG: bars for one distance, lines over several."""
-        return to_png(self.figure())
+        """Return the correlations as PNG, or the picture that was asked for.
+
+        The correlations are bars for one distance and lines over several.
+        """
+        return self.beside or to_png(self.figure())
 
     def figure(self) -> "Figure":
         """Return the picture as a matplotlib figure."""
@@ -208,7 +213,11 @@ class HeadsResult(AnalysisResult):
             f"{self.min_count:g}.",
         )
         page.verdict(self.verdict())
-        page.figure(self.plot(), "Correlation of each head; grey: 3 spreads of permuted words.")
+        page.figure(
+            to_png(self.figure()), "Correlation of each head; grey: 3 spreads of permuted words."
+        )
+        if self.beside is not None:
+            page.figure(self.beside, "Attention between words of the text: counts, and the head.")
         page.text(
             "Row means are subtracted, since softmax does not see them. Columns named content "
             "subtract key effects too: keys that all queries prefer, such as frequent words. "
@@ -235,7 +244,7 @@ def probe_heads(
     permutations: int = 10,
     seed: int = 0,
     corpus: str = "the given counts",
-) -> HeadsResult:
+) -> CountsResult:
     """Return how much the heads of a model follow the word pairs of a corpus.
 
     Args:
@@ -283,7 +292,7 @@ def probe_heads(
     names = tuple(cooccurrence.words[i] for i in chosen)
     beside = _embeddings(model, ids)
     embedded = None if beside is None else targets.compare(beside, permutations=2, seed=seed)
-    return HeadsResult(tuple(heads), names, targets.pairs, min_count, embedded, corpus)
+    return CountsResult(tuple(heads), names, targets.pairs, min_count, embedded, corpus)
 
 
 def _choose_words(
@@ -319,7 +328,7 @@ def _embeddings(model: Any, ids: np.ndarray) -> np.ndarray | None:
     return np.asarray(rows @ rows.T)
 
 
-def _bars(result: HeadsResult) -> "Figure":
+def _bars(result: CountsResult) -> "Figure":
     from matplotlib import pyplot as plt
 
     heads = result.at()
@@ -343,7 +352,7 @@ def _bars(result: HeadsResult) -> "Figure":
     return figure
 
 
-def _curves(result: HeadsResult) -> "Figure":
+def _curves(result: CountsResult) -> "Figure":
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys((head.layer, head.head) for head in result.heads))

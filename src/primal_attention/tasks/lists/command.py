@@ -1,9 +1,9 @@
 """``primal rerank``: the results of a search in a better order, and a page about what changed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -12,19 +12,8 @@ from primal_attention.support.files import list_arrays, read_array, read_arrays,
 from primal_attention.support.output import write_atomically
 from primal_attention.support.settings import parse
 
-if TYPE_CHECKING:
-    from primal_attention.tasks.lists.base import BaseReranker
-
 __all__ = ["main"]
 
-_METHODS = {
-    "context": "the trained model of the package",
-    "diffusion": "diffusion on the graph of each list",
-    "expansion": "the query moves towards its first results",
-    "augmentation": "every item moves towards its neighbours, then expansion",
-    "refine": "query and items become means of their neighbours",
-    "reciprocal": "shared k-reciprocal neighbours",
-}
 _ARRAYS = ("queries", "gallery", "ids", "query_groups", "gallery_groups")
 
 
@@ -96,6 +85,7 @@ def main(argv: list[str]) -> int:
 def _run(options: RerankCommand) -> None:
     import numpy as np
 
+    from primal_attention.tasks.lists.methods import make_reranker
     from primal_attention.tasks.lists.report import compare_lists
 
     arrays = _read(options)
@@ -107,8 +97,7 @@ def _run(options: RerankCommand) -> None:
         ids = _search(queries, gallery, options.results, is_self, options.normalize)
     elif is_self:  # the item itself is no result
         ids = np.where(ids == np.arange(len(ids))[:, None], -1, ids)
-    method = _method(options.method)
-    found = method.rerank(
+    found = make_reranker(options.method).rerank(
         queries,
         gallery,
         ids,
@@ -213,29 +202,6 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
         order = cosines.sort(dim=1, descending=True, stable=True).indices[:, :count]
         found.append(order.numpy())
     return np.concatenate(found) if found else np.zeros((0, 0), dtype=np.int64)
-
-
-def _method(name: str) -> "BaseReranker":
-    from primal_attention.tasks import lists as retrieval
-
-    makers: dict[str, Callable[[], BaseReranker]] = {
-        "context": retrieval.Reranker.pretrained,
-        "diffusion": retrieval.DiffusionReranker,
-        "expansion": retrieval.AlphaQE,
-        "augmentation": lambda: retrieval.Chain(
-            [retrieval.DatabaseAugmentation(), retrieval.AlphaQE()]
-        ),
-        "refine": retrieval.NeighbourRefine,
-        "reciprocal": retrieval.KReciprocal,
-    }
-    if name in makers:
-        return makers[name]()
-    if not Path(name).is_dir():
-        raise UserError(
-            f"there is no method and no folder {name!r}.{did_you_mean(name, _METHODS)} Methods: "
-            f"{', '.join(_METHODS)}; or the folder of a trained model."
-        )
-    return retrieval.Reranker.load(name)
 
 
 def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:

@@ -1,4 +1,4 @@
-"""``primal distrib``: counts, attention and word vectors from the command line."""
+"""``primal analyze counts``: counts, attention and word vectors from the command line."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ def counts(tmp_path, capsys):
         file.write(json.dumps({"body": TEXTS[2]}) + "\n")
     files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl.gz")]
     out = tmp_path / "counts.npz"
-    assert main(["distrib", "count", *files, "-o", str(out), "--field", "body"]) == 0
+    assert main(["analyze", "counts", "count", *files, "-o", str(out), "--field", "body"]) == 0
     assert (
         "3 documents, 16 words, of which the 10 most frequent are 100.0%" in capsys.readouterr().out
     )
@@ -35,7 +35,7 @@ def test_counts_are_those_of_the_library(counts):
 
 def test_attention_of_texts_is_printed_and_written(counts, tmp_path, capsys):
     out = tmp_path / "attention.json"
-    arguments = ["distrib", "attend", str(counts), "bank loan zebra", "the bank"]
+    arguments = ["analyze", "counts", "attend", str(counts), "bank loan zebra", "the bank"]
     assert main([*arguments, "-o", str(out)]) == 0
     printed = capsys.readouterr().out
     first, second = json.loads(out.read_text())
@@ -48,16 +48,21 @@ def test_attention_of_texts_is_printed_and_written(counts, tmp_path, capsys):
     assert f"| bank  | {first['weights'][0][0]:.2f} " in printed
     picture = tmp_path / "attention.png"
     options = ["--rank", "3", "--distance", "--causal", "--symmetric", "--content"]
-    assert main(["distrib", "attend", str(counts), "bank loan", *options, "-o", str(picture)]) == 0
+    assert (
+        main(
+            ["analyze", "counts", "attend", str(counts), "bank loan", *options, "-o", str(picture)]
+        )
+        == 0
+    )
     assert picture.read_bytes()[1:4] == b"PNG"
-    assert main(["distrib", "attend", str(counts), "zebra"]) == 0
+    assert main(["analyze", "counts", "attend", str(counts), "zebra"]) == 0
 
 
 @pytest.mark.parametrize("method", ["pmi-svd", "ksvd", "glove"])
 def test_vectors_are_printed_and_written(counts, tmp_path, capsys, method):
     out = tmp_path / "vectors.txt"
     arguments = [str(counts), "bank", "-k", "3", "--method", method, "--neighbors", "2"]
-    assert main(["distrib", "vectors", *arguments, "-o", str(out)]) == 0
+    assert main(["analyze", "counts", "vectors", *arguments, "-o", str(out)]) == 0
     assert "| bank | " in capsys.readouterr().out
     width = 6 if method == "ksvd" else 3
     assert out.read_text().split("\n")[0] == f"10 {width}"
@@ -66,7 +71,7 @@ def test_vectors_are_printed_and_written(counts, tmp_path, capsys, method):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["forget"], "there is no action 'forget'"),
+        (["forget"], "there is no tool 'forget'"),
         (["count", "-o", "x.npz"], "name at least one"),
         (["count", "{missing}.txt", "-o", "{missing}.npz"], "missing.txt: No such file"),
         (["count", "{jsonl}", "-o", "{missing}.npz"], "line 1 must hold an object"),
@@ -86,7 +91,7 @@ def test_mistakes_are_told_in_one_sentence(counts, tmp_path, capsys, arguments, 
         "jsonl": tmp_path / "rows.jsonl",
         "missing": tmp_path / "missing",
     }
-    assert main(["distrib", *(a.format(**names) for a in arguments)]) == 2
+    assert main(["analyze", "counts", *(a.format(**names) for a in arguments)]) == 2
     told = capsys.readouterr().err
     assert message in told
     assert told.count("\n") == 1
@@ -101,6 +106,8 @@ def test_help_does_not_wait_for_torch(arguments):
         "sys.exit(int(bool({'torch', 'scipy', 'matplotlib'} & set(sys.modules))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "distrib", *arguments], capture_output=True, check=False
+        [sys.executable, "-c", script, "analyze", "counts", *arguments],
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0

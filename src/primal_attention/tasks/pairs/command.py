@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -37,8 +37,9 @@ class SearchCommand:
     """Results of each search."""
     candidates: int = 100
     """Results of the first stage that are read together with the text."""
-    rerank: Literal["none", "diffusion", "context", "expansion"] = "none"
-    """Move images up that look like the best ones, by a method of primal rerank."""
+    rerank: str = "none"
+    """Move images up that look like the best ones: none, diffusion, context, expansion, or another
+    method of primal rerank."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=["-o"])] = Path("search.html")
     """Page to write (.html); None writes none."""
     threads: int = 1
@@ -68,7 +69,10 @@ def main(argv: list[str]) -> int:
 def _run(options: SearchCommand) -> None:
     from primal_attention.tasks.pairs import ImageTextMatcher
     from primal_attention.tasks.pairs.images import list_images
+    from primal_attention.tasks.task import offered
 
+    # another domain orders lists; the seam knows which
+    reranker = None if options.rerank == "none" else offered("reranker")(options.rerank)
     matcher = ImageTextMatcher.load(options.model)
     files = list_images(options.images)
     matcher.index(files, skip_broken=True)
@@ -76,7 +80,7 @@ def _run(options: SearchCommand) -> None:
         print(f"left out: {problem.partition(': ')[2]}")
     if len(matcher.problems_) > 3:
         print(f"left out: {len(matcher.problems_) - 3} more")
-    found = [(text, *_search(matcher, text, options)) for text in options.texts]
+    found = [(text, *_search(matcher, text, options, reranker)) for text in options.texts]
     for text, hits, note in found:
         print(f'"{text}" in {len(files) - len(matcher.problems_)} images')
         if note:
@@ -90,7 +94,7 @@ def _run(options: SearchCommand) -> None:
 
 
 def _search(
-    matcher: "ImageTextMatcher", text: str, options: SearchCommand
+    matcher: "ImageTextMatcher", text: str, options: SearchCommand, reranker: Any
 ) -> "tuple[list[Hit], str]":
     """Return the results of a text, and which of its words are unknown."""
     with warnings.catch_warnings(record=True) as notices:
@@ -99,22 +103,9 @@ def _search(
             text,
             options.results,
             candidates=options.candidates,
-            reranker=_reranker(options.rerank),
+            reranker=reranker,
         )
     return hits, " ".join(str(notice.message) for notice in notices)
-
-
-def _reranker(name: str) -> Any:
-    if name == "none":
-        return None
-    from primal_attention.tasks import lists as retrieval
-
-    makers: Any = {
-        "diffusion": retrieval.DiffusionReranker,
-        "expansion": retrieval.AlphaQE,
-        "context": lambda: retrieval.Reranker.pretrained(),
-    }
-    return makers[name]()
 
 
 def _write_page(

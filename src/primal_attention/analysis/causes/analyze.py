@@ -124,9 +124,9 @@ class CausesResult(AnalysisResult):
         count = f"{len(self.inputs)} input{'s' if len(self.inputs) > 1 else ''}"
         if not found:
             return (
-                "There is no decision to explain: the output has no logits, or the inputs are no "
-                f"tokens that could be removed. Causal graphs around one token of {count} are "
-                f"shown for each head of {self.inputs[0].graphs.layer}."
+                "No decision is explained: a target is given, the output has no logits, or the "
+                f"inputs are no tokens that could be removed. Causal graphs around one token of "
+                f"{count} are shown for each head of {self.inputs[0].graphs.layer}."
             )
         changed = [one for one in found if one.sets]
         sizes = sorted(len(one.sets[0].tokens) for one in changed)
@@ -257,21 +257,20 @@ def _names(batch: Batch, tokenizer: Any, keep: Tensor, n: int) -> tuple[list[str
 
 def analyze_causes(
     model: nn.Module, batches: Sequence[Batch], options: CausesOptions, *, tokenizer: Any = None
-) -> CausesResult:
+) -> CausesResult | Explanation | TokenGraphs:
     """Return explanations of the model's decisions about the first inputs, or about one text.
 
     A model without a decision gets causal graphs around its first token instead, or around the last
-    one if its attention is causal.
+    one if its attention is causal. With a target, every model gets graphs around it.
     """
-    rows: list[Batch]
     if options.text is not None:
         if tokenizer is None:
             raise ValueError("The model has no tokenizer, so a text cannot be read; leave it out.")
         takes = set(_parameters(model))
         encoded = encode(tokenizer, options.text, model)
-        rows = [{name: value for name, value in encoded.items() if name in takes}]
-    else:
-        rows = _rows(batches, options.inputs)
+        row = {name: value for name, value in encoded.items() if name in takes}
+        return _one(model, row, options, tokenizer)
+    rows = _rows(batches, options.inputs)
     if not rows:
         raise ValueError("batches is empty; the analysis causes needs one input.")
     return CausesResult(tuple(_one(model, row, options, tokenizer) for row in rows))
@@ -280,14 +279,27 @@ def analyze_causes(
 def _one(
     model: nn.Module, row: Batch, options: CausesOptions, tokenizer: Any
 ) -> Explanation | TokenGraphs:
-    if isinstance(row, dict) and "input_ids" in row:
+    graphs = options.graph_options()
+    if options.target is None and isinstance(row, dict) and "input_ids" in row:
         try:
-            subject = text_subject(model, tokenizer, row, layer=options.layer)
+            subject = text_subject(
+                model, tokenizer, row, layer=options.layer, removal=options.removal
+            )
         except NoDecisionError:
             pass
         else:
-            return explain_subject(subject, alpha=options.alpha, max_evals=options.max_evals)
-    return graphs_around(model, row, tokenizer=tokenizer, layer=options.layer, alpha=options.alpha)
+            return explain_subject(
+                subject,
+                search=options.search,
+                radius=options.radius,
+                max_size=options.max_size,
+                max_evals=options.max_evals,
+                compare=options.compare,
+                **graphs,
+            )
+    return graphs_around(
+        model, row, tokenizer=tokenizer, target=options.target, layer=options.layer, **graphs
+    )
 
 
 def _parameters(model: nn.Module) -> list[str]:
