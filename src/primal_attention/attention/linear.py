@@ -36,7 +36,7 @@ class LinearCore(FeatureCore):
     ) -> Float[Tensor, "b h n d"]:
         """Return the positive features ``elu(x) + 1``, at least ``e^-40``."""
         # a smaller total of a query overflows in backward
-        return x.clamp(_LOWEST, 0).exp_() + x.relu()
+        return x.clamp(_LOWEST, 0.0).exp_() + x.relu()
 
 
 class LinearAttention(FixedCoreAttention):
