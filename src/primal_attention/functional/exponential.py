@@ -21,6 +21,7 @@ from torch import Tensor
 
 from primal_attention.functional.linear import append_ones, from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
+from primal_attention.functional.twice import gradients
 
 __all__ = ["ExponentialSums", "exponential_attention"]
 
@@ -211,12 +212,8 @@ class _PairWeights(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, level = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is differentiated twice
-            wanted = [t for t in (q, k) if t.requires_grad]
-            found = iter(
-                torch.autograd.grad(_pair_weights(q, k)[0], wanted, grad, create_graph=True)
-            )
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            return gradients(_pair_weights, (q, k), ctx.needs_input_grad, (grad, None))
         with full_precision(q):  # also if backward runs under autocast
             grad_q = (q + k).sub_(level).exp_()
             grad_q.mul_(grad.diagonal(dim1=-2, dim2=-1)[..., None])

@@ -24,7 +24,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.precision import accumulator, full_precision, is_traced
+from primal_attention.functional.twice import gradients
 
 __all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin"]
 
@@ -51,17 +52,25 @@ class _Gram(torch.autograd.Function):
         near_x, near_y = x - origin, y - origin
         gram = (near_x @ near_y.mT).sub_(half_square(near_x)).sub_(half_square(near_y).mT)
         gram.clamp_max_(0).exp_()
-        ctx.save_for_backward(x, y, gram)
+        ctx.save_for_backward(x, y, gram, origin)
         return gram
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, gram = ctx.saved_tensors
+        x, y, gram, origin = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return gradients(_gram, (x, y, origin), ctx.needs_input_grad, (grad,))
         weight = grad * gram
         grad_x = (weight @ y).addcmul_(x, weight.sum(-1, keepdim=True), value=-1)
         grad_y = (weight.mT @ x).addcmul_(y, weight.sum(-2).unsqueeze(-1), value=-1)
         return grad_x.sum_to_size(x.shape), grad_y.sum_to_size(y.shape), None
+
+
+def _gram(x: Tensor, y: Tensor, origin: Tensor) -> tuple[Tensor]:
+    """Return the same, differentiated by autograd."""
+    x, y = x - origin, y - origin
+    exponent = x @ y.mT - half_square(x) - half_square(y).mT
+    return (exponent.clamp_max(0).exp(),)
 
 
 def gaussian_gram(
@@ -86,10 +95,8 @@ def gaussian_gram(
     with full_precision(x):
         x, y = x.to(wide), y.to(wide)
         origin = key_origin(y, None) if origin is None else origin.detach()
-        if torch.compiler.is_compiling():
-            x, y = x - origin, y - origin
-            exponent = x @ y.mT - half_square(x) - half_square(y).mT
-            return exponent.clamp_max(0).exp()
+        if is_traced():
+            return _gram(x, y, origin)[0]
         return _Gram.apply(x, y, origin)  # type: ignore[no-untyped-call]
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.twice import gradients
 
 __all__ = [
     "Reduction",
@@ -114,7 +115,10 @@ class _SampleLoss(torch.autograd.Function):
         squares = lam.square()
         # ℓ² of both sides in one row, so that one product sums energies of both
         squares = torch.cat([squares, squares]).view(-1)
-        trace = torch.dot(w_e.flatten(), w_r.flatten())
+        if w_e.dim() == 3:
+            trace = torch.dot(w_e.flatten(), w_r.flatten())
+        else:
+            trace = (w_e * w_r).sum((1, 2, 3))
         mean = torch.mv(energy.view(energy.shape[0], -1), squares).mul_(share)
         mean.sub_(trace, alpha=1 / lam.shape[0])
         ctx.save_for_backward(energy, lam, w_e, w_r, squares, mean)
@@ -122,12 +126,23 @@ class _SampleLoss(torch.autograd.Function):
         return torch.dot(mean, mean * weight)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def formula(energy: Tensor, lam: Tensor, w_e: Tensor, w_r: Tensor) -> tuple[Tensor]:
+                trace = (w_e * w_r).sum((-3, -2, -1)) / lam.shape[0]
+                both = energy.unflatten(1, (2, -1)) * lam.square()
+                mean = both.sum((1, 2, 3)) * ctx.share - trace
+                return ((mean.square() * ctx.weight).sum(),)
+
+            needed = ctx.needs_input_grad[:4]
+            return *gradients(formula, (energy, lam, w_e, w_r), needed, (grad,)), None, None
         # d(weight m²) = 2 weight m: the same factor for all arguments
         each = mean * (grad * (2 * ctx.weight))
-        trace = each.sum().mul_(-1 / lam.shape[0])
+        # free weights are shared by all sequences, so that these add up
+        trace = each.sum() if w_e.dim() == 3 else each[:, None, None, None]
+        trace = trace * (-1 / lam.shape[0])
         each.mul_(ctx.share)
         by_lam = torch.mv(energy.view(each.shape[0], -1).T, each).view(2, *lam.shape).sum(0)
         by_energy = torch.outer(each, squares).view_as(energy)
@@ -137,8 +152,8 @@ class _SampleLoss(torch.autograd.Function):
 def sample_loss(
     energy: Float[Tensor, "b both s"],
     lam: Float[Tensor, "h s"],
-    w_e: Float[Tensor, "h k s"],
-    w_r: Float[Tensor, "h k s"],
+    w_e: Float[Tensor, "*b h k s"],
+    w_r: Float[Tensor, "*b h k s"],
     count: int | Tensor,
 ) -> Float[Tensor, ""]:
     """Return the ``"sample"`` reduction of the objective, from the energy of the scores.
@@ -146,7 +161,7 @@ def sample_loss(
     Args:
         energy: Sums over tokens of the squared scores: all query heads, then all key heads.
         lam: ``ℓ``.
-        w_e: Query-side weights.
+        w_e: Query-side weights, free ones or those of each sequence.
         w_r: Key-side weights.
         count: Number of tokens, the same for all sequences or one for each. Sequences without
             tokens are left out.

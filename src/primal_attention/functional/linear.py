@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
+from primal_attention.functional.twice import gradients
 
 __all__ = [
     "CausalSums",
@@ -111,11 +112,8 @@ class _ChunkedSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         *given, states = ctx.saved_tensors
-        if torch.is_grad_enabled():  # it is differentiated twice
-            wanted = [t for t, needed in zip(given, ctx.needs_input_grad, strict=True) if needed]
-            both = _chunked_sums(*given), wanted, (grad, grad_last)
-            found = iter(torch.autograd.grad(*both, create_graph=True))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            return gradients(_chunked_sums, given, ctx.needs_input_grad, (grad, grad_last))
         q, k, v, grad = (t.flatten(0, 2) for t in (*given[:3], grad))
         with full_precision(q):  # also if backward runs under autocast
             weights = torch.bmm(k, q.mT).triu_()  # transposed

@@ -1,12 +1,14 @@
 """Matrix inverses by Newton-Schulz iterations, which use only matrix products."""
 
+import functools
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.precision import accumulator, full_precision, is_traced
+from primal_attention.functional.twice import gradients
 
 __all__ = ["newton_schulz", "schulz_inverse"]
 
@@ -49,18 +51,20 @@ class _NewtonSchulz(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, z: Tensor, steps: int) -> Tensor:
-        kept: list[Tensor] = []
+        start, kept = z, []
         for _ in range(steps):
             after, *inside = _newton_schulz_step(a, z)
             kept += [z, *inside]
             z = after
-        ctx.save_for_backward(a, *kept)
+        ctx.save_for_backward(a, start, *kept)
         return z
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, *kept = ctx.saved_tensors
+        a, start, *kept = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            formula = functools.partial(_iterate, steps=len(kept) // 4)
+            return *gradients(formula, (a, start), ctx.needs_input_grad[:2], (grad,)), None
         grad_a = torch.zeros_like(a)
         for i in reversed(range(0, len(kept), 4)):
             z, az, first, second = kept[i : i + 4]
@@ -78,12 +82,16 @@ class _NewtonSchulz(torch.autograd.Function):
 def newton_schulz(a: Tensor, z: Tensor, steps: int) -> Tensor:
     """Return ``z`` after ``steps`` of ``z ← z (13 − a z (15 − a z (7 − a z))) / 4``."""
     flat = a.flatten(0, -3), z.flatten(0, -3)
-    if not torch.compiler.is_compiling():
-        return _NewtonSchulz.apply(*flat, steps).view(a.shape)  # type: ignore[no-untyped-call]
-    z = flat[1]
+    if is_traced():
+        return _iterate(*flat, steps)[0].view(a.shape)
+    return _NewtonSchulz.apply(*flat, steps).view(a.shape)  # type: ignore[no-untyped-call]
+
+
+def _iterate(a: Tensor, z: Tensor, steps: int) -> tuple[Tensor]:
+    """Return ``z`` after the steps, differentiated by autograd."""
     for _ in range(steps):
-        z = _newton_schulz_step(flat[0], z)[0]
-    return z.view(a.shape)
+        z = _newton_schulz_step(a, z)[0]
+    return (z,)
 
 
 def _newton_schulz_step(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

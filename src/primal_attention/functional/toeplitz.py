@@ -23,7 +23,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.functional.precision import accumulator, full_precision, is_traced
+from primal_attention.functional.twice import gradients
 
 __all__ = [
     "Backend",
@@ -134,6 +135,8 @@ def _fft_sums(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
             _, part = _convolve(values[:, :, None] * key[:, :, :, None], spectrum, length)
             y = y + (query[:, :, :, None] * part[..., :n]).sum(2)
         return y.mT
+    if is_traced():
+        return _fft_forward(q, k, v, c, in_place=False)
     return _FFTSums.apply(q, k, v, c)  # type: ignore[no-untyped-call]
 
 
@@ -157,16 +160,21 @@ class _FFTSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v, c)
-        return _fft_forward(q, k, v, c)
+        return _fft_forward(q, k, v, c, in_place=True)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, c = ctx.saved_tensors
+        q, k, v, c = given = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def formula(*own: Tensor) -> tuple[Tensor]:
+                return (_fft_forward(*own, in_place=False),)
+
+            return gradients(formula, given, ctx.needs_input_grad, (grad,))
         return _fft_backward(q, k, v, c, grad)
 
 
-def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor, *, in_place: bool) -> Tensor:
     n, m = q.shape[2], k.shape[2]
     # n + m - 1 entries: a shorter circle would wrap the last lags onto the first
     length = _fast_length(n + m - 1)
@@ -176,7 +184,7 @@ def _fft_forward(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
     y = torch.zeros_like(values[..., :1]).expand(-1, -1, -1, n).contiguous()
     for r in range(q.shape[-1]):
         _, part = _convolve(values * keys[:, :, r, None], spectrum, length)
-        y.addcmul_(queries[:, :, r, None], part[..., :n])
+        y = torch.addcmul(y, queries[:, :, r, None], part[..., :n], out=y if in_place else None)
     return y.mT
 
 
@@ -227,7 +235,7 @@ def _split_sums(q: Tensor, k: Tensor, v: Tensor, past: Float[Tensor, "h n"]) -> 
     fill = (block << levels) - n
     q, k, v = (pad(t, (0, 0, 0, fill)) for t in (q, k, v))
     past = pad(past, (0, fill))
-    if torch.compiler.is_compiling():
+    if is_traced():
         y = _split_forward(q, k, v, past, block, levels)
     else:
         y = _SplitSums.apply(q, k, v, past, block, levels)  # type: ignore[no-untyped-call]
@@ -246,10 +254,15 @@ class _SplitSums(torch.autograd.Function):
         return _split_forward(q, k, v, past, block, levels)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, past = ctx.saved_tensors
+        q, k, v, past = given = ctx.saved_tensors
         block, heads = ctx.block, past.shape[0]
+        if torch.is_grad_enabled():
+
+            def formula(q: Tensor, k: Tensor, v: Tensor, past: Tensor) -> tuple[Tensor]:
+                return (_split_forward(q, k, v, past, block, ctx.levels),)
+
+            return *gradients(formula, given, ctx.needs_input_grad[:4], (grad,)), None, None
         lag = _block_lags(block, q.device)
         query, key, value, g = (t.unflatten(2, (-1, block)) for t in (q, k, v, grad))
         scores, outer = query @ key.mT, g @ value.mT
