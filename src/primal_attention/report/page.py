@@ -1,10 +1,13 @@
 """Reports: one self-contained HTML file with tables, pictures and text.
 
-Pictures are embedded. A report loads nothing, so it can be mailed and archived. It runs no script
-unless a fragment brings one.
+Pictures are embedded. A report loads nothing, so it can be mailed and archived. A
+Content-Security-Policy holds browsers to this: they apply the styles and run the scripts that
+:meth:`Report.assets` added, known by their hashes, and nothing else. So a label of a user that
+reached a page unescaped by mistake could neither run nor load anything.
 """
 
 import base64
+import hashlib
 import io
 import re
 import warnings
@@ -80,11 +83,18 @@ class Report:
         self.lead = lead
         self._parts: list[str] = []
         self._headings: list[str] = []
+        self._styles: list[str] = []
+        self._scripts: list[str] = []
 
     def section(self, heading: str) -> Self:
         """Start a section. A page with several sections begins with links to them."""
         self._headings.append(heading)
         self._parts.append(f'<h2 id="s{len(self._headings)}">{escape(heading)}</h2>')
+        return self
+
+    def subsection(self, heading: str) -> Self:
+        """Start a part of a section, which has no link at the top."""
+        self._parts.append(f"<h3>{escape(heading)}</h3>")
         return self
 
     def tiles(self, numbers: Mapping[str, Any], columns: int = 3) -> Self:
@@ -93,8 +103,9 @@ class Report:
             f'<div class="tile"><b>{escape(str(value))}</b><span>{escape(name)}</span></div>'
             for name, value in numbers.items()
         )
-        self._parts.append(f'<div class="tiles" style="--columns:{columns}">{tiles}</div>')
-        return self
+        self._parts.append(f'<div class="tiles of-{columns}">{tiles}</div>')
+        # a class, since the policy of the page forbids style attributes
+        return self.assets(style=f".of-{columns}{{--columns:{columns}}}")
 
     def verdict(self, words: str) -> Self:
         """Add the main finding, in large letters."""
@@ -159,8 +170,18 @@ class Report:
         return self
 
     def fragment(self, html: str) -> Self:
-        """Add HTML as it is; the caller escapes what comes from data and keeps ids unique."""
+        """Add HTML as it is; the caller escapes what comes from data and keeps ids unique.
+
+        Styles and scripts inside it have no effect; they go through :meth:`assets`.
+        """
         self._parts.append(html)
+        return self
+
+    def assets(self, *, style: str = "", script: str = "") -> Self:
+        """Add a style or a script that parts of the page need; equal ones are added once."""
+        for text, every in ((style, self._styles), (script, self._scripts)):
+            if text and text not in every:
+                every.append(text)
         return self
 
     def include(self, heading: str, page: "Report") -> Self:
@@ -170,6 +191,10 @@ class Report:
             self.text(page.lead)
         for part in page._parts:
             self._parts.append(re.sub(r'^<h2 id="s\d+">(.*)</h2>$', r"<h3>\1</h3>", part))
+        for style in page._styles:
+            self.assets(style=style)
+        for script in page._scripts:
+            self.assets(script=script)
         return self
 
     def html(self) -> str:
@@ -179,10 +204,14 @@ class Report:
         )
         nav = f"<nav>{links}</nav>" if len(self._headings) > 1 else ""
         lead = f'<p class="lead">{escape(self.lead)}</p>' if self.lead else ""
+        styles = [_STYLE, *self._styles]
+        head = "".join(f"<style>{style}</style>" for style in styles)
+        head += "".join(f"<script>{script}</script>" for script in self._scripts)
         return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f"{_policy(styles, self._scripts)}"
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{escape(self.title)}</title><style>{_STYLE}</style></head>\n"
+            f"<title>{escape(self.title)}</title>{head}</head>\n"
             f"<body><header><h1>{escape(self.title)}</h1>{lead}{nav}</header>\n"
             + "\n".join(self._parts)
             + "\n</body></html>\n"
@@ -191,6 +220,20 @@ class Report:
     def write(self, path: Path) -> None:
         """Write the page; an existing file is replaced only when the page is complete."""
         write_atomically(path, self.html())
+
+
+def _policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
+    """Return the tag that forbids everything except these styles and scripts and own pictures."""
+
+    def hashes(texts: Sequence[str]) -> str:
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+        return " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests) or "'none'"
+
+    rules = (
+        f"default-src 'none'; img-src data:; style-src {hashes(styles)}; "
+        f"script-src {hashes(scripts)}; base-uri 'none'; form-action 'none'"
+    )
+    return f'<meta http-equiv="Content-Security-Policy" content="{rules}">'
 
 
 def to_png(figure: "Figure") -> bytes:

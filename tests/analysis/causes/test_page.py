@@ -37,7 +37,9 @@ tabs[tabs.length - 1].click(); seen.push(state());
 seen.push(boxes.map(b => b.querySelector('output').textContent).join(''));
 seen.push(document.documentElement.scrollWidth > document.documentElement.clientWidth);
 document.body.dataset.seen = seen.join(';');
-});</script></head>"""
+});</script>"""
+# the policy of a page, which would forbid the probe behind it
+POLICY = '<meta http-equiv="Content-Security-Policy"'
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def result(critic, words):
 
 def browse(report, folder):
     page = folder / "page.html"
-    page.write_text(report.html().replace("</head>", PROBE, 1), "utf-8")
+    page.write_text(report.html().replace(POLICY, PROBE + POLICY, 1), "utf-8")
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "CONSOLE" not in done.stderr

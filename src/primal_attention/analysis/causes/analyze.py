@@ -12,7 +12,7 @@ from primal_attention.analysis.causes.explainer import explain_subject
 from primal_attention.analysis.causes.explanation import Explanation
 from primal_attention.analysis.causes.graph import causal_graph
 from primal_attention.analysis.causes.graph_result import CausalGraphs
-from primal_attention.analysis.causes.page import ASSETS, CAVEATS, explorer, graph_views
+from primal_attention.analysis.causes.page import CAVEATS, add_explorer, graph_views
 from primal_attention.analysis.causes.text import NoDecisionError, encode, text_subject, token_names
 from primal_attention.analysis.options import CausesOptions
 from primal_attention.analysis.registry import AnalysisResult
@@ -81,7 +81,7 @@ class TokenGraphs(AnalysisResult):
     def report(self) -> Report:
         """Return the page: tokens, a tab for each head, a table of the heads, caveats."""
         page = Report("Causal graphs around a token", "As the heads of one layer encode them.")
-        page.verdict(self.verdict()).fragment(ASSETS)
+        page.verdict(self.verdict())
         self.add_explorer(page)
         page.section("Heads").table(*self.table())
         page.section("Before you rely on it")
@@ -90,10 +90,10 @@ class TokenGraphs(AnalysisResult):
         return page.config({"layer": self.graphs.layer, **self.graphs.settings})
 
     def add_explorer(self, page: Report) -> None:
-        """Add tokens, slider and graphs to a page that has the style and script of explorers."""
+        """Add tokens, slider and graphs to a page."""
         views = graph_views(self.graphs, _RADIUS)
         legend = "Darker tokens are nearer to the outlined one in the graph of the chosen head."
-        page.fragment(explorer(self.tokens, views, target=self.target, legend=legend))
+        add_explorer(page, self.tokens, views, target=self.target, legend=legend)
 
     @property
     def _root(self) -> int:
@@ -185,7 +185,7 @@ class CausesResult(AnalysisResult):
             "Which tokens lead to a decision: graphs suggest them, and the model is run without "
             "them to see whether it decides otherwise.",
         )
-        page.verdict(self.verdict()).table(*self.table()).fragment(ASSETS)
+        page.verdict(self.verdict()).table(*self.table())
         for number, one in enumerate(self.inputs, 1):
             page.section(f"Input {number}")
             page.text(one.verdict())

@@ -9,11 +9,10 @@ from primal_attention.analysis.causes.baselines import MethodResult
 from primal_attention.analysis.causes.drawing import draw_tree
 from primal_attention.analysis.causes.graph_result import CausalGraphs, HeadGraph
 from primal_attention.analysis.causes.page import (
-    ASSETS,
     CAVEATS,
     HeadView,
+    add_explorer,
     consensus_view,
-    explorer,
 )
 from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
@@ -209,7 +208,6 @@ class Explanation(AnalysisResult):
                 "confidence of the first graph": f"{_confidence(self._shown()[0]):.2f}",
             }
         )
-        page.fragment(ASSETS)
         self.add_explorer(page)
         if self.sets:
             page.section("Sets that change the decision").table(*self.table())
@@ -229,7 +227,7 @@ class Explanation(AnalysisResult):
         return page.config(dict(self.settings))
 
     def add_explorer(self, page: Report) -> None:
-        """Add tokens, slider and graphs to a page that has the style and script of explorers."""
+        """Add tokens, slider and graphs to a page."""
         chosen = self.sets[0].positions if self.sets else ()
         outlined = "" if self.target is None else " The outlined token stands for the decision."
         underlined = " The first set is underlined." if chosen else ""
@@ -237,8 +235,8 @@ class Explanation(AnalysisResult):
             "Darker tokens are nearer to the decision in the graph of the chosen head."
             f"{outlined}{underlined}"
         )
-        page.fragment(
-            explorer(self.tokens, self.views(), target=self.target, chosen=chosen, legend=legend)
+        add_explorer(
+            page, self.tokens, self.views(), target=self.target, chosen=chosen, legend=legend
         )
 
     def views(self) -> list[HeadView]:

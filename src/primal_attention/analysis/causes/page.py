@@ -12,11 +12,12 @@ from typing import NamedTuple
 from primal_attention.analysis.causes.graph_result import CausalGraphs
 from primal_attention.analysis.causes.marks import ARROW, CIRCLE
 from primal_attention.analysis.causes.pag import PAG
+from primal_attention.report.page import Report
 
 __all__ = [
-    "ASSETS",
     "CAVEATS",
     "HeadView",
+    "add_explorer",
     "consensus_view",
     "explorer",
     "graph_views",
@@ -62,7 +63,7 @@ _MEANING = {
     "-": "selection",
 }
 
-_STYLE = """<style>
+_STYLE = """
 .causes{border:1px solid var(--line,#e3e7ee);border-radius:.6rem;padding:1rem 1.2rem;
   margin:1.2rem 0}
 .causes-tokens{line-height:2.1;font-size:1.05rem;margin:.2rem 0 .8rem}
@@ -85,9 +86,13 @@ _STYLE = """<style>
 .causes-panel details{font-size:.9rem}.causes .is-far{opacity:.13}
 .causes svg text{font:13px system-ui,sans-serif;fill:#1c2330;paint-order:stroke;stroke:#fff;
   stroke-width:3px}
-</style>"""
+"""
 
-_SCRIPT = """<script>
+_KINDS = "".join(
+    f".causes-kind-{i}{{color:{_COLORS.get(kind, _OTHER)}}}\n" for i, kind in enumerate(_MEANING)
+)
+
+_SCRIPT = """
 (() => {
   const show = box => {
     const radius = +box.querySelector('input').value;
@@ -117,10 +122,21 @@ _SCRIPT = """<script>
     show(tab.closest('.causes'));
   });
 })();
-</script>"""
+"""
 
-ASSETS = _STYLE + _SCRIPT
-"""Style and script of the explorers of a page; add them once."""
+
+def add_explorer(
+    page: Report,
+    tokens: Sequence[str],
+    views: Sequence[HeadView],
+    *,
+    target: int | None,
+    chosen: Collection[int] = (),
+    legend: str = "",
+) -> None:
+    """Add an explorer with its style and script to a page; arguments as :func:`explorer`."""
+    page.assets(style=_STYLE + _KINDS, script=_SCRIPT)
+    page.fragment(explorer(tokens, views, target=target, chosen=chosen, legend=legend))
 
 
 def explorer(
@@ -171,8 +187,8 @@ def explorer(
     note = f'<p class="causes-note">{escape(legend)}</p>' if legend else ""
     kinds = {view.pag.symbol(a, b) for view in views for a, b in view.pag.ordered_pairs()}
     key = "".join(
-        f'<span style="color:{_COLORS.get(kind, _OTHER)}"><b>{kind}</b> {meaning}</span>'
-        for kind, meaning in _MEANING.items()
+        f'<span class="causes-kind-{i}"><b>{kind}</b> {meaning}</span>'
+        for i, (kind, meaning) in enumerate(_MEANING.items())
         if kind in kinds
     )
     return (

@@ -1,14 +1,13 @@
 """Pictures of searches: how far down the right results are, and galleries with thumbnails."""
 
-import base64
 import io
-from collections.abc import Mapping, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from primal_attention.report.cards import Card, add_cards
 from primal_attention.support.command import needs
 from primal_attention.tasks.pairs.images import ImageError, read_image
 from primal_attention.tasks.pairs.scoring import CANDIDATES
@@ -20,71 +19,33 @@ if TYPE_CHECKING:
     from primal_attention.tasks.pairs.pairs import PairData
     from primal_attention.training.scores import Answers
 
-__all__ = ["Card", "gallery_html", "plot_ranks", "show_hits_and_misses", "thumbnail"]
+__all__ = ["plot_ranks", "show_hits_and_misses", "thumbnail"]
 
 _SIDE = 96
 """Pixels of a side of a thumbnail."""
 _EXAMPLES = 6
 """Hits and misses that are shown."""
-_STYLE = (
-    "<style>.gallery{display:flex;flex-wrap:wrap;gap:.6rem;margin:.4rem 0 1.2rem}"
-    ".card{width:6.6rem;font-size:.78rem;line-height:1.25;margin:0}"
-    ".card img{width:6rem;height:6rem;object-fit:contain;border:3px solid var(--line);"
-    "border-radius:.4rem;background:#fff}.card.right img{border-color:#15803d}"
-    ".card.wrong img{border-color:var(--accent)}.card figcaption{overflow-wrap:anywhere}"
-    ".ask{margin:.9rem 0 .1rem}</style>"
-)
 
 
-class Card(NamedTuple):
-    """One image of a gallery."""
+def thumbnail(image: Any) -> bytes | None:
+    """Return an image as a small PNG, ``None`` if it cannot be read.
 
-    image: Any
-    """A path, an image of Pillow, or an array."""
-    words: str
-    """What stands below it."""
-    kind: str = ""
-    """``"right"`` or ``"wrong"`` for a colored frame."""
-
-
-def thumbnail(image: Any) -> str:
-    """Return an image as a data address for HTML; empty if it cannot be read.
+    Args:
+        image: A path, an image of Pillow, or an array.
 
     Example:
-        >>> thumbnail(np.zeros((2, 2)))[:22]
-        'data:image/png;base64,'
+        >>> thumbnail(np.zeros((2, 2)))[1:4]
+        b'PNG'
     """
     with needs("vision", "Pictures in a report"):
         from PIL import Image
     try:
         pixels = read_image(image, (_SIDE, _SIDE))
     except ImageError:
-        return ""
+        return None
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def gallery_html(cards: Sequence[Card]) -> str:
-    """Return images side by side, with words below them.
-
-    Args:
-        cards: The images.
-
-    Example:
-        >>> 'alt="a &lt;b&gt;"' in gallery_html([Card(np.zeros((2, 2)), "a <b>", "right")])
-        True
-    """
-    parts = []
-    for card in cards:
-        words = escape(card.words)
-        source = thumbnail(card.image)
-        picture = f'<img alt="{words}" src="{source}">' if source else "(cannot be read)"
-        parts.append(
-            f'<figure class="card {escape(card.kind)}">{picture}'
-            f"<figcaption>{words}</figcaption></figure>"
-        )
-    return f'{_STYLE}<div class="gallery">{"".join(parts)}</div>'
+    return buffer.getvalue()
 
 
 def plot_ranks(ranks: Mapping[str, Mapping[str, NDArray[np.int64]]]) -> "Figure":
@@ -135,24 +96,24 @@ def show_hits_and_misses(report: "Report", answers: "Answers", data: "PairData")
     ):
         rows = np.flatnonzero(chosen)
         share = len(rows) / max(int((ranks >= 0).sum()), 1)
-        report.fragment(f"<h3>{escape(words)} ({100 * share:.0f} % of searches)</h3>")
+        report.subsection(f"{words} ({100 * share:.0f} % of searches)")
         if not len(rows):
             report.text("None.")
         for row in rows[:: max(1, -(-len(rows) // _EXAMPLES))]:
-            report.fragment(_search_html(int(row), answers, data))
+            _show_search(report, int(row), answers, data)
 
 
-def _search_html(row: int, answers: "Answers", data: "PairData") -> str:
-    """Return a text with its best images; after a miss also with the right image."""
+def _show_search(report: "Report", row: int, answers: "Answers", data: "PairData") -> None:
+    """Add a text with its best images; after a miss also with the right image."""
     text = int(data.text_of[row])
     found = [i for i in answers["images"][row].tolist() if i >= 0]
     right = data.is_relevant(np.array(text), np.array(found))
     cards = []
     for i, is_right in zip(found, right, strict=True):
         of = data.texts[int(data.text_of[int(np.flatnonzero(data.image_of == i)[0])])]
-        cards.append(Card(data.sources[i], of, "right" if is_right else "wrong"))
+        cards.append(Card(thumbnail(data.sources[i]), of, "right" if is_right else "wrong"))
     if not right[:1].any():
         place = int(answers["image_rank"][row])
         words = f"right, at place {place}" if place else "right, not among the candidates"
-        cards.append(Card(data.sources[int(data.image_of[row])], words, "right"))
-    return f'<p class="ask">“{escape(data.texts[text])}”</p>{gallery_html(cards)}'
+        cards.append(Card(thumbnail(data.sources[int(data.image_of[row])]), words, "right"))
+    add_cards(report, cards, heading=f"“{data.texts[text]}”")
