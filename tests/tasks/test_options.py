@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 from sklearn.base import clone
 
+from primal_attention.support.options import plain_options, read_options
 from primal_attention.tasks.events import (
     EventClassifier,
     EventPredictor,
@@ -13,7 +14,6 @@ from primal_attention.tasks.events import (
     NextEventFitOptions,
 )
 from primal_attention.tasks.lists import Reranker
-from primal_attention.tasks.options import plain_options, read_options
 from primal_attention.tasks.pairs import ImageTextMatcher
 from primal_attention.tasks.series import SeriesClassifier, SeriesRegressor
 

@@ -24,6 +24,7 @@ from primal_attention.support.settings import parse
 if TYPE_CHECKING:
     from torch import nn
 
+    from primal_attention.hosts import Batch
     from primal_attention.surgery.loading import LoadedModel
 
 __all__ = ["main"]
@@ -187,7 +188,7 @@ def _help() -> str:
 
 
 def _run_all(
-    options: Any, names: Sequence[str], loaded: "LoadedModel", batches: Sequence[Any]
+    options: Any, names: Sequence[str], loaded: "LoadedModel", batches: "Sequence[Batch]"
 ) -> tuple[dict[str, AnalysisResult], dict[str, str]]:
     """Return the results by name, and why the others were skipped.
 

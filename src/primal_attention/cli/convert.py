@@ -1,9 +1,10 @@
 """``primal convert``: replace the softmax attention of a saved model."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primal_attention.cli.folders import check_folder, new_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
@@ -14,6 +15,8 @@ from primal_attention.support.settings import parse
 if TYPE_CHECKING:
     from torch import nn
 
+    from primal_attention.hosts import Batch
+    from primal_attention.report import Report
     from primal_attention.surgery import Advice, SurgeryConfig
     from primal_attention.surgery.outcome import ConvertedModel
 
@@ -87,9 +90,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _mechanism_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+def _mechanism_options(pairs: tuple[str, ...]) -> dict[str, object]:
     """Return options of the mechanism from name=value pairs; values are JSON or plain words."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
@@ -102,7 +105,7 @@ def _mechanism_options(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _advice(
-    options: Convert, model: "nn.Module", batches: list[Any], values: dict[str, Any]
+    options: Convert, model: "nn.Module", batches: "Sequence[Batch]", values: dict[str, object]
 ) -> "Advice":
     from primal_attention.surgery import AdviceConfig, advise
 
@@ -117,7 +120,7 @@ def _advice(
     )
 
 
-def _config(options: Convert, advice: "Advice", values: dict[str, Any]) -> "SurgeryConfig":
+def _config(options: Convert, advice: "Advice", values: dict[str, object]) -> "SurgeryConfig":
     """Return the conversion that the user asked for, or the recommended one."""
     from primal_attention.surgery import SurgeryConfig
 
@@ -134,7 +137,7 @@ def _config(options: Convert, advice: "Advice", values: dict[str, Any]) -> "Surg
     return SurgeryConfig(attention, values, layers=chosen)
 
 
-def _record(options: Convert, outcome: "ConvertedModel") -> dict[str, Any]:
+def _record(options: Convert, outcome: "ConvertedModel") -> dict[str, object]:
     """Return the numbers of the command as plain values."""
     return {
         "verdict": outcome.verdict(),
@@ -147,7 +150,7 @@ def _record(options: Convert, outcome: "ConvertedModel") -> dict[str, Any]:
 
 def _page(
     options: Convert, outcome: "ConvertedModel", rows: list[list[str]], advice: "Advice"
-) -> Any:
+) -> "Report":
     """Return the report: verdict, numbers, converted layers, and the advice behind the choice."""
     from primal_attention.report import Report
 

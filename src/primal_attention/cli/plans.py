@@ -13,7 +13,7 @@ from primal_attention.support.command import UserError, did_you_mean, user_error
 from primal_attention.support.settings import build, parse, unchecked
 from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
 from primal_attention.tasks.sources import Recognition, Source, look_at
-from primal_attention.tasks.task import TASKS, find_task
+from primal_attention.tasks.task import TASKS, Task, find_task
 from primal_attention.training.config import TrainingConfig
 
 __all__ = ["Plan", "TrainOptions", "make_plan"]
@@ -120,7 +120,7 @@ def _given(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _full_names(words: Sequence[str], kind: Any) -> list[str]:
+def _full_names(words: Sequence[str], kind: type[Task]) -> list[str]:
     """Return options with ``data.`` before those that only the data have; without ``--task``.
 
     Raises:

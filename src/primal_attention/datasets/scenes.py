@@ -13,7 +13,7 @@ exactly the words of the true caption, so that a bag of words cannot tell.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -258,7 +258,7 @@ def sample_scenes(
     )
 
 
-def _two_of(rng: np.random.Generator, count: int, names: Sequence[str]) -> NDArray[Any]:
+def _two_of(rng: np.random.Generator, count: int, names: Sequence[str]) -> np.ndarray:
     """Return two different names for every scene."""
     order = rng.random((count, len(names))).argsort(1)[:, :2]
     return np.array(names)[order]

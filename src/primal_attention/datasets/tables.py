@@ -39,8 +39,8 @@ class TrainTest(NamedTuple):
 
     X_train: Any
     X_test: Any
-    y_train: NDArray[Any]
-    y_test: NDArray[Any]
+    y_train: np.ndarray
+    y_test: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Table:
     name: str
     X: Any
     """Features: a numpy array, or a pandas frame if there are categories."""
-    y: NDArray[Any]
+    y: np.ndarray
     """Target."""
     kind: Kind
     """Whether the target is a class or a number."""
@@ -114,7 +114,7 @@ def table_folder(name: str, root: Path | None = None) -> Path | None:
     return root / found.folder
 
 
-def _folds(X: Any, y: NDArray[Any], kind: Kind) -> tuple[Fold, ...]:
+def _folds(X: Any, y: np.ndarray, kind: Kind) -> tuple[Fold, ...]:
     """Return folds with a fixed seed; classes keep their shares."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -137,7 +137,7 @@ def _read_bundled(name: str) -> Table:
     return Table(name, X, y, kind, _folds(X, y, kind))
 
 
-def _arrays(folder: Path, **sorts: tuple[str, int]) -> list[NDArray[Any]]:
+def _arrays(folder: Path, **sorts: tuple[str, int]) -> list[np.ndarray]:
     """Return arrays of the one ``.npz`` file of a folder, which has the name of the folder."""
     found = take_arrays(folder / f"{folder.name}.npz", sorts)
     return [found[name] for name in sorts]
@@ -221,7 +221,7 @@ def _read_eeg(name: str, folder: Path) -> Table:
     return Table(name, X, y, "classes", block_folds(y))
 
 
-def block_folds(y: NDArray[Any], count: int = FOLD_COUNT) -> tuple[Fold, ...]:
+def block_folds(y: np.ndarray, count: int = FOLD_COUNT) -> tuple[Fold, ...]:
     """Return splits whose test part is a contiguous block of every class, the last block first.
 
     Example:

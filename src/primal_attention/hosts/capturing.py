@@ -58,7 +58,13 @@ class _Watch(TorchFunctionMode):
         if name in self.found and first is not None:
             self.found[name].output = first.detach()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func is nn.functional.multi_head_attention_forward and self._is_wanted():
             # with need_weights the function multiplies queries and keys itself, unseen: a first
@@ -129,8 +135,8 @@ _PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm)
 
 def capture_call(
     model: nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     wanted: set[str] | None = None,
 ) -> dict[str, CapturedLayer]:
     """Return the attention of every layer in one call of a model, by name; may be empty."""
@@ -146,7 +152,7 @@ def capture_call(
     return watch.found
 
 
-def _cut_padding(layer: CapturedLayer, mask: Any) -> None:
+def _cut_padding(layer: CapturedLayer, mask: object) -> None:
     """Mark padded queries and keys with the model's own ``attention_mask``, where it fits.
 
     It fits the keys if no real query attends to what it calls padding. In cross-attention between

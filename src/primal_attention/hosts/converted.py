@@ -1,7 +1,6 @@
 """The module that replaces an attention of another library."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ class ConvertedLayer(nn.Module):
     """
 
     library: str = ""
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, object] | None = None
     """Configuration of the conversion as JSON values; ``None`` if ``convert`` did not make the
     layer."""
 

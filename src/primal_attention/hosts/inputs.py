@@ -67,7 +67,7 @@ def _real_tokens(t: Tensor, keep: Tensor, chosen: Tensor) -> Float[Tensor, "k h 
 
 def batch_arguments(
     batch: Batch, sequences: int | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return a batch as positional and keyword arguments of a forward.
 
     Args:
@@ -79,7 +79,7 @@ def batch_arguments(
         ((), {'x': tensor([[1.]]), 'is_causal': True})
     """
 
-    def cut(value: Any) -> Any:
+    def cut(value: Any) -> object:
         # all of a tensor is the tensor itself: modules ask whether query, key and value are one
         is_cut = sequences is not None and isinstance(value, Tensor)
         return value[:sequences] if is_cut else value

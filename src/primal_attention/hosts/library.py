@@ -1,7 +1,6 @@
 """What this package must know of a library: how to recognise, read and replace its attention."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -45,7 +44,7 @@ class HostLibrary:
         model: nn.Module,
         modules: Mapping[str, nn.Module],
         every: Mapping[str, nn.Module],
-        record: Mapping[str, Any] | None,
+        record: Mapping[str, object] | None,
     ) -> list[Callable[[], None]]:
         """Adapt the model around the replaced modules; return functions that undo it.
 

@@ -4,7 +4,7 @@ Linear attention supports two kinds of masks: padding, ``[b m]``, and causal ord
 pairs of tokens is accepted if it expresses one of these or both, and refused otherwise.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Shaped
@@ -87,9 +87,9 @@ def padding_mask(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
-    mask_function: Any = None,
+    mask_function: Callable[..., object] | None = None,
     attention_mask: Tensor | None = None,
-    **_: Any,
+    **_: object,
 ) -> Tensor | None:
     """Return the padding mask ``[b m]`` unchanged; ``None`` without padding.
 

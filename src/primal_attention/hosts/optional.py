@@ -3,14 +3,14 @@
 import importlib
 import importlib.util
 from importlib.metadata import version
-from typing import Any
+from types import ModuleType
 
 from primal_attention.support.command import MissingPackageError, install_hint
 
 __all__ = ["quiet_transformers", "require_transformers"]
 
 
-def require_transformers() -> Any:
+def require_transformers() -> ModuleType:
     """Return the package transformers; raise ``ImportError`` if it cannot be used.
 
     Transformers imports its parts on first use, so the module of models is imported here, too.

@@ -16,7 +16,7 @@ from primal_attention.hosts.recording import record_run
 __all__ = ["OwnLayer", "layer_inputs"]
 
 
-def layer_inputs(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, LayerInputs]:
+def layer_inputs(model: nn.Module, *args: object, **kwargs: object) -> dict[str, LayerInputs]:
     """Return the inputs of every attention layer of this library, in the order of the forward.
 
     The forward runs in evaluation mode. If it calls a layer twice, the last call counts.

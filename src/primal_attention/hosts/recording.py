@@ -55,7 +55,9 @@ def watch_modules(
         return hook
 
     def after(key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        def hook(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        ) -> None:
             leave(key, ModuleCall(args, kwargs, output))
 
         return hook
@@ -104,7 +106,7 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 @torch.no_grad()
 def record_run(
-    model: nn.Module, names: Sequence[str], *args: Any, **kwargs: Any
+    model: nn.Module, names: Sequence[str], *args: object, **kwargs: object
 ) -> dict[str, ModuleCall]:
     """Return the last call of each named module in one forward, which runs in evaluation mode.
 
@@ -135,7 +137,7 @@ def change_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
         tensor([-1., -1.])
     """
 
-    def hook(_: nn.Module, args: Any, output: Any) -> Any:
+    def hook(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> object:
         if isinstance(output, tuple):
             return (change(output[0]), *output[1:])
         return change(output)
@@ -153,7 +155,7 @@ def run_batch(model: nn.Module, batch: Batch, *, labels: bool = False) -> Any:
     return model(*args, **kwargs)
 
 
-def find_tensor(output: Any) -> Tensor | None:
+def find_tensor(output: object) -> Tensor | None:
     """Return an output, or the first part of several; ``None`` if that is no tensor."""
     while isinstance(output, Mapping | tuple | list) and output:
         if isinstance(output, Mapping):
@@ -163,7 +165,7 @@ def find_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def first_tensor(output: Any) -> Tensor:
+def first_tensor(output: object) -> Tensor:
     """Return an output, or the first part of several; raise if that is no tensor."""
     found = find_tensor(output)
     if found is None:

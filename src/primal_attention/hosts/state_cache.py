@@ -62,7 +62,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Do nothing: no keys and values are stored."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Raise: a converted layer stores a state, not keys and values."""
         raise RuntimeError(
@@ -123,7 +123,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self._state = self._state.to(self.device)
 
 
-def state_layer(cache: Any, layer_idx: int) -> StateLayer:
+def state_layer(cache: Cache, layer_idx: int) -> StateLayer:
     """Return the state layer of a cache; make it if that layer of the cache is still empty.
 
     Args:
@@ -165,7 +165,7 @@ def state_layer(cache: Any, layer_idx: int) -> StateLayer:
     return state
 
 
-def cache_numel(cache: Any) -> int:
+def cache_numel(cache: Cache) -> int:
     """Return the number of elements of all states, keys and values in a cache.
 
     Example:

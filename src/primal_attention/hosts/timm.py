@@ -6,9 +6,12 @@ timm.create_model("primal_deit_small_patch16_224")   # Primal.+DeiT-Small/16 of 
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import (
     Attention,
@@ -108,16 +111,16 @@ def timm_attention(name: str, **options: Any) -> type[nn.Module]:
             proj_bias: bool = True,
             attn_drop: float = 0.0,
             proj_drop: float = 0.0,
-            norm_layer: Any = None,
-            device: Any = None,
-            dtype: Any = None,
+            norm_layer: Callable[[int], nn.Module] | None = None,
+            device: Device = None,
+            dtype: torch.dtype | None = None,
         ) -> None:
             if qk_norm or scale_norm:
                 raise ValueError(
                     f"{name!r} does not normalise queries and keys; build the model with "
                     "qk_norm=False and scale_attn_norm=False."
                 )
-            factory = {"device": device, "dtype": dtype}
+            factory: dict[str, Any] = {"device": device, "dtype": dtype}
             given = {"dropout": proj_drop, **options}
             attention = create_attention(name, dim, num_heads, bias=proj_bias, **given, **factory)
             for part in ("q_proj", "k_proj", "v_proj"):
@@ -149,7 +152,7 @@ def register_timm_models() -> list[str]:
     return sorted(names)
 
 
-def _primalformer(host: str, dim: int, heads: int) -> Any:
+def _primalformer(host: str, dim: int, heads: int) -> Callable[..., nn.Module]:
     def entry(pretrained: bool = False, rank: int | None = None, **kwargs: Any) -> nn.Module:
         if pretrained:
             raise ValueError(
@@ -165,7 +168,7 @@ def _primalformer(host: str, dim: int, heads: int) -> Any:
     return entry
 
 
-def _primal_deit(host: str, dim: int, heads: int) -> Any:
+def _primal_deit(host: str, dim: int, heads: int) -> Callable[..., nn.Module]:
     def entry(pretrained: bool = False, rank: int = _RANK, **kwargs: Any) -> nn.Module:
         from timm import create_model
 

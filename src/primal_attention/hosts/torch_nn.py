@@ -167,7 +167,7 @@ class TorchMultihead(HostLibrary):
         model: nn.Module,
         modules: Mapping[str, nn.Module],
         every: Mapping[str, nn.Module],
-        record: Mapping[str, Any] | None,
+        record: Mapping[str, object] | None,
     ) -> list[Callable[[], None]]:
         """Switch off nested tensors in the encoders around replaced layers."""
         undo: list[Callable[[], None]] = []

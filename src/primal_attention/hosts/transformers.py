@@ -11,7 +11,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from primal_attention.hosts.library import HostLibrary, plain_projection, refuse
 from primal_attention.hosts.masks import key_mask_of, padding_mask
 from primal_attention.hosts.optional import require_transformers
 from primal_attention.hosts.parts import AttentionParts, LinearWeights
+
+if TYPE_CHECKING:
+    from transformers.cache_utils import Cache
 
 __all__ = ["ConvertedHuggingFace", "HuggingFace"]
 
@@ -95,13 +98,13 @@ class ConvertedHuggingFace(ConvertedLayer):
         hidden_states: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: "Cache | None" = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
         is_causal: bool | None = None,
         output_attentions: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, None]:
         if output_attentions:
             raise ValueError(
@@ -145,7 +148,7 @@ class ConvertedHuggingFace(ConvertedLayer):
         x: Tensor,
         mask: Tensor | None,
         positions: tuple[Tensor, Tensor] | None,
-        cache: Any,
+        cache: "Cache",
     ) -> Tensor:
         # imports transformers, which every other host does without
         from primal_attention.hosts.state_cache import state_layer
@@ -219,16 +222,16 @@ class HuggingFace(HostLibrary):
             dropout=float(getattr(getattr(module, "resid_dropout", None), "p", 0.0)),
         )
 
-    def _window(self, module: Any) -> int | None:
+    def _window(self, module: nn.Module) -> int | None:
         if hasattr(module, "sliding_window"):
-            return module.sliding_window
+            return cast("int | None", module.sliding_window)
         config = getattr(module, "config", None)
         if not getattr(config, "use_sliding_window", True):
             return None
         return getattr(config, "sliding_window", None)
 
     def _projections(
-        self, module: Any, family: str | None
+        self, module: nn.Module, family: str | None
     ) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights | None]:
         if family != "gpt2":
             q, k, v, out = (
@@ -240,7 +243,7 @@ class HuggingFace(HostLibrary):
         q, k, v = fused.split()
         return q, k, v, out
 
-    def _heads(self, module: Any) -> int:
+    def _heads(self, module: nn.Module) -> int:
         for name in ("num_attention_heads", "num_heads", "n_heads"):
             for owner in (module, getattr(module, "config", None)):
                 if isinstance(getattr(owner, name, None), int):
@@ -285,7 +288,7 @@ class HuggingFace(HostLibrary):
         model: nn.Module,
         modules: Mapping[str, nn.Module],
         every: Mapping[str, nn.Module],
-        record: Mapping[str, Any] | None,
+        record: Mapping[str, object] | None,
     ) -> list[Callable[[], None]]:
         """Record the conversion in the model's config, and ask for padding masks if they suffice.
 
@@ -300,7 +303,7 @@ class HuggingFace(HostLibrary):
         # other models may share the config, so this model gets a copy
         mine = dict(zip(own, copy.deepcopy(list(own.values())), strict=True))
         for module in model.modules():
-            before: Any = getattr(module, "config", None)
+            before: object = getattr(module, "config", None)
             if id(before) in mine:
                 undo.append(partial(setattr, module, "config", before))
                 setattr(module, "config", mine[id(before)])  # noqa: B010 - not a Tensor or Module
@@ -321,7 +324,7 @@ def _positional(module: nn.Module) -> tuple[str, ...]:
     return tuple(p.name for p in given if p.kind in kinds)[1:]
 
 
-def _own_configs(modules: Iterable[nn.Module]) -> dict[int, Any]:
+def _own_configs(modules: Iterable[nn.Module]) -> dict[int, object]:
     """Return the transformers configs of the modules, by identity."""
     configs = (getattr(module, "config", None) for module in modules)
     return {id(c): c for c in configs if hasattr(c, _CHOICE)}
@@ -333,7 +336,7 @@ def _register() -> None:
     transformers.AttentionInterface.register(IMPLEMENTATION, _refuse_softmax)
 
 
-def _refuse_softmax(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _refuse_softmax(module: nn.Module, *args: object, **kwargs: object) -> NoReturn:
     raise RuntimeError(
         f"{type(module).__name__} asks for softmax attention, but all layers of its model were "
         "converted; revert the conversion before adding layers."

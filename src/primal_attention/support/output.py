@@ -10,9 +10,8 @@ import secrets
 import shutil
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 __all__ = [
     "hardware",
@@ -159,7 +158,7 @@ def replace_between(text: str, mark: str, content: str) -> str:
     return before + start + content + end + after
 
 
-def to_csv(records: Sequence[dict[str, Any]], comment: str = "") -> str:
+def to_csv(records: Sequence[Mapping[str, object]], comment: str = "") -> str:
     """Return records as CSV, with an optional comment line on top."""
     buffer = io.StringIO()
     if comment:

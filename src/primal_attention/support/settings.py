@@ -21,12 +21,15 @@ from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from primal_attention.support.command import UserError, did_you_mean, user_errors
 from primal_attention.support.files.values import YamlDumper
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = [
     "at_least_one",
@@ -105,19 +108,19 @@ def _fields(kind: Any) -> tuple[Field[Any], ...]:
     return fields(get_origin(kind) or kind)
 
 
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: object) -> dict[str, Any]:
     """Return the annotations of a dataclass; type variables of a generic one are replaced."""
     origin = get_origin(kind) or kind
     given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
     return {name: given.get(hint, hint) for name, hint in get_type_hints(origin).items()}
 
 
-def _check_tree(tree: Any, where: str) -> None:
+def _check_tree(tree: object, where: str) -> None:
     if not isinstance(tree, Mapping):
         raise UserError(f"{where or 'a recipe'} must hold `key: value` settings, got {tree!r}.")
 
 
-def check_value(value: object, hint: Any, where: str) -> Any:
+def check_value(value: object, hint: object, where: str) -> Any:
     """Return a value converted to its annotation, or raise :class:`UserError`."""
     found = _convert(value, hint, where)
     if found is _FAILED:
@@ -128,7 +131,7 @@ def check_value(value: object, hint: Any, where: str) -> Any:
 _FAILED = object()
 
 
-def _convert(value: object, hint: Any, where: str) -> Any:
+def _convert(value: object, hint: object, where: str) -> object:
     """Return a value converted to its annotation, or ``_FAILED``."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is typing.Annotated:
@@ -152,7 +155,7 @@ def _convert(value: object, hint: Any, where: str) -> Any:
     return _convert_plain(value, hint)
 
 
-def _convert_plain(value: object, hint: Any) -> Any:
+def _convert_plain(value: object, hint: Any) -> object:
     if hint is Any:
         return value
     if hint is type(None):
@@ -183,7 +186,7 @@ def _describe(hint: Any) -> str:
     return words.get(hint, "`key: value` settings")
 
 
-def to_yaml(settings: Any) -> str:
+def to_yaml(settings: object) -> str:
     """Return a dataclass as YAML that :func:`build` reads back.
 
     Example:
@@ -194,7 +197,7 @@ def to_yaml(settings: Any) -> str:
     return yaml.dump(_plain(settings), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 
 
-def commented_yaml(settings: Any) -> str:
+def commented_yaml(settings: "DataclassInstance") -> str:
     """Return a dataclass as YAML with the meaning of every setting; defaults are commented out.
 
     Example:
@@ -238,7 +241,7 @@ def _field_notes(kind: type) -> dict[str, str]:
     return notes
 
 
-def flatten(settings: Any) -> dict[str, Any]:
+def flatten(settings: "DataclassInstance") -> dict[str, Any]:
     """Return the settings of all parts by their full names, such as ``data.seed``."""
     parts = {k: v for k, v in _plain(settings).items() if isinstance(v, dict)}
     return {f"{part}.{key}": v for part, values in parts.items() for key, v in values.items()}
@@ -255,7 +258,7 @@ def fingerprint(*settings: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -309,7 +312,7 @@ def _message_in_box(box: str) -> str:
     return f"{message}."
 
 
-def check_limits(settings: Any) -> None:
+def check_limits(settings: object) -> None:
     """Raise if a seed or a number of threads, at any depth of dataclasses, cannot be used.
 
     Every generator takes seeds below 2³². Many more threads than processors are slow, and from some
@@ -319,7 +322,7 @@ def check_limits(settings: Any) -> None:
         >>> from primal_attention.training.config import TrainingConfig
         >>> check_limits(TrainingConfig(seed=7))
     """
-    for field in fields(settings):
+    for field in _fields(settings):
         value = getattr(settings, field.name)
         if value is None:
             continue

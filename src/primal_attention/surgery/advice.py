@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.hosts import ConversionError
@@ -65,7 +65,7 @@ class AdviceTable(NamedTuple):
     heading: str
     text: str
     header: list[str]
-    rows: list[list[Any]]
+    rows: list[list[object]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Advice(AnalysisResult):
     """Lowest R² at which a mechanism may replace a layer."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Mechanisms and layers that could not be tried, and why."""
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, dict[str, object]] = field(default_factory=dict)
     """Options of each mechanism."""
 
     def layers_for(self, attention: str) -> list[str]:
@@ -260,7 +260,7 @@ class Advice(AnalysisResult):
         skipped = [f"Not tried: {name}: {why}" for name, why in self.skipped.items()]
         return "\n\n".join([self.verdict(), *parts, *skipped])
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> tuple[list[str], list[list[object]]]:
         """Return header and rows of the table of fits."""
         found = self._fit_table()
         return found.header, found.rows

@@ -21,7 +21,7 @@ from primal_attention.analysis.attention_maps import (
     rank_for_mass,
 )
 from primal_attention.analysis.spectrum import untrained_twin
-from primal_attention.attention import attention_entry, list_attentions
+from primal_attention.attention import Attention, attention_entry, list_attentions
 from primal_attention.functional import effective_rank
 from primal_attention.hosts import Batch, ConversionError, converted_layers
 from primal_attention.hosts.inputs import model_arguments
@@ -48,7 +48,7 @@ def advise(
     data: Sequence[Batch],
     config: AdviceConfig | None = None,
     *,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
+    options: Mapping[str, Mapping[str, object]] | None = None,
     control: nn.Module | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Advice:
@@ -137,7 +137,7 @@ def _first_reason(error: ConversionError) -> str:
 
 
 def _converted_copy(
-    model: nn.Module, attention: str, options: Mapping[str, Any], names: Sequence[str]
+    model: nn.Module, attention: str, options: Mapping[str, object], names: Sequence[str]
 ) -> nn.Module:
     student = copy.deepcopy(model).eval()
     # random weights of a mechanism must not depend on which mechanisms were tried before
@@ -147,7 +147,7 @@ def _converted_copy(
     return student
 
 
-def _first_layer(model: nn.Module) -> Any:
+def _first_layer(model: nn.Module) -> Attention:
     return next(iter(converted_layers(model).values())).attention
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.types import Device
 
-from primal_attention.attention import Attention, create_attention
+from primal_attention.attention import Attention, PrimalAttention, create_attention
 from primal_attention.functional.precision import accumulator
 from primal_attention.hosts import AttentionParts, LinearWeights
 from primal_attention.surgery.config import CONVERSION_DEFAULTS
@@ -15,7 +16,7 @@ __all__ = ["build_attention"]
 
 
 def build_attention(
-    name: str, options: Mapping[str, Any], parts: AttentionParts, device: Any = None
+    name: str, options: Mapping[str, Any], parts: AttentionParts, device: Device = None
 ) -> Attention:
     """Return an attention with the given weights.
 
@@ -45,7 +46,7 @@ def build_attention(
         if hasattr(attention, part):
             setattr(attention, part, _placed(projection, meta))
     attention.out_proj = nn.Identity() if parts.out is None else _placed(parts.out, meta)
-    if not meta and hasattr(attention, "dual_r"):
+    if not meta and isinstance(attention, PrimalAttention) and hasattr(attention, "dual_r"):
         _tie_duals(attention, parts)
     return attention
 
@@ -58,7 +59,7 @@ def _placed(projection: LinearWeights, meta: bool) -> nn.Linear:
 
 
 @torch.no_grad()
-def _tie_duals(attention: Any, parts: AttentionParts) -> None:
+def _tie_duals(attention: PrimalAttention, parts: AttentionParts) -> None:
     """Set the dual variables of the query side from the value weights.
 
     With ``h_j = Uᵀ v_j`` and ``C = (U, 0)`` the layer averages values with cosine weights. ``U``

@@ -13,7 +13,7 @@ from primal_attention.support.command import did_you_mean
 
 __all__ = ["CONVERSION_DEFAULTS", "SurgeryConfig"]
 
-CONVERSION_DEFAULTS: dict[str, dict[str, Any]] = {
+CONVERSION_DEFAULTS: dict[str, dict[str, object]] = {
     # the convolution of the values needs training; untrained, it only adds noise
     "nystromformer": {"kernel_size": None},
 }
@@ -33,7 +33,7 @@ class SurgeryConfig:
 
     attention: str
     """Name of an attention in the registry."""
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of its constructor, such as ``{"rank": 16}``. The model determines sizes, biases,
     device and type. ``nystromformer`` has no convolution unless ``kernel_size`` is given."""
     layers: str | int | Sequence[str | int] = "all"
@@ -83,13 +83,13 @@ class SurgeryConfig:
             raise ValueError("The setting 'attention' is missing; give the name of an attention.")
         return cls(**content)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the configuration as a mapping of JSON values."""
         layers = self.layers if isinstance(self.layers, str | int) else list(self.layers)
         return {"attention": self.attention, "options": dict(self.options), "layers": layers}
 
 
-def _check_options(attention: str, options: Mapping[str, Any]) -> None:
+def _check_options(attention: str, options: Mapping[str, object]) -> None:
     """Raise for an option that the attention does not have or that the model determines."""
     for key in options:
         if key in _TAKEN:

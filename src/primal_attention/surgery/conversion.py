@@ -9,7 +9,6 @@ All checks come first: a model is changed only if every selected layer can be re
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -164,7 +163,7 @@ def revert(model: nn.Module, conversion: Conversion) -> None:
         undo()
 
 
-def conversion_record(model: nn.Module) -> dict[str, Any] | None:
+def conversion_record(model: nn.Module) -> dict[str, object] | None:
     """Return the conversion of a model as JSON values; ``None`` if it is not converted."""
     layers = {n: m for n, m in converted_layers(model).items() if m.settings is not None}
     settings = next((m.settings for m in layers.values()), None)

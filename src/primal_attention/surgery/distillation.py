@@ -205,7 +205,7 @@ def distill(
                 p.requires_grad_(p.is_floating_point())
             history[name] = fit(
                 stage,
-                cast("Dataset[Any]", data),
+                cast("Dataset[object]", data),
                 config=settings,
                 objective=lambda output, labels: output,
                 collate=_whole_batch,
@@ -270,7 +270,7 @@ def _training(config: DistillConfig, steps: int, lr: float, *, eta: float) -> Tr
     )
 
 
-def _whole_batch(items: Sequence[Batch]) -> dict[str, Any]:
+def _whole_batch(items: Sequence[Batch]) -> dict[str, object]:
     """Return the only item, which is a batch, on the CPU as the data loader needs it."""
     return {"batch": map_tensors(Tensor.cpu, items[0]), "labels": None}
 
@@ -310,7 +310,7 @@ def _end_loss(
     return end_loss(output, target, batch, config)
 
 
-def _check_same_run(path: Path, settings: dict[str, Any]) -> None:
+def _check_same_run(path: Path, settings: dict[str, object]) -> None:
     """Raise if the file holds other settings; write it if there is none."""
     if not path.exists():
         write_atomically(path, to_json(settings))

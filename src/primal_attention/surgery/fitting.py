@@ -1,7 +1,6 @@
 """Fit the last linear map of converted layers to the originals by ridge regression."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -152,7 +151,7 @@ def _collect(
 
 
 def _collect_inside(
-    layer: Any,
+    layer: Attention,
     seen: Mapping[nn.Module, ModuleCall],
     key_mask: Tensor | None,
     real: Tensor,

@@ -5,8 +5,6 @@ replaces both and saves a matrix product of ``2 s c²`` per forward pass, which 
 when decoding token by token.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -65,7 +63,7 @@ def fold_output(model: nn.Module) -> int:
     return folded
 
 
-def _output_of(model: nn.Module, name: str, layer: Any) -> tuple[nn.Module, str] | None:
+def _output_of(model: nn.Module, name: str, layer: PrimalAttention) -> tuple[nn.Module, str] | None:
     """Return the module and the name of the map that merges the heads; ``None`` if not plain."""
     if layer.conventions.mask == "output" or type(layer.concat) is not nn.Linear:
         return None

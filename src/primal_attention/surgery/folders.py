@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -19,6 +19,9 @@ from primal_attention.hosts import ConversionError
 from primal_attention.hosts.optional import require_transformers
 from primal_attention.support.command import MissingPackageError, UserError
 from primal_attention.support.files import file_errors, parse_json, read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
     "SAFE",
@@ -71,7 +74,7 @@ def _sentence(what: str, error: BaseException) -> str:
     )
 
 
-def read_config(folder: Path) -> Any:
+def read_config(folder: Path) -> "PretrainedConfig":
     """Return the configuration of the model in a folder, after a look at its numbers."""
     transformers = require_transformers()
     with damaged(f"The model in {folder}"):
@@ -114,7 +117,7 @@ def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _check_counts(value: Any, tensors: int, folder: Path, key: str = "") -> None:
+def _check_counts(value: object, tensors: int, folder: Path, key: str = "") -> None:
     """Raise for settings that ask for more modules than there are tensors, or for code."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -149,23 +152,26 @@ def check_size(model: nn.Module, folder: Path) -> None:
         )
 
 
-def build_model(model_class: Any, config: Any) -> Any:
+def build_model(
+    model_class: "type[PreTrainedModel]", config: "PretrainedConfig"
+) -> "PreTrainedModel":
     """Return a model of a class, or of an ``Auto`` class, with random weights."""
     if hasattr(model_class, "from_config"):
         return model_class.from_config(config, trust_remote_code=False)
-    return model_class._from_config(config)
+    return model_class._from_config(config)  # type: ignore[no-untyped-call]
 
 
-def find_class(config: Any) -> Any:
+def find_class(config: "PretrainedConfig") -> Any:
     """Return the class that a config names if it is one of transformers, else ``AutoModel``."""
     transformers = require_transformers()
     names = getattr(config, "architectures", None) or [""]
     found = getattr(transformers, str(names[0]), None)
-    known = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
-    return found if known else transformers.AutoModel
+    if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    return transformers.AutoModel
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
     """Return the tokenizer in a folder; ``None`` if there is none."""
     if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
         return None

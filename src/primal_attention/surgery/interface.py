@@ -47,7 +47,7 @@ def _names_without_weights(**capabilities: bool) -> list[str]:
     return [name for name in list_attentions("*", **capabilities) if has_no_weights(name)]
 
 
-def register_implementation(name: str, *, alias: str | None = None, **options: Any) -> str:
+def register_implementation(name: str, *, alias: str | None = None, **options: object) -> str:
     """Register a mechanism with transformers, and return its name there.
 
     Linear mechanisms compute no attention weights, so dropout applies to the outputs of the heads.
@@ -134,7 +134,7 @@ def attend(
             key_mask = key_mask.gather(1, order)
             k, v = _take(k, order), _take(v, order)
             q = _take(q, order) if same else q
-    also: dict[str, Any] = {}
+    also: dict[str, Tensor] = {}
     if key_mask is not None and core.takes_query_mask:
         real = torch.ones(q.shape[0], n, dtype=torch.bool, device=q.device)
         also = {"query_mask": key_mask if same else real}
@@ -154,7 +154,7 @@ def _core(name: str, num_heads: int, head_dim: int, **options: Any) -> Core | No
     return layer.core if isinstance(layer, MultiHeadAttention) else None
 
 
-def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[..., Any]:
+def _implementation(name: str, alias: str, options: dict[str, object]) -> Callable[..., object]:
     """Return the function that transformers calls in place of its own attention."""
 
     @functools.cache
@@ -177,7 +177,7 @@ def _implementation(name: str, alias: str, options: dict[str, Any]) -> Callable[
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Float[Tensor, "b n h d"], None]:
         for word in ("position_bias", "sliding_window", "softcap", "s_aux"):
             if kwargs.get(word) is not None:
@@ -213,9 +213,9 @@ def _keep_mask(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Any] | None = None,
+    mask_function: Callable[..., object] | None = None,
     attention_mask: Bool[Tensor, "b m"] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Bool[Tensor, "b m"] | None:
     """Return which keys are real; the attention function handles causal order."""
     from transformers import masking_utils

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from primal_attention.surgery.folders import (
 )
 from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["LoadedModel", "file_batches", "load_any", "sample_texts", "text_batches"]
 
 Batches = list[dict[str, Tensor]]
@@ -37,7 +40,7 @@ class LoadedModel:
     model: nn.Module
     folder: Path
     """Where its ``config.json`` is."""
-    tokenizer: Any = None
+    tokenizer: "PreTrainedTokenizerBase | None" = None
     """Tokenizer of transformers, if the folder has one."""
 
 

@@ -23,7 +23,7 @@ def relative_error(output: Float[Tensor, "t c"], target: Float[Tensor, "t c"]) -
     return (output - target).square().sum() / spread
 
 
-def end_loss(output: Any, target: Any, batch: Batch, config: "DistillConfig") -> Tensor:
+def end_loss(output: object, target: object, batch: Batch, config: "DistillConfig") -> Tensor:
     """Return the loss of the end-to-end stage.
 
     Args:
@@ -46,21 +46,22 @@ def end_loss(output: Any, target: Any, batch: Batch, config: "DistillConfig") ->
             "objective='logits' needs a model that returns logits; use 'hidden', or pass loss=."
         )
     if config.objective != "hidden" and logits is not None:
-        mine = _part(output, "logits")
         keep = real_tokens(batch, logits)
         t = config.temperature
-        student, wanted = (x[keep].float().div(t).log_softmax(-1) for x in (mine, logits))
+        student, wanted = (
+            x[keep].float().div(t).log_softmax(-1) for x in (_part(output, "logits"), logits)
+        )
         return nn.functional.kl_div(student, wanted, log_target=True, reduction="batchmean") * t * t
     mine, wanted = _hidden(output), _hidden(target)
     keep = real_tokens(batch, wanted)
     return relative_error(mine[keep], wanted[keep])
 
 
-def _part(output: Any, name: str) -> Any:
+def _part(output: object, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def _hidden(output: Any) -> Tensor:
+def _hidden(output: object) -> Tensor:
     hidden = _part(output, "last_hidden_state")
     if hidden is not None:
         return hidden

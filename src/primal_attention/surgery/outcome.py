@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from primal_attention.hosts import run_batch
 from primal_attention.surgery.advice import Advice
@@ -60,7 +60,7 @@ class ConvertedModel:
         )
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Everything measured, as plain values."""
         return {
             "model": self.model,
@@ -131,7 +131,9 @@ def convert_and_compare(
     )
 
 
-def _one_input(model: Any, batch: Mapping[str, Any], length: int) -> dict[str, Any] | None:
+def _one_input(
+    model: nn.Module, batch: Mapping[str, Tensor], length: int
+) -> dict[str, Tensor] | None:
     """Return one sequence of ``length`` tokens made from a batch; ``None`` if that is impossible.
 
     It is impossible if the model takes no tokens, or not so many.

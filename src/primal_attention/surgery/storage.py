@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ from primal_attention.surgery.folders import (
     weight_files,
 )
 from primal_attention.surgery.targets import inspect_targets
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["load_converted", "load_pretrained", "read_conversion", "save_converted"]
 
@@ -230,7 +233,7 @@ def _checksum(model: nn.Module, layers: Mapping[str, nn.Module]) -> str:
     return f"{total:08x}"
 
 
-def load_pretrained(model_class: Any, folder: str | Path) -> nn.Module:
+def load_pretrained(model_class: "type[PreTrainedModel]", folder: str | Path) -> nn.Module:
     """Return a converted model of transformers that ``save_pretrained`` wrote.
 
     ``from_pretrained`` ignores the record of the conversion in ``config.json``, and would build the
@@ -270,7 +273,7 @@ def load_pretrained(model_class: Any, folder: str | Path) -> nn.Module:
             tensors.setdefault(tied, tensors[kept])
     _load_all(model, tensors, folder)
     model.tie_weights()
-    return model.eval()
+    return model.eval()  # type: ignore[no-untyped-call]
 
 
 def _load_all(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:

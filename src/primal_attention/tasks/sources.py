@@ -86,7 +86,7 @@ class Recognition(NamedTuple):
 
     words: str
     """What the task takes the source for, such as ``"one row a series"``."""
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, Mapping[str, object]] = {}
     """Parts of a recipe, ``data``, ``model`` and ``training``, that suit the source; ``data.train``
     is the source itself unless it is given here. What is not given keeps its default."""
     is_general: bool = False

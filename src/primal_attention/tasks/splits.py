@@ -1,7 +1,7 @@
 """Classes of labelled data, and splits: the same share of every class, the same for a seed."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class Split(NamedTuple):
     valid: NDArray[np.int64]
 
 
-def stratified_split(y: NDArray[Any], fraction: float = 0.2, *, seed: int = 0) -> Split:
+def stratified_split(y: np.ndarray, fraction: float = 0.2, *, seed: int = 0) -> Split:
     """Return a split that holds out the same fraction of every class.
 
     Each class gives ``round(fraction · size)`` cases, at least one if it has two or more; a class
@@ -48,7 +48,7 @@ def stratified_split(y: NDArray[Any], fraction: float = 0.2, *, seed: int = 0) -
     return Split(np.flatnonzero(~held), np.flatnonzero(held))
 
 
-def stratified_sample(y: NDArray[Any], size: int, *, seed: int = 0) -> NDArray[np.int64]:
+def stratified_sample(y: np.ndarray, size: int, *, seed: int = 0) -> NDArray[np.int64]:
     """Return the indices of ``size`` cases, the same share of every class, in their old order.
 
     Example:
@@ -63,12 +63,12 @@ def stratified_sample(y: NDArray[Any], size: int, *, seed: int = 0) -> NDArray[n
     return np.sort(np.argsort(place, kind="stable")[:size])
 
 
-def choose(labels: NDArray[Any], size: int | None) -> NDArray[np.int64]:
+def choose(labels: np.ndarray, size: int | None) -> NDArray[np.int64]:
     """Return the indices of ``size`` cases, the same share of every class; all if ``None``."""
     return stratified_sample(labels, len(labels) if size is None else size)
 
 
-def hold_out(labels: NDArray[Any], share: float, seed: int) -> Split:
+def hold_out(labels: np.ndarray, share: float, seed: int) -> Split:
     """Return the cases to train on, and those that choose the epoch; both must exist."""
     split = stratified_split(labels, share, seed=seed)
     if not len(split.valid):

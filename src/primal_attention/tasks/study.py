@@ -66,7 +66,7 @@ class Study(ABC, Generic[OptionsT]):
 
     name: ClassVar[str]
     """Name on the command line, and of the result folder."""
-    Options: ClassVar[type[Any]]
+    Options: ClassVar[type]
     """Frozen dataclass of what a user may choose; the docstrings of its fields are the help."""
     threads: ClassVar[int] = 1
     """Threads of torch during a run, unless the options have a field of this name."""
@@ -157,7 +157,7 @@ def run_study(
     return [row for cell in wanted for row in have.get(_key(cell), ())]
 
 
-def _code(study: Study[Any], out: Path, *, is_first: bool) -> dict[str, Any]:
+def _code(study: Study[Any], out: Path, *, is_first: bool) -> dict[str, object]:
     """Return the commits that measured the rows of a folder, and the code they agree on."""
     commit, modules = code_commit(), module_hashes(type(study).__module__)
     before = read_about(out).get("code", {})
@@ -274,7 +274,7 @@ def read_rows(out: str | Path) -> list[Row]:
     return [row for rows in _read(Path(out)).values() for row in rows]
 
 
-def _append(path: Path, content: Mapping[str, Any]) -> None:
+def _append(path: Path, content: Mapping[str, object]) -> None:
     """Add one line completely or not at all, and flush it to the disk."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     size = os.fstat(handle).st_size

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from primal_attention.report import Report
     from primal_attention.tasks.results import Result
     from primal_attention.tasks.trained import TrainedModel
+    from primal_attention.training.data import Item
     from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 
@@ -61,11 +62,11 @@ value decomposition grows with the cube of the length."""
 class Parts(NamedTuple):
     """The data of an experiment."""
 
-    train: "Dataset[Any]"
+    train: "Dataset[Item]"
     """Items to learn from."""
-    valid: "Dataset[Any]"
+    valid: "Dataset[Item]"
     """Items that choose the epoch."""
-    test: "Dataset[Any]"
+    test: "Dataset[Item]"
     """Items that are scored once, at the end."""
     rows: Sequence[int] = ()
     """Where the training items stood in their file, for error messages."""
@@ -129,13 +130,13 @@ class Task(ABC):
     such as names of classes and means of channels; they are saved beside the model.
     """
 
-    Settings: ClassVar[type[Any]]
+    Settings: ClassVar[type]
     """Dataclass of the recipe's ``data:``."""
-    Model: ClassVar[type[Any]]
+    Model: ClassVar[type]
     """Dataclass of the recipe's ``model:``, a :class:`StackConfig`."""
     endings: ClassVar[tuple[str, ...]] = ()
     """Endings of the files that the task reads, for messages."""
-    starter: ClassVar[Mapping[str, Any]] = {}
+    starter: ClassVar[Mapping[str, object]] = {}
     """Parts of a recipe that trains without a file of the user, for ``primal init``."""
     usage: ClassVar[str] = (
         'primal predict {model} FILE, or primal_attention.load("{model}") in Python'
@@ -187,7 +188,7 @@ class Task(ABC):
         """Return an untrained model for this data; ``options`` is a ``Model``."""
 
     @abstractmethod
-    def read(self, path: Path, *, labelled: bool, part: str = "test") -> "Dataset[Any]":
+    def read(self, path: Path, *, labelled: bool, part: str = "test") -> "Dataset[Item]":
         """Return the items of a file, ready for the model.
 
         Args:
@@ -196,22 +197,22 @@ class Task(ABC):
             part: Which part of a file that holds several.
         """
 
-    def from_arrays(self, data: Any) -> "Dataset[Any]":
+    def from_arrays(self, data: Any) -> "Dataset[Item]":
         """Return items that are in memory, without labels, ready for the model."""
         raise TypeError(f"{type(self).__name__} reads files only; give the path of a file.")
 
-    def collate(self, items: Sequence[Any]) -> Mapping[str, Any]:
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a batch: keyword inputs of the model, and ``labels``."""
         from primal_attention.training import pad_collate
 
         return pad_collate(items)
 
     @abstractmethod
-    def objective(self, output: Any, labels: Any) -> "Tensor":
+    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
         """Return the mean loss of a batch."""
 
     @abstractmethod
-    def answer(self, output: Any, labels: Any) -> "Answers":
+    def answer(self, output: Any, labels: "Tensor") -> "Answers":
         """Return what is kept of every item to score and show it."""
 
     @abstractmethod
@@ -219,10 +220,10 @@ class Task(ABC):
         """Return the named scores of all answers."""
 
     @abstractmethod
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return one row an item for a file of predictions: ``index``, prediction, details."""
 
-    def prediction(self, record: Mapping[str, Any]) -> Any:
+    def prediction(self, record: Mapping[str, object]) -> Any:
         """Return the prediction in a record; by default what stands after ``index``."""
         return list(record.values())[1]
 
@@ -264,7 +265,7 @@ class Task(ABC):
         """The data in a few words, such as ``"9 classes"``."""
 
     def measure(
-        self, model: "nn.Module", data: "Dataset[Any]", *, batch_size: int = 64
+        self, model: "nn.Module", data: "Dataset[Item]", *, batch_size: int = 64
     ) -> "Evaluation":
         """Return the scores of a model on some data, and its answers to every item."""
         from primal_attention.training import evaluate
@@ -279,7 +280,7 @@ class Task(ABC):
             collate=self.collate,
         )
 
-    def spectra(self, model: "nn.Module", data: "Dataset[Any]") -> "list[LayerSpectrum]":
+    def spectra(self, model: "nn.Module", data: "Dataset[Item]") -> "list[LayerSpectrum]":
         """Return the spectra of the attention layers on some items, the beginnings of long ones."""
         from primal_attention.analysis import layer_spectra
 
@@ -303,13 +304,13 @@ class ClassificationTask(Task):
         """The number of classes."""
         return f"{len(self.classes)} classes"
 
-    def objective(self, output: Any, labels: Any) -> "Tensor":
+    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
         """Return the cross-entropy."""
         from primal_attention.training import cross_entropy
 
         return cross_entropy(output, labels)
 
-    def answer(self, output: Any, labels: Any) -> "Answers":
+    def answer(self, output: Any, labels: "Tensor") -> "Answers":
         """Return logits and labels."""
         from primal_attention.training.scores import class_answers
 
@@ -321,7 +322,7 @@ class ClassificationTask(Task):
 
         return class_scores(answers)
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return index, class, and the probability of every class."""
         shares = answers["logits"].double().softmax(-1).tolist()
         return [
@@ -370,13 +371,13 @@ class RegressionTask(Task):
         """Kind of answer."""
         return "one number an item"
 
-    def objective(self, output: Any, labels: Any) -> "Tensor":
+    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
         """Return the mean squared error."""
         from primal_attention.training import squared_error
 
         return squared_error(output, labels)
 
-    def answer(self, output: Any, labels: Any) -> "Answers":
+    def answer(self, output: Any, labels: "Tensor") -> "Answers":
         """Return predicted and true numbers."""
         from primal_attention.training.scores import value_answers
 
@@ -388,7 +389,7 @@ class RegressionTask(Task):
 
         return value_scores(answers)
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return index and predicted number."""
         return [{"index": i, "value": v} for i, v in enumerate(answers["values"].tolist())]
 

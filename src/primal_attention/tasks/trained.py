@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, user_errors
 from primal_attention.support.files import SealedFolder, UnsealedWarning, write_sealed
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from primal_attention.models import PretrainedModel
+    from primal_attention.training.data import Item
     from primal_attention.training.scores import Answers
 
 __all__ = [
@@ -39,7 +39,7 @@ class TrainedModel(NamedTuple):
     task: Task
     model: "PretrainedModel"
 
-    def predict(self, data: Any, *, batch_size: int = 64) -> NDArray[Any]:
+    def predict(self, data: Any, *, batch_size: int = 64) -> np.ndarray:
         """Return the prediction for every item: names of classes, or numbers.
 
         Args:
@@ -53,7 +53,7 @@ class TrainedModel(NamedTuple):
 
     def records(
         self, data: Any, *, part: str = "test", batch_size: int = 64
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return a row for every item, as ``primal predict`` writes: with all probabilities.
 
         Args:
@@ -133,7 +133,7 @@ load = load_trained
 """The name of :func:`load_trained` in ``primal_attention``."""
 
 
-def check_lengths(data: "Dataset[Any]", model: "PretrainedModel", where: str) -> None:
+def check_lengths(data: "Dataset[Item]", model: "PretrainedModel", where: str) -> None:
     """Raise if a sequence has more tokens than the learned positions of a model.
 
     Args:

@@ -64,7 +64,7 @@ class Checkpoint:
     """Whole epochs done."""
     step: int
     """Optimiser steps done; they decide the position of the sampler and of the schedule."""
-    values: dict[str, Any]
+    values: dict[str, object]
     """Plain values: history, configuration, running sums."""
     model: dict[str, Tensor]
     """Weights of the model."""
@@ -182,7 +182,7 @@ class _State:
     processes: int
     best: bool
     param_groups: tuple[dict[str, Any], ...]
-    values: dict[str, Any]
+    values: dict[str, object]
 
 
 def _name(epoch: int, step: int) -> str:
@@ -207,8 +207,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     return content
 
 
-def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Any]]:
-    state: dict[int, dict[str, Any]] = {}
+def _optimizer_state(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _below("optimizer", tensors):
         match = re.fullmatch(r"(\d{1,9})\.(\w+)", name)
         if match is None:

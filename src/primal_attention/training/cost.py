@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ K = TypeVar("K")
 
 
 def take_turns(
-    runs: Mapping[K, Callable[[], Any]],
+    runs: Mapping[K, Callable[[], object]],
     repeats: int,
     *,
     seconds: float = math.inf,
@@ -54,7 +54,7 @@ def take_turns(
     return times
 
 
-def peak_mb(run: Callable[[], Any]) -> float:
+def peak_mb(run: Callable[[], object]) -> float:
     """Return the most MiB that tensors of one call took at once."""
     with PeakMemory() as memory:
         run()
@@ -71,7 +71,7 @@ class Cost(NamedTuple):
 
 
 @torch.no_grad()
-def compare_costs(runs: Mapping[str, Callable[[], Any]]) -> dict[str, Cost]:
+def compare_costs(runs: Mapping[str, Callable[[], object]]) -> dict[str, Cost]:
     """Return time and memory of functions without gradients, in one thread, median of three turns.
 
     Example:
@@ -108,7 +108,7 @@ class FitCost(NamedTuple):
 
 def fit_cost(
     build: Callable[[], nn.Module],
-    batch: Mapping[str, Any],
+    batch: Mapping[str, object],
     *,
     objective: Objective,
     config: TrainingConfig,

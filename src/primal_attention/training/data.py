@@ -177,7 +177,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(
-        cls, data: Dataset[Any] | None, collate: Callable[[Sequence[Any]], Mapping[str, object]]
+        cls, data: Dataset[object] | None, collate: Callable[[Sequence[Any]], Mapping[str, object]]
     ) -> "Fingerprint":
         """Return the fingerprint of a data set; without one, that of an empty set."""
         if data is None:
@@ -235,7 +235,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return batch
 
 
-def split_labels(batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def split_labels(batch: Mapping[str, object]) -> tuple[dict[str, object], object]:
     """Return the keyword inputs of the model, and the labels."""
     if "labels" not in batch:
         raise ValueError(

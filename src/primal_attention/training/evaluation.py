@@ -55,7 +55,7 @@ _Measured = tuple[int, int, float, dict[str, Tensor]]
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    data: Dataset[Any],
+    data: Dataset[object],
     *,
     batch_size: int = 64,
     objective: Objective = cross_entropy,
@@ -126,7 +126,7 @@ def _processes() -> tuple[int, int]:
     return 0, 1
 
 
-def num_items(data: Dataset[Any]) -> int:
+def num_items(data: Dataset[object]) -> int:
     """Return the number of items of a map-style data set."""
     if not hasattr(data, "__len__"):
         raise TypeError(
@@ -141,13 +141,13 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+def to_device(batch: Mapping[str, object], device: torch.device) -> dict[str, Any]:
     """Return the batch with its tensors on a device."""
     moved: dict[str, Any] = map_tensors(lambda t: t.to(device, non_blocking=True), batch)
     return moved
 
 
-def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Return the context in which matrix products run in the given precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 

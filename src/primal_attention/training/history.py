@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from primal_attention.support.settings import build
 
@@ -32,7 +32,7 @@ class EpochRecord:
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Numbers from ``fit(evaluate=…)``."""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, float | None]:
         """Return the record as one flat dictionary, for tables."""
         fields = asdict(self)
         valid, metrics = fields.pop("valid"), fields.pop("metrics")
@@ -63,17 +63,17 @@ class History:
             raise RuntimeError("No epoch has been finished, so there is no best one.")
         return self.records[self.best_epoch - 1]
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, float | None]]:
         """Return one flat dictionary per epoch, all with the same keys."""
         rows = [record.row() for record in self.records]
         keys = dict.fromkeys(key for row in rows for key in row)
         return [{key: row.get(key) for key in keys} for row in rows]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the history as plain values, for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "History":
+    def from_dict(cls, values: Mapping[str, object]) -> "History":
         """Return the history that :meth:`to_dict` wrote."""
         return build(cls, values)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primal_attention.support.command import needs, progress
 from primal_attention.support.output import to_csv, to_json, write_atomically
@@ -77,7 +77,7 @@ class Logs:
             progress(f"{100 * record.step // self.total_steps:3d} %  {text}")
             self.printed = time.monotonic()
 
-    def _emit(self, group: str, step: int, values: Mapping[str, Any]) -> None:
+    def _emit(self, group: str, step: int, values: Mapping[str, float | None]) -> None:
         if self.events is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):

@@ -7,7 +7,6 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -26,10 +25,10 @@ __all__ = ["fit"]
 
 def fit(
     model: nn.Module,
-    train: Dataset[Any],
+    train: Dataset[object],
     *,
     config: TrainingConfig | None = None,
-    valid: Dataset[Any] | None = None,
+    valid: Dataset[object] | None = None,
     objective: Objective = cross_entropy,
     measure: Measure | None = None,
     collate: Collate = pad_collate,

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,13 @@ class PeakMemory(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run an operator and count the storages it creates."""
         before = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         result = func(*args, **(kwargs or {}))
@@ -60,7 +66,7 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def kept_for_backward(run: Callable[[], Any], known: Iterable[Tensor] | nn.Module) -> int:
+def kept_for_backward(run: Callable[[], object], known: Iterable[Tensor] | nn.Module) -> int:
     """Return the bytes that autograd keeps after ``run``, without inputs and parameters.
 
     Args:

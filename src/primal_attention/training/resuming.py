@@ -45,11 +45,11 @@ class Sums:
 class RunState:
     """Plain values of a checkpoint."""
 
-    config: dict[str, Any]
+    config: dict[str, object]
     """The configuration."""
-    model: dict[str, Any]
+    model: dict[str, object]
     """Settings of a model of this library; empty for others."""
-    data: dict[str, Any]
+    data: dict[str, object]
     """Fingerprints of the data sets by name."""
     history: History
     """The epochs so far."""
@@ -94,7 +94,7 @@ def find_checkpoint(folder: Path, *, resume: bool) -> Path | None:
     return None
 
 
-def settings_of(model: nn.Module) -> dict[str, Any]:
+def settings_of(model: nn.Module) -> dict[str, object]:
     """Return the configuration of a model of this library as JSON values; empty for others."""
     if not isinstance(model, PretrainedModel):
         return {}
@@ -142,15 +142,15 @@ def check_same_run(
         raise UserError("state.json: best must be true after the first epoch.")
 
 
-def _fingerprint(value: Any, name: str) -> Fingerprint:
+def _fingerprint(value: object, name: str) -> Fingerprint:
     """Return the fingerprint that a list ``[count, numbers]`` holds."""
-    numbers = value[1] if isinstance(value, list) and len(value) == 2 else None
-    if not isinstance(numbers, list) or not _are_numbers([value[0], *numbers]):
+    items, numbers = value if isinstance(value, list) and len(value) == 2 else (0, None)
+    if not isinstance(numbers, list) or not _are_numbers([items, *numbers]):
         raise UserError(f"state.json: values.data.{name} must be a count and a list of numbers.")
-    return Fingerprint(value[0], tuple(numbers))
+    return Fingerprint(items, tuple(numbers))
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
+def _are_numbers(values: Sequence[object]) -> bool:
     return all(isinstance(v, int | float) for v in values)
 
 

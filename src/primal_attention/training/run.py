@@ -86,9 +86,9 @@ class Run:
     def __init__(
         self,
         model: nn.Module,
-        train: Dataset[Any],
+        train: Dataset[object],
         config: TrainingConfig,
-        valid: Dataset[Any] | None,
+        valid: Dataset[object] | None,
         objective: Objective,
         measure: Measure | None,
         collate: Collate,
@@ -118,14 +118,14 @@ class Run:
             getattr(getattr(m, "capabilities", None), "aux_loss", False) for m in model.modules()
         )
         self.scheduled: list[Any] = [m for m in model.modules() if hasattr(m, "set_progress")]
-        keep_items: Any = getattr(model, "keep_items", None)
+        keep_items = getattr(model, "keep_items", None)
         if keep_items is not None:
             keep_items(train)
         # before the optimiser and the average, which keep tensors where the parameters are
         model.to(self.accelerator.device)
         self.optimizer = create_optimizer(model, config)
         self.average = None if config.ema is None else WeightAverage(model, config.ema)
-        self.forward: Any = self.accelerator.prepare_model(model)
+        self.forward: Callable[..., object] = self.accelerator.prepare_model(model)
         if config.compile:
             self.forward = torch.compile(self.forward)
         self.clock = Clock(self.accelerator.device, config.max_seconds)
@@ -220,7 +220,7 @@ class Run:
             if self.step < stop and self.step % (self.config.save_steps or stop) == 0:
                 self._save()
 
-    def _step(self, batches: Iterator[Mapping[str, Any]]) -> None:
+    def _step(self, batches: Iterator[Mapping[str, object]]) -> None:
         """Take one optimiser step over this process's parts of a batch."""
         with self.clock.running():
             lr = self._schedule()
@@ -257,7 +257,7 @@ class Run:
             module.set_progress(progress)
         return set_progress(self.optimizer, self.config, progress)
 
-    def _backward(self, batches: Iterator[Mapping[str, Any]]) -> tuple[float, float]:
+    def _backward(self, batches: Iterator[Mapping[str, object]]) -> tuple[float, float]:
         """Add the gradients of the parts of a batch; return loss and term of the whole batch."""
         parts = self.order.parts(self.step)
         total = torch.zeros(2, device=self.accelerator.device)
@@ -274,7 +274,7 @@ class Run:
         loss, ksvd = self.accelerator.reduce(total, "sum").tolist()
         return loss, ksvd
 
-    def _loss(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _loss(self, batch: Mapping[str, object]) -> tuple[Tensor, Tensor]:
         """Return the task loss and the KSVD term of one part."""
         device = self.accelerator.device
         inputs, labels = split_labels(evaluation.to_device(batch, device))
@@ -316,7 +316,7 @@ class Run:
         self.history = replace(history, ended=end)
         return record
 
-    def _evaluate(self, model: nn.Module, data: Dataset[Any]) -> Scores:
+    def _evaluate(self, model: nn.Module, data: Dataset[object]) -> Scores:
         """Return the scores of a model; those of the objective, and the accuracy of classes."""
         return evaluation.evaluate(
             model,

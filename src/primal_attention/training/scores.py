@@ -66,7 +66,7 @@ Answer = Callable[[Any, Any], Answers]
 """From the output of a model and the labels of a batch to answers."""
 
 
-def cross_entropy(output: Any, labels: Int[Tensor, "b *n"]) -> Float[Tensor, ""]:
+def cross_entropy(output: object, labels: Int[Tensor, "b *n"]) -> Float[Tensor, ""]:
     """Return the mean over sequences of the cross-entropy, each the mean over its labelled tokens.
 
     Args:
@@ -91,7 +91,7 @@ def cross_entropy(output: Any, labels: Int[Tensor, "b *n"]) -> Float[Tensor, ""]
     return (losses.sum(1) / counted.clamp_min(1)).mean()
 
 
-def class_answers(output: Any, labels: Tensor) -> Answers:
+def class_answers(output: object, labels: Tensor) -> Answers:
     """Return logits and labels of sequences, or hits and counts of labelled tokens.
 
     Empty if the labels are not classes of the logits.
@@ -131,13 +131,13 @@ def class_scores(answers: Answers) -> dict[str, Score]:
     return {"accuracy": Score(share, error, is_share=True)}
 
 
-def squared_error(output: Any, labels: Float[Tensor, " b"]) -> Float[Tensor, ""]:
+def squared_error(output: object, labels: Float[Tensor, " b"]) -> Float[Tensor, ""]:
     """Return the mean squared error of one number a sequence."""
     values = _logits(output)
     return (values.reshape(labels.shape) - labels).square().mean()
 
 
-def value_answers(output: Any, labels: Float[Tensor, " b"]) -> Answers:
+def value_answers(output: object, labels: Float[Tensor, " b"]) -> Answers:
     """Return predicted and true numbers."""
     return {"values": _logits(output).reshape(labels.shape).float(), "labels": labels}
 
@@ -169,6 +169,6 @@ def value_scores(answers: Answers) -> dict[str, Score]:
     return scores
 
 
-def _logits(output: Any) -> Tensor:
+def _logits(output: object) -> Tensor:
     """Return the logits of a model's output, which may be the logits themselves."""
     return cast(Tensor, getattr(output, "logits", output))

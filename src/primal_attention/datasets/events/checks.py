@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 __all__ = ["are_places", "check_array", "join_marks"]
 
@@ -19,13 +18,13 @@ def check_array(name: str, array: Any, words: str, kinds: str) -> None:
         )
 
 
-def are_places(values: NDArray[Any], levels: tuple[str, ...]) -> bool:
+def are_places(values: np.ndarray, levels: tuple[str, ...]) -> bool:
     """Return whether values are indices of levels, or -1."""
     is_whole = values.dtype.kind in "iu"
     return is_whole and (not len(values) or -1 <= values.min() <= values.max() < len(levels))
 
 
-def join_marks(name: str, parts: Any, lengths: Sequence[int]) -> NDArray[Any]:
+def join_marks(name: str, parts: Any, lengths: Sequence[int]) -> np.ndarray:
     """Return the values of a mark over all events."""
     arrays = [np.asarray(part) for part in parts] if hasattr(parts, "__len__") else []
     if [array.shape for array in arrays] != [(length,) for length in lengths]:

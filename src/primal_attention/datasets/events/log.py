@@ -28,7 +28,7 @@ MAX_NAMES = 10_000
 class LogColumn(NamedTuple):
     """Values beside the events or beside the sequences."""
 
-    values: NDArray[Any]
+    values: np.ndarray
     """Numbers with NaN where missing, or indices of levels with −1 where missing."""
     levels: tuple[str, ...] | None = None
     """Names of the levels; ``None`` for numbers."""
@@ -338,7 +338,7 @@ class EventSequences:
         """Return a moment, given as a number or a date, on the time axis of the log."""
         return moment(value, self.unit, self.is_dated)
 
-    def take(self, index: NDArray[Any] | Sequence[int]) -> Self:
+    def take(self, index: np.ndarray | Sequence[int]) -> Self:
         """Return some of the sequences, by index or boolean mask."""
         rows = np.arange(len(self))[np.asarray(index)]
         parts = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in rows]
@@ -395,7 +395,7 @@ class EventSequences:
         rows, lengths = np.unique(owner, return_counts=True)
         return self._choose(rows, np.flatnonzero(keep), lengths)
 
-    def _choose(self, rows: NDArray[Any], events: NDArray[Any], lengths: Any) -> Self:
+    def _choose(self, rows: np.ndarray, events: np.ndarray, lengths: Any) -> Self:
         if not len(rows):
             raise ValueError("No event is left.")
         return replace(

@@ -1,6 +1,6 @@
 """Irregular multivariate series: values of several channels at irregular times, some missing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -210,7 +210,7 @@ class SeriesQueries(Dataset[dict[str, Tensor]]):
         return hidden
 
 
-def collate_queries(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def collate_queries(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return a batch padded at the end, with ``key_mask`` and ``query_mask``."""
     batch = {
         name: pad_sequence(

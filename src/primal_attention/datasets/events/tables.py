@@ -16,8 +16,13 @@ from primal_attention.datasets.events.log import (
 )
 from primal_attention.datasets.events.units import SECONDS, UNITS, seconds_since_1970
 from primal_attention.support.command import did_you_mean
-from primal_attention.support.files import open_text
-from primal_attention.support.files.tables import TABLE_SUFFIXES, ending, list_some, read_table
+from primal_attention.support.files.tables import (
+    TABLE_SUFFIXES,
+    ending,
+    list_some,
+    read_ratings,
+    read_table,
+)
 
 __all__ = ["USUAL", "find_columns", "log_from_columns", "log_from_frame", "read_log_table"]
 
@@ -47,32 +52,7 @@ def read_log_table(path: Path) -> Any:
     endings = *TABLE_SUFFIXES, ".dat"
     if ending(path) not in endings:
         raise ValueError(f"a log of events ends in {', '.join(endings)}, got {path.name!r}.")
-    return _read_ratings(path) if ending(path) == ".dat" else read_table(path)
-
-
-def _read_ratings(path: Path) -> Any:
-    """Return lines ``user::item::rating::seconds since 1970`` as a table."""
-    import pandas as pd
-
-    names = ["user", "event", "rating", "time"]
-    kinds = {"user": str, "event": str, "rating": float, "time": float}
-    form = f"{path} must have lines user::item::rating::seconds, as 1::1193::5::978300760"
-    with open_text(path) as file:
-        try:
-            # single colons, with empty columns between: the fast parser takes one character only
-            frame = pd.read_csv(file, sep=":", header=None, usecols=[0, 2, 4, 6])
-            frame = frame.set_axis(names, axis=1).astype(kinds)
-        except (ValueError, OverflowError) as error:
-            if isinstance(error, UnicodeDecodeError):
-                raise
-            words = " ".join(str(error).split())
-            raise ValueError(f"{form} ({words[:120]}).") from None
-    seconds = frame["time"].to_numpy()
-    wrong = np.flatnonzero(~((seconds % 1 == 0) & (np.abs(seconds) < 2**40)))
-    if len(wrong):
-        raise ValueError(f"{form}; line {wrong[0] + 1} has the seconds {seconds[wrong[0]]:g}.")
-    frame["time"] = seconds.astype(np.int64)
-    return frame.assign(time=pd.to_datetime(frame["time"], unit="s"))
+    return read_ratings(path) if ending(path) == ".dat" else read_table(path)
 
 
 def find_columns(names: Sequence[str]) -> dict[str, str]:
@@ -162,7 +142,7 @@ def log_from_frame(
     )
 
 
-def _times_of(column: Any) -> NDArray[Any]:
+def _times_of(column: Any) -> np.ndarray:
     """Return a column of times as numbers or as dates in UTC."""
     import pandas as pd
 
@@ -213,7 +193,7 @@ def log_from_columns(
     kind: type[LogT],
     codes: NDArray[np.int64],
     keys: tuple[str, ...],
-    times: NDArray[Any],
+    times: np.ndarray,
     labels: Sequence[Any],
     marks: Mapping[str, LogColumn],
     covariates: Mapping[str, LogColumn],
@@ -259,7 +239,7 @@ def log_from_columns(
     )
 
 
-def _measure(times: NDArray[Any], unit: str | None) -> tuple[NDArray[np.float64], bool, str]:
+def _measure(times: np.ndarray, unit: str | None) -> tuple[NDArray[np.float64], bool, str]:
     """Return times as numbers in the unit, whether they are dates, and the unit."""
     if times.dtype.kind == "O":
         times = _plain_times(times)
@@ -276,7 +256,7 @@ def _measure(times: NDArray[Any], unit: str | None) -> tuple[NDArray[np.float64]
     return times.astype(np.float64), False, unit or "units"
 
 
-def _plain_times(times: NDArray[Any]) -> NDArray[Any]:
+def _plain_times(times: np.ndarray) -> np.ndarray:
     """Return Python dates, with or without a time zone, as dates of numpy in UTC."""
     values = times.tolist()
     if not any(isinstance(t, datetime) for t in values):

@@ -3,7 +3,7 @@ from .layouts import take_arrays
 from .locks import locked
 from .seals import SUMS, SealedFolder, UnsealedWarning, write_sealed
 from .tensors import parse_tensors, read_tensors, to_bytes
-from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_text
+from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_start, read_text
 from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "read_lines",
+    "read_start",
     "read_tensors",
     "read_text",
     "read_yaml",

@@ -12,13 +12,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, did_you_mean, needs
 from primal_attention.support.files.folders import list_files
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = [
     "IMAGE_SUFFIXES",
@@ -39,6 +42,9 @@ _MAX_PIXELS = 50_000_000
 _SHOWN = 3
 """Broken images that a message names."""
 
+Picture: TypeAlias = "str | Path | Image.Image | NDArray[np.generic]"
+"""What is read as an image."""
+
 
 class ImageError(UserError):
     """An image that is missing, broken, too large, or of an unknown kind."""
@@ -56,7 +62,7 @@ class ReadImages(NamedTuple):
 
 
 def read_images(
-    images: Sequence[Any], size: tuple[int, int], *, skip_broken: bool = False
+    images: "Sequence[Picture]", size: tuple[int, int], *, skip_broken: bool = False
 ) -> ReadImages:
     """Return images as one array.
 
@@ -94,7 +100,7 @@ def read_images(
     return ReadImages(np.stack(rows), np.array(kept, dtype=np.int64), tuple(problems))
 
 
-def read_image(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
+def read_image(image: "Picture", size: tuple[int, int]) -> NDArray[np.uint8]:
     """Return one image as an array ``[height, width, 3]`` of bytes.
 
     Args:
@@ -165,7 +171,7 @@ def _why_no_file(path: Path) -> str:
 
 
 @contextmanager
-def open_image(file: Path | BinaryIO, where: str = "") -> Iterator[Any]:
+def open_image(file: Path | BinaryIO, where: str = "") -> "Iterator[Image.Image]":
     """Open an image with Pillow; what goes wrong inside becomes an :class:`ImageError`.
 
     Args:
@@ -210,7 +216,7 @@ def _too_large() -> str:
     return f"has more than {_MAX_PIXELS:,} pixels; reduce it first."
 
 
-def _to_array(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
+def _to_array(image: "Image.Image", size: tuple[int, int]) -> NDArray[np.uint8]:
     """Return an image of Pillow as bytes of one size."""
     from PIL import Image, ImageOps
 
@@ -229,7 +235,7 @@ def _to_array(image: Any, size: tuple[int, int]) -> NDArray[np.uint8]:
     return np.asarray(flat, dtype=np.uint8)
 
 
-def _flatten(image: Any) -> Any:
+def _flatten(image: "Image.Image") -> "Image.Image":
     """Return an image of any mode as RGB, on white."""
     from PIL import Image
 
@@ -243,7 +249,7 @@ def _flatten(image: Any) -> Any:
     return Image.alpha_composite(white, image).convert("RGB")
 
 
-def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
+def _check_array(array: NDArray[np.generic]) -> NDArray[np.uint8]:
     """Return an array as bytes ``[H W]``, ``[H W 3]`` or ``[H W 4]``."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
@@ -260,7 +266,7 @@ def _check_array(array: NDArray[Any]) -> NDArray[np.uint8]:
     return _to_bytes(array, "The array")
 
 
-def _to_bytes(array: NDArray[Any], what: str) -> NDArray[np.uint8]:
+def _to_bytes(array: NDArray[np.generic], what: str) -> NDArray[np.uint8]:
     """Return numbers as bytes, by the range of their kind."""
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)

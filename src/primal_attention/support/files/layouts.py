@@ -59,7 +59,7 @@ def take_arrays(
     return found
 
 
-def _check(array: NDArray[Any], sort: str, axes: int, where: str) -> None:
+def _check(array: NDArray[np.generic], sort: str, axes: int, where: str) -> None:
     is_right = array.dtype.kind in _SORTS[sort] and (sort != "bytes" or array.itemsize == 1)
     if not is_right or array.ndim != axes:
         raise UserError(

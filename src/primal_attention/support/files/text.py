@@ -11,7 +11,15 @@ from typing import Any, BinaryIO, TextIO
 
 from primal_attention.support.command import UserError, user_errors
 
-__all__ = ["MAX_BYTES", "file_errors", "open_text", "read_bytes", "read_lines", "read_text"]
+__all__ = [
+    "MAX_BYTES",
+    "file_errors",
+    "open_text",
+    "read_bytes",
+    "read_lines",
+    "read_start",
+    "read_text",
+]
 
 MAX_BYTES = 8_000_000_000
 """Largest content of a file that is read into memory."""
@@ -46,6 +54,16 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if size > max_bytes:
         raise UserError(_too_large(path, max_bytes))
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_start(path: Path, count: int) -> bytes:
+    """Return the first bytes of a file, of any size; fewer if it is shorter.
+
+    Raises:
+        UserError: If it cannot be read.
+    """
+    with file_errors(path), path.open("rb") as file:
+        return file.read(count)
 
 
 class _Limited(io.RawIOBase):

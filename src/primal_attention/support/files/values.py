@@ -133,7 +133,7 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _mapping(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -193,7 +193,7 @@ class _Loader(yaml.SafeLoader):
     # empty: the rules of YAML 1.1 make a number of 1:30 and a date of 2024-01-01
     yaml_implicit_resolvers: Any = {}  # noqa: RUF012
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Return the next node; an alias is an error, because nested aliases grow without bound."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
@@ -208,7 +208,7 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a mapping node as a dictionary."""
         seen = set()
         for key_node, _ in node.value:
@@ -227,12 +227,12 @@ class YamlDumper(yaml.SafeDumper):
 
     yaml_implicit_resolvers: Any = {}  # noqa: RUF012
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         """Write equal values out each time."""
         return True
 
 
-def _number(loader: yaml.SafeLoader, node: Any) -> int:
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     return _whole(loader.construct_scalar(node).replace("_", "").removeprefix("+"))
 
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.support.command import needs
+from primal_attention.support.options import plain_options, read_options
+from primal_attention.tasks.estimators import SavedEstimator
 from primal_attention.tasks.events.settings import WINDOW, EventFitOptions
-from primal_attention.tasks.options import plain_options, read_options
-from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
+from primal_attention.training.data import Item
 
 with needs("sklearn", "An estimator of event logs"):
     from sklearn.base import BaseEstimator
@@ -90,14 +91,14 @@ class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     _options_type: ClassVar[type[EventFitOptions]]
 
     @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, object]:
         config = {**vars(model.config), "max_events": task.scheme.length or WINDOW}
         known = {field.name for field in fields(cls._options_type)}
         options = {name: value for name, value in config.items() if name in known}
         found = {name: config[name] for name in cls._get_param_names() if name in config}
         return {**found, "options": cls._options_type(**options)}
 
-    def _plain_parameters(self) -> dict[str, Any]:
+    def _plain_parameters(self) -> dict[str, object]:
         options = plain_options(self._options_type, self.options)
         return {**super()._plain_parameters(), "options": options}
 
@@ -127,8 +128,8 @@ class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     def _train(
         self,
         task: Task,
-        train: "Dataset[Any]",
-        valid: "Dataset[Any] | None",
+        train: "Dataset[Item]",
+        valid: "Dataset[Item] | None",
         seed: int,
         time_limit: float | None,
     ) -> None:

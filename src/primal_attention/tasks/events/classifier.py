@@ -10,13 +10,12 @@ from sklearn.utils.validation import check_is_fitted
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.models import PretrainedModel
+from primal_attention.tasks.estimators import check_fit, restore_classes
 from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
 from primal_attention.tasks.events.labels import EventLabelTask
 from primal_attention.tasks.events.model import EventSequenceNetwork
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import EventFitOptions, EventSettings
-from primal_attention.tasks.options import check_fit
-from primal_attention.tasks.saving import restore_classes
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -108,7 +107,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         max_epochs: int = 20,
         batch_size: int = 32,
         learning_rate: float = 4e-3,
-        options: EventFitOptions | Mapping[str, Any] | None = None,
+        options: EventFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
@@ -204,7 +203,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         check_finite(answers)
         return answers["logits"].double().softmax(-1).numpy()
 
-    def predict(self, log: EventSequences, *, t_ref: Any = "last_event") -> NDArray[Any]:
+    def predict(self, log: EventSequences, *, t_ref: Any = "last_event") -> np.ndarray:
         """Return the most likely class of every sequence.
 
         Parameters
@@ -244,7 +243,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         """
         return float((self.predict(log, t_ref=t_ref) == np.asarray(labels)).mean())
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self) -> dict[str, object]:
         plain = [c.item() if hasattr(c, "item") else c for c in self.classes_]
         dtype = self.classes_.dtype.str
         return {"extra": {"classes": plain, "dtype": dtype, "t_ref": self.t_ref_}}

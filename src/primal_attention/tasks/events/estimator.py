@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.datasets.events.units import duration
 from primal_attention.models import PretrainedModel
+from primal_attention.tasks.estimators import check_fit
 from primal_attention.tasks.events.base import (
     EventEstimator,
     References,
@@ -30,7 +31,6 @@ from primal_attention.tasks.events.scoring import next_event
 from primal_attention.tasks.events.settings import EventSettings, NextEventFitOptions
 from primal_attention.tasks.events.task import NextEventTask
 from primal_attention.tasks.events.windows import EventWindows, collate_events, tile_windows
-from primal_attention.tasks.options import check_fit
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -119,7 +119,7 @@ class EventPredictor(EventEstimator):
         max_epochs: int = 20,
         batch_size: int = 32,
         learning_rate: float = 4e-3,
-        options: NextEventFitOptions | Mapping[str, Any] | None = None,
+        options: NextEventFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:

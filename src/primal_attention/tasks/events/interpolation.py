@@ -11,11 +11,12 @@ Times count from the last observation, so a shift of all times changes nothing.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import create_attention
 from primal_attention.kernels import create_time
@@ -77,7 +78,11 @@ class InterpolationModel(PretrainedModel):
     config: InterpolationConfig
 
     def __init__(
-        self, config: InterpolationConfig, *, device: Any = None, dtype: Any = None
+        self,
+        config: InterpolationConfig,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config = config

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from primal_attention.datasets.events.series import IrregularSeries, SeriesQueries
     from primal_attention.tasks.events.interpolation import InterpolationModel, QueriedValues
+    from primal_attention.training.data import Item
     from primal_attention.training.scores import Answers
 
 __all__ = ["IrregularTask"]
@@ -35,7 +36,7 @@ class IrregularTask(RegressionTask):
     Settings: ClassVar[type[IrregularSettings]] = IrregularSettings
     Model: ClassVar[type[InterpolationOptions]] = InterpolationOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {
+    starter: ClassVar[Mapping[str, object]] = {
         "data": {"name": "sinusoids"},
         "training": {"epochs": 40, "min_steps": 1200, "lr": 2e-3, "patience": 15},
     }
@@ -175,7 +176,7 @@ class IrregularTask(RegressionTask):
             prepared, self.scheme.scale, length, queries=queries, is_fixed=is_fixed
         )
 
-    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a padded batch with masks."""
         from primal_attention.datasets.events.series import collate_queries
 
@@ -218,7 +219,7 @@ class IrregularTask(RegressionTask):
         """Return errors in standard deviations; none without observed values."""
         return super().score(answers) if len(answers["labels"]) else {}
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return mean and deviation of every channel at every query."""
         marks = self.scheme.marks
         rows = []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from primal_attention.datasets.events.log import EventSequences
     from primal_attention.tasks.events.model import EventSequenceNetwork
     from primal_attention.tasks.events.windows import EventWindows
+    from primal_attention.training.data import Item
     from primal_attention.training.scores import Answers
 
 __all__ = ["EventLabelTask"]
@@ -33,7 +34,7 @@ class EventLabelTask(ClassificationTask):
     Settings: ClassVar[type[EventLabelSettings]] = EventLabelSettings
     Model: ClassVar[type[EventOptions]] = EventOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "bursts"}, **TRAINING}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "bursts"}, **TRAINING}
 
     scheme: LogScheme
     """Types, unit, scale and columns of the training log."""
@@ -152,11 +153,11 @@ class EventLabelTask(ClassificationTask):
             references=log.last_times if references is None else references,
         )
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return index, class, probabilities, and the reference time."""
         return [{**row, "t_ref": "last_event"} for row in super().records(answers)]
 
-    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a padded batch, always with a mask."""
         from primal_attention.tasks.events.windows import collate_events
 

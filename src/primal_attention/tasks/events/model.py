@@ -9,11 +9,12 @@ scaled units: the median gap is one.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.attention import State
 from primal_attention.kernels import TimeFeatures, create_time
@@ -207,7 +208,9 @@ class NextEventModel(_EventModel):
     config_class: ClassVar[type[NextEventConfig]] = NextEventConfig
     config: NextEventConfig
 
-    def __init__(self, config: NextEventConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: NextEventConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__(config, extra_types=0, flags=1)
         self.waiting = WaitingHead(config.dim, config.components)
         self.type_head = TypeHead(config.dim, self.features.num_features, config.num_types)
@@ -363,7 +366,11 @@ class EventSequenceNetwork(_EventModel):
     config: EventSequenceConfig
 
     def __init__(
-        self, config: EventSequenceConfig, *, device: Any = None, dtype: Any = None
+        self,
+        config: EventSequenceConfig,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(config, extra_types=1, flags=0)
         if config.legacy_block:

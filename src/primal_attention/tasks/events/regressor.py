@@ -9,11 +9,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from primal_attention.datasets.events.series import IrregularSeries
 from primal_attention.models import PretrainedModel
+from primal_attention.tasks.estimators import check_fit
 from primal_attention.tasks.events.base import EventEstimator
 from primal_attention.tasks.events.interpolation import InterpolationModel
 from primal_attention.tasks.events.irregular import IrregularTask
 from primal_attention.tasks.events.settings import IrregularFitOptions
-from primal_attention.tasks.options import check_fit
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -109,7 +109,7 @@ class IrregularSeriesRegressor(EventEstimator):
         max_epochs: int = 60,
         batch_size: int = 32,
         learning_rate: float = 2e-3,
-        options: IrregularFitOptions | Mapping[str, Any] | None = None,
+        options: IrregularFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:

@@ -1,14 +1,16 @@
 """Results about events: each states its unit of time and its reference time, and prints both."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.datasets.events.units import to_dates
 from primal_attention.support.output import markdown_table
+
+if TYPE_CHECKING:
+    from primal_attention.training.scores import Scores
 
 __all__ = ["EventSamples", "EventScores", "LogLikelihood", "NextEvents"]
 
@@ -59,7 +61,7 @@ class NextEvents:
         return [self.names[i] for i in self.probabilities.argmax(1)]
 
     @property
-    def times(self) -> NDArray[Any]:
+    def times(self) -> np.ndarray:
         """Reference time plus median wait: dates in UTC, or numbers."""
         times = self.references + self.median
         return to_dates(times, self.unit) if self.is_dated else times
@@ -133,7 +135,7 @@ class EventSamples:
     """Whether times are dates."""
 
     @property
-    def times(self) -> NDArray[Any]:
+    def times(self) -> np.ndarray:
         """Times of the events: dates in UTC, or numbers."""
         times = self.references[self.sequence] + self.wait
         return to_dates(times, self.unit) if self.is_dated else times
@@ -225,7 +227,7 @@ class LogLikelihood:
 class EventScores:
     """Named scores of a model on a log."""
 
-    scores: Mapping[str, Any]
+    scores: "Scores"
     """Scores with their standard error, by name; the names state t_ref and unit."""
     events: int
     """Events that were predicted."""

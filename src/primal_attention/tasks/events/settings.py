@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
@@ -179,7 +179,7 @@ class EventFitOptions:
         128
     """
 
-    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    attention_options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of the attention's constructor, such as ``{"rank": 16}``."""
     time: TimeCode = "bochner"
     """Features of time."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from primal_attention.tasks.events.model import NextEventModel
     from primal_attention.tasks.events.windows import EventWindows
     from primal_attention.tasks.results import Result
+    from primal_attention.training.data import Item
     from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 
@@ -41,7 +42,7 @@ _BADGES = {
 }
 """Arrays of this file."""
 
-TRAINING: Mapping[str, Any] = {
+TRAINING: Mapping[str, Mapping[str, object]] = {
     "training": {"epochs": 20, "min_steps": 600, "batch_size": 32, "lr": 4e-3, "patience": 5}
 }
 """Settings for logs of which nothing is known; those of the estimator."""
@@ -65,7 +66,7 @@ class NextEventTask(Task):
     Settings: ClassVar[type[EventSettings]] = EventSettings
     Model: ClassVar[type[EventOptions]] = EventOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "hawkes"}, **TRAINING}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "hawkes"}, **TRAINING}
 
     scheme: LogScheme
     """Types, unit, scale and columns of the training log."""
@@ -167,20 +168,20 @@ class NextEventTask(Task):
             raise ValueError("No sequence has two events, so there is nothing to score.")
         return EventWindows(log, windows, self.scheme.scale)
 
-    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a padded batch, always with a mask."""
         from primal_attention.tasks.events.windows import collate_events
 
         return collate_events(items)
 
-    def objective(self, output: Any, labels: Any) -> "Tensor":
+    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
         """Return the negative log-likelihood per event in scaled time."""
         from primal_attention.tasks.events.scoring import event_loss
 
         return event_loss(output, labels)
 
     def measure(
-        self, model: "nn.Module", data: "Dataset[Any]", *, batch_size: int = 64
+        self, model: "nn.Module", data: "Dataset[Item]", *, batch_size: int = 64
     ) -> "Evaluation":
         """Return the scores of all events, and the prediction after the last one of each window."""
         from primal_attention.tasks.events.scoring import Reader, encode_names
@@ -192,7 +193,7 @@ class NextEventTask(Task):
         more = inspect_model(model, data, self.scheme)
         return replace(found, answers={**seen, "next_key": encode_names(keys), **more})
 
-    def answer(self, output: Any, labels: Any) -> "Answers":
+    def answer(self, output: Any, labels: "Tensor") -> "Answers":
         """Return one row for every event, and ``next_`` rows for every window."""
         from primal_attention.tasks.events.scoring import answer_events, next_event
 
@@ -210,7 +211,7 @@ class NextEventTask(Task):
 
         return score_events(answers, self.scheme.unit, self.scheme.scale)
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return the next event of every sequence: type, probabilities and waiting time."""
         from primal_attention.tasks.events.scoring import decode_names
 

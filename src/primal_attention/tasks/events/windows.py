@@ -1,7 +1,7 @@
 """Windows of a log as items of a data set, and their batches."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -131,7 +131,7 @@ class EventWindows(Dataset[dict[str, Tensor]]):
         return item
 
 
-def _split(columns: Mapping[str, LogColumn]) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+def _split(columns: Mapping[str, LogColumn]) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Return the numbers and the levels of some columns as two arrays; ``None`` without any."""
     numbers = [c.values for c in columns.values() if c.levels is None]
     levels = [c.values for c in columns.values() if c.levels is not None]

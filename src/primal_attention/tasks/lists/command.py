@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -11,6 +11,9 @@ from primal_attention.support.command import UserError, did_you_mean, user_error
 from primal_attention.support.files import list_arrays, read_array, read_arrays, read_json
 from primal_attention.support.output import write_atomically
 from primal_attention.support.settings import parse
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["main"]
 
@@ -118,9 +121,9 @@ def _run(options: RerankCommand) -> None:
         print(f"Wrote {options.report}")
 
 
-def _read(options: RerankCommand) -> dict[str, Any]:
+def _read(options: RerankCommand) -> "dict[str, np.ndarray]":
     """Return the arrays by name; those of single files replace those of the one file."""
-    arrays: dict[str, Any] = {}
+    arrays: "dict[str, np.ndarray]" = {}
     for path in filter(None, (options.file, options.groups)):
         is_one = path.suffix == ".npz"
         arrays |= _load(path) if is_one else {"gallery_groups": read_array(path)}
@@ -143,7 +146,7 @@ def _read(options: RerankCommand) -> dict[str, Any]:
     return arrays
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> "dict[str, np.ndarray]":
     unknown = [name for name in list_arrays(path) if name not in _ARRAYS]
     if unknown:
         raise UserError(

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.models import PretrainedModel
+from primal_attention.support.options import plain_options, read_options
+from primal_attention.tasks.estimators import SavedEstimator, check_fit
 from primal_attention.tasks.lists.affinity import affinities_of_cosines
 from primal_attention.tasks.lists.base import BaseReranker, Lists, Reranked, ordered
 from primal_attention.tasks.lists.context_model import ContextEncoder, list_loss
@@ -20,8 +22,6 @@ from primal_attention.tasks.lists.lists import GivenLists, TrainingLists, collat
 from primal_attention.tasks.lists.metrics import mean_average_precision
 from primal_attention.tasks.lists.settings import ContextConfig, ListFitOptions
 from primal_attention.tasks.lists.task import RerankTask
-from primal_attention.tasks.options import check_fit, plain_options, read_options
-from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
 from primal_attention.training import TrainingConfig, fit
 
@@ -87,7 +87,7 @@ class Reranker(SavedEstimator, BaseReranker):
         max_epochs: int = 6,
         batch_size: int = 8,
         learning_rate: float = 1e-3,
-        options: ListFitOptions | Mapping[str, Any] | None = None,
+        options: ListFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = 0,
         verbose: bool | None = None,
     ) -> None:
@@ -290,7 +290,7 @@ class Reranker(SavedEstimator, BaseReranker):
         return self.model_.eval()
 
     @classmethod
-    def _parameters_of(cls, task: RerankTask, model: ContextEncoder) -> dict[str, Any]:
+    def _parameters_of(cls, task: RerankTask, model: ContextEncoder) -> dict[str, object]:
         config = model.config
         names = ("attention", "dim", "num_heads", "num_layers")
         options = ListFitOptions(
@@ -301,7 +301,7 @@ class Reranker(SavedEstimator, BaseReranker):
         )
         return {**{name: getattr(config, name) for name in names}, "options": options}
 
-    def _plain_parameters(self) -> dict[str, Any]:
+    def _plain_parameters(self) -> dict[str, object]:
         options = plain_options(self._options_type, self.options)
         return {**super()._plain_parameters(), "options": options}
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.types import Device
 
 from primal_attention.attention.primal import merge_memories
 from primal_attention.models.base import PretrainedModel
@@ -69,7 +70,9 @@ class ContextEncoder(PretrainedModel):
     config_class: ClassVar[type[ContextConfig]] = ContextConfig
     config: ContextConfig
 
-    def __init__(self, config: ContextConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: ContextConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         factory: dict[str, Any] = {"device": device, "dtype": dtype}

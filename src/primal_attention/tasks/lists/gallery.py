@@ -171,7 +171,7 @@ def check_ids(ids: Any) -> Int[NDArray[np.int64], "q k"]:
     return found
 
 
-def _check_integers(values: NDArray[Any]) -> None:
+def _check_integers(values: np.ndarray) -> None:
     if values.size and not np.issubdtype(values.dtype, np.integer):
         raise ValueError(
             f"ids must be integers, got {values.dtype}; pass the second array of index.search, not "

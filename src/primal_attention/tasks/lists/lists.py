@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from primal_attention.tasks.lists.gallery import Gallery, as_vectors, check_ids
 from primal_attention.training import pad_collate
+from primal_attention.training.data import Item
 
 __all__ = ["GivenLists", "TrainingLists", "collate_lists"]
 
@@ -107,7 +108,7 @@ def _own_lists(x: Float[Tensor, "n d"], candidates: int) -> Tensor:
     return torch.cat(parts)
 
 
-def collate_lists(items: Sequence[Any]) -> dict[str, Tensor]:
+def collate_lists(items: Sequence[Item]) -> dict[str, Tensor]:
     """Return a batch of lists; short ones are filled with empty slots."""
     batch = pad_collate(items)
     if "tokens_mask" in batch:

@@ -159,7 +159,7 @@ _SETTINGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def evaluate_revisited(
-    ids: ArrayLike, gnd: Sequence[Mapping[str, Any]], *, ks: Sequence[int] = (1, 5, 10)
+    ids: ArrayLike, gnd: Sequence[Mapping[str, object]], *, ks: Sequence[int] = (1, 5, 10)
 ) -> dict[str, RevisitedScores]:
     """Return mean average precision and precision for the settings easy, medium and hard.
 
@@ -226,7 +226,7 @@ def _check_truth(truth: Any, query: int) -> dict[str, NDArray[np.int64]]:
     return found
 
 
-def _pairs(ids: ArrayLike, relevant: Sequence[ArrayLike]) -> list[tuple[NDArray[Any], ArrayLike]]:
+def _pairs(ids: ArrayLike, relevant: Sequence[ArrayLike]) -> list[tuple[np.ndarray, ArrayLike]]:
     lists = np.asarray(ids)
     if lists.ndim != 2 or len(lists) != len(relevant):
         raise ValueError(
@@ -236,7 +236,7 @@ def _pairs(ids: ArrayLike, relevant: Sequence[ArrayLike]) -> list[tuple[NDArray[
     return list(zip(lists, relevant, strict=True))
 
 
-def _hit_ranks(row: NDArray[Any], good: ArrayLike) -> NDArray[np.int64]:
+def _hit_ranks(row: np.ndarray, good: ArrayLike) -> NDArray[np.int64]:
     """Return the ranks of relevant items; empty slots are left out first."""
     row = row[row >= 0]
     _, first = np.unique(row, return_index=True)

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["plot_gains", "plot_list_spectrum"]
 
 
-def plot_gains(gains: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> "Figure":
+def plot_gains(gains: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> "Figure":
     """Return a picture of the average precision of every list, after against before.
 
     Args:
@@ -41,7 +40,7 @@ def plot_gains(gains: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]) -> "Figur
     return figure
 
 
-def plot_list_spectrum(spectra: Sequence[NDArray[Any]], counts: Sequence[float]) -> "Figure":
+def plot_list_spectrum(spectra: Sequence[np.ndarray], counts: Sequence[float]) -> "Figure":
     """Return a picture of the spectra of list kernels, and of how many groups they show.
 
     Args:

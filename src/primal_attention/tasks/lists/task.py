@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from primal_attention.tasks.lists.context_model import ContextEncoder, ContextOutput
     from primal_attention.tasks.lists.lists import TrainingLists
     from primal_attention.tasks.results import Result
+    from primal_attention.training.data import Item
     from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["RerankTask"]
 
-_REST: Mapping[str, Any] = {
+_REST: Mapping[str, Mapping[str, object]] = {
     "training": {
         "epochs": 6,
         "epoch_steps": 100,
@@ -40,7 +41,7 @@ class RerankTask(Task):
     Settings: ClassVar[type[VectorSettings]] = VectorSettings
     Model: ClassVar[type[ContextConfig]] = ContextConfig
     endings: ClassVar[tuple[str, ...]] = (".npz",)
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "curves"}, **_REST}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "curves"}, **_REST}
     usage: ClassVar[str] = (
         "primal rerank --queries Q.npy --gallery X.npy --method {model}, or "
         'Reranker.load("{model}") in Python'
@@ -102,7 +103,7 @@ class RerankTask(Task):
             )
         return TrainingLists([read_vectors(path)], self.candidates + 1)
 
-    def collate(self, items: Sequence[Any]) -> Mapping[str, Any]:
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a batch of lists; short ones are filled with empty slots."""
         from primal_attention.tasks.lists.lists import collate_lists
 
@@ -129,7 +130,7 @@ class RerankTask(Task):
         """Return the mean average precision of lists with a relevant result."""
         return _mean(answers["after"], answers["positives"])
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return the average precision of each list before and after."""
         columns = zip(*(answers[k].tolist() for k in ("after", "before", "positives")), strict=True)
         return [

@@ -30,7 +30,13 @@ from primal_attention.datasets.longrange.pathfinder import generate_pathfinder
 from primal_attention.datasets.longrange.sequences import PairSequences, TokenSequences
 from primal_attention.datasets.public import data_folder
 from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files import list_arrays, read_json_lines, read_lines, take_arrays
+from primal_attention.support.files import (
+    list_arrays,
+    read_json_lines,
+    read_lines,
+    read_start,
+    take_arrays,
+)
 from primal_attention.support.files.folders import folder_classes, list_files
 from primal_attention.support.files.images import open_image
 from primal_attention.support.files.tables import (
@@ -345,18 +351,13 @@ def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], lis
         raise UserError(f"{path} has no class; put pictures into one folder a class.")
     labels = folder_classes(path, files) if labelled else None
     if kind == "text":
-        rows = [_read_start(file) for file in files]
+        rows = [encode_bytes(read_start(file, 4000)) for file in files]
     else:
         rows = [read_picture(file) for file in files]
     empty = [file for file, row in zip(files, rows, strict=True) if not len(row)]
     if empty:
         raise UserError(f"{empty[0]} is empty; remove it, or put a text into it.")
     return rows, labels
-
-
-def _read_start(path: Path) -> np.ndarray:
-    with path.open("rb") as file:
-        return encode_bytes(file.read(4000))
 
 
 def read_picture(path: Path) -> np.ndarray:

@@ -30,7 +30,7 @@ _CLASSES: dict[Kind, tuple[str, ...]] = {
 }
 
 
-_REST: Mapping[str, Any] = {
+_REST: Mapping[str, Mapping[str, object]] = {
     "model": {"dim": 64, "num_heads": 4},
     "training": {"epochs": 10, "min_steps": 400},
 }
@@ -46,7 +46,7 @@ class TokenTask(ClassificationTask):
     Settings: ClassVar[type[TokenSettings]] = TokenSettings
     Model: ClassVar[type[EncoderOptions]] = EncoderOptions
     endings: ClassVar[tuple[str, ...]] = (".jsonl", ".npz", *TABLE_SUFFIXES)
-    starter: ClassVar[Mapping[str, Any]] = {
+    starter: ClassVar[Mapping[str, object]] = {
         "data": {"kind": "listops", "length": 100, "train_size": 2000, "test_size": 500},
         **_REST,
     }

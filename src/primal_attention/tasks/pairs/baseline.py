@@ -64,7 +64,7 @@ def linear_scores(train: PairData, valid: PairData, test: PairData) -> Scores:
         weight = inside / (np.maximum(values, 0) + ridge * values.mean() + 1e-9)[:, None]
         linear = (x - mean).T @ (vectors @ weight)
 
-        def guess(data: PairData, linear: Any = linear) -> NDArray[Any]:
+        def guess(data: PairData, linear: Any = linear) -> np.ndarray:
             return np.asarray((_pixels(data) - mean) @ linear + y.mean(0))
 
         reached = _recalls(guess(valid), valid)["R@5"].value
@@ -93,7 +93,7 @@ def _words(data: PairData) -> NDArray[np.float64]:
     return unit
 
 
-def _recalls(guess: NDArray[Any], data: PairData) -> Mapping[str, Score]:
+def _recalls(guess: np.ndarray, data: PairData) -> Mapping[str, Score]:
     from primal_attention.tasks.pairs.scoring import share_score
 
     unit = guess / np.maximum(np.linalg.norm(guess, axis=1, keepdims=True), 1e-12)

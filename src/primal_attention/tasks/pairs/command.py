@@ -112,7 +112,8 @@ def _write_page(
     options: SearchCommand, found: "Sequence[tuple[str, list[Hit], str]]", count: int
 ) -> None:
     from primal_attention.report import Report
-    from primal_attention.tasks.pairs.showing import Card, gallery_html
+    from primal_attention.report.cards import Card, add_cards
+    from primal_attention.tasks.pairs.showing import thumbnail
 
     report = Report(
         f"Search in {options.images.name or options.images}",
@@ -123,10 +124,10 @@ def _write_page(
         if note:
             report.text(note)
         cards = [
-            Card(hit.image, f"{hit.image.name}, match {100 * hit.probability:.0f} %")
+            Card(thumbnail(hit.image), f"{hit.image.name}, match {100 * hit.probability:.0f} %")
             for hit in hits
         ]
-        report.fragment(gallery_html(cards))
+        add_cards(report, cards)
     report.caution(
         "The percentage says how likely the text is to match beside a random other text. A text "
         "that is wrong in one detail may get a high one."

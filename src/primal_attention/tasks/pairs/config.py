@@ -21,7 +21,7 @@ Negatives = Literal["random", "in-batch-hard"]
 PARSERS = ("vit", "linear", "cnn")
 """Parsers of this library; ``timm:NAME`` and ``module`` are the others."""
 
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
+CONFIGS: Mapping[str, Mapping[str, object]] = {
     "tiny": {},
     "small": {"image_size": 48, "dim": 96, "parser_layers": 3, "dropout": 0.1, "vocab_size": 4096},
 }
@@ -63,7 +63,7 @@ class MultimodalConfig(StackConfig):
     ``"cnn"`` (three convolutions), ``"timm:NAME"``, or ``"module"`` for one of your own."""
     parser_attention: str = "softmax"
     """Attention of the ``vit`` parser: any name of the registry, such as ``"primal-dual"``."""
-    parser_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    parser_options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of that attention's constructor."""
     parser_layers: int = 2
     """Blocks of the ``vit`` parser."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import needs
-from primal_attention.tasks.options import check_fit, plain_options, read_options
+from primal_attention.support.options import plain_options, read_options
+from primal_attention.tasks.estimators import SavedEstimator, check_fit
 from primal_attention.tasks.pairs.heads import PairSearch
 from primal_attention.tasks.pairs.images import ReadImages, read_images
 from primal_attention.tasks.pairs.model import VisualParser
@@ -30,7 +31,6 @@ from primal_attention.tasks.pairs.searching import Rerank, find_images
 from primal_attention.tasks.pairs.settings import PairFitOptions, PairOptions
 from primal_attention.tasks.pairs.task import QUICK, TRAINING, PairTask
 from primal_attention.tasks.pairs.tokenizer import TextTokenizer, as_text
-from primal_attention.tasks.saving import SavedEstimator
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 
@@ -147,7 +147,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         max_epochs: int = 10,
         batch_size: int = 64,
         learning_rate: float = 1e-3,
-        options: PairFitOptions | Mapping[str, Any] | None = None,
+        options: PairFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
@@ -428,7 +428,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         ]
 
     @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, object]:
         config = model.config
         names = ("attention", "dim", "num_heads", "num_layers")
         options = PairFitOptions(
@@ -439,7 +439,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         )
         return {**{name: getattr(config, name) for name in names}, "options": options}
 
-    def _plain_parameters(self) -> dict[str, Any]:
+    def _plain_parameters(self) -> dict[str, object]:
         options = plain_options(self._options_type, self.options)
         if options is not None:
             options["tokenizer"] = None  # the task has it

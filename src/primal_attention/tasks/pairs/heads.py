@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.types import Device
 
 from primal_attention.models.base import ModelOutput
 from primal_attention.tasks.pairs.config import MultimodalConfig
@@ -210,8 +211,8 @@ class PairClassifier(VisualParser):
         config: PairClassifierConfig,
         *,
         parser: nn.Module | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(config, parser=parser)
         width = config.num_images * config.dim

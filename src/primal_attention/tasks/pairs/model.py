@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
+from torch.types import Device
 
 from primal_attention.models.base import PretrainedModel
 from primal_attention.models.stack import BlockStack
@@ -74,8 +75,8 @@ class VisualParser(PretrainedModel):
         config: MultimodalConfig,
         *,
         parser: nn.Module | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.config, c = config, config.dim
@@ -130,8 +131,8 @@ class VisualParser(PretrainedModel):
         folder: str | Path,
         *,
         parser: nn.Module | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """Return the model in a folder, in eval mode; nothing is downloaded.
 
@@ -225,7 +226,7 @@ class VisualParser(PretrainedModel):
         hidden, _ = self.join(*self.together(text, self.embed_image(visual)))
         return self.match_logits(hidden)
 
-    def modality_ids(self, batch: Mapping[str, Any]) -> Int[Tensor, "b n"]:
+    def modality_ids(self, batch: Mapping[str, Tensor]) -> Int[Tensor, "b n"]:
         """Return the modality of every joint token: 0 text, 1 image, -1 padding.
 
         Args:
@@ -244,7 +245,7 @@ class VisualParser(PretrainedModel):
         words = torch.where(text.keep, TEXT, PADDING)
         return pad(words, (0, len(self.visual_positions)), value=IMAGE)
 
-    def special_mask(self, batch: Mapping[str, Any]) -> Bool[Tensor, "b n"]:
+    def special_mask(self, batch: Mapping[str, Tensor]) -> Bool[Tensor, "b n"]:
         """Return where [CLS] and [SEP] are among the joint tokens, for ``modality_flow``.
 
         Args:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize
+from torch.types import Device
 
 __all__ = [
     "CollapseError",
@@ -178,7 +179,7 @@ def draw_seeds(
     group: int,
     keep: Bool[Tensor, "b n"] | None = None,
     generator: torch.Generator | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> Int[Tensor, "b m"]:
     """Return ``max(1, round(share · n / (group + 1)))`` different tokens of every image.
 
@@ -241,7 +242,7 @@ def random_mask(
     count: int,
     *,
     generator: torch.Generator | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> Bool[Tensor, "b n"]:
     """Return ``count`` tokens of every image, drawn at random.
 

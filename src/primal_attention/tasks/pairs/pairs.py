@@ -98,7 +98,7 @@ class PairData(Dataset[dict[str, Tensor]]):
             "labels": torch.tensor(index),
         }
 
-    def is_relevant(self, text: NDArray[Any], image: NDArray[Any]) -> NDArray[np.bool_]:
+    def is_relevant(self, text: np.ndarray, image: np.ndarray) -> NDArray[np.bool_]:
         """Return whether texts belong to images; the arguments are indices and broadcast."""
         return np.isin(text * len(self.pixels) + image, self._codes)
 
@@ -149,7 +149,7 @@ def collate_pairs(items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return batch
 
 
-def take_pairs(table: PairTable, rows: Int[Tensor, " n"] | NDArray[Any]) -> PairTable:
+def take_pairs(table: PairTable, rows: Int[Tensor, " n"] | np.ndarray) -> PairTable:
     """Return some pairs of a table."""
     chosen = [int(i) for i in rows]
     return PairTable(

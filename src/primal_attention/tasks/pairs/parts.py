@@ -125,7 +125,7 @@ class Drawn:
     def __init__(self, pixels: NDArray[np.uint8], number: int) -> None:
         self.pixels, self.number = pixels, number
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.pixels, dtype=dtype)
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ class PairFitOptions:
     tokenizer: Any = None
     """A tokenizer of ``tokenizers`` or a fast one of ``transformers``; by default the words of the
     training texts."""
-    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    attention_options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of the attention's constructor, such as ``{"rank": 16}``."""
     validation: float = 0.1
     """Share of the images that chooses the epoch and fits the probabilities; none if there are

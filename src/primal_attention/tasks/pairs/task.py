@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from primal_attention.tasks.pairs.pairs import PairData
     from primal_attention.tasks.results import Result
     from primal_attention.tasks.trained import TrainedModel
+    from primal_attention.training.data import Item
     from primal_attention.training.evaluation import Evaluation
     from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["PairTask"]
 
-TRAINING: Mapping[str, Any] = {
+TRAINING: Mapping[str, Mapping[str, Any]] = {
     "training": {
         "epochs": 10,
         "min_steps": 2000,
@@ -49,7 +50,7 @@ class PairTask(Task):
     Settings: ClassVar[type[PairSettings]] = PairSettings
     Model: ClassVar[type[PairOptions]] = PairOptions
     endings: ClassVar[tuple[str, ...]] = TABLE_SUFFIXES
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "scenes"}, **TRAINING}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "scenes"}, **TRAINING}
     usage: ClassVar[str] = (
         'primal search {model} "a text" --images FOLDER, primal predict {model} PAIRS.csv, or '
         'ImageTextMatcher.load("{model}") in Python'
@@ -166,19 +167,19 @@ class PairTask(Task):
             table = read_pair_table(path, images=folders, image=self.image, caption=self.caption)
             return self.pairs(table.images, table.texts)
 
-    def from_arrays(self, data: Any) -> "PairData":
+    def from_arrays(self, data: object) -> "PairData":
         """Return pairs in memory, given as a tuple of images and texts."""
         if not isinstance(data, tuple) or len(data) != 2:
             raise TypeError(f"Give a tuple (images, texts), got {type(data).__name__}.")
         return self.pairs(*data)
 
-    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a batch of pairs."""
         from primal_attention.tasks.pairs.pairs import collate_pairs
 
         return collate_pairs(items)
 
-    def objective(self, output: Any, labels: Any) -> "Tensor":
+    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
         """Return the sum of the losses that the model has computed.
 
         Raises:
@@ -199,7 +200,7 @@ class PairTask(Task):
         return loss
 
     def measure(
-        self, model: "nn.Module", data: "Dataset[Any]", *, batch_size: int = 64
+        self, model: "nn.Module", data: "Dataset[Item]", *, batch_size: int = 64
     ) -> "Evaluation":
         """Return the scores of searches and of matching, and the answers to all pairs."""
         from primal_attention.tasks.pairs.scoring import measure_pairs
@@ -215,7 +216,7 @@ class PairTask(Task):
         slope, offset = fit_probability(found["logits"], found["random"])
         return TrainedModel(replace(self, slope=slope, offset=offset), model)
 
-    def answer(self, output: Any, labels: Any) -> "Answers":
+    def answer(self, output: Any, labels: "Tensor") -> "Answers":
         """Return the matching logits of a batch; :meth:`measure` gives the rest."""
         return {"logits": output.logits}
 
@@ -225,7 +226,7 @@ class PairTask(Task):
 
         return score_pairs(answers)
 
-    def records(self, answers: "Answers") -> list[dict[str, Any]]:
+    def records(self, answers: "Answers") -> list[dict[str, object]]:
         """Return the probability that each pair matches."""
         shares = answers["logits"].double().sigmoid().tolist()
         return [{"index": i, "match": round(p, 6)} for i, p in enumerate(shares)]

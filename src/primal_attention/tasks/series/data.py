@@ -87,7 +87,7 @@ class SeriesCollection:
                 f"{self.y.max()}."
             )
 
-    def _check_numbers(self, y: NDArray[Any]) -> None:
+    def _check_numbers(self, y: np.ndarray) -> None:
         """Raise unless all targets are finite numbers of single precision's range."""
         if self.classes:
             raise ValueError(
@@ -115,7 +115,7 @@ class SeriesCollection:
         keep: NDArray[np.bool_] = np.arange(self.x.shape[1]) < self.length[:, None]
         return keep
 
-    def take(self, index: NDArray[Any]) -> "SeriesCollection":
+    def take(self, index: np.ndarray) -> "SeriesCollection":
         """Return some of the cases, by index or boolean mask."""
         y = None if self.y is None else self.y[index]
         return replace(self, x=self.x[index], length=self.length[index], y=y)
@@ -138,8 +138,8 @@ class SeriesCollection:
 
 
 def series_from_arrays(
-    X: NDArray[Any] | Sequence[NDArray[Any]],
-    y: Sequence[Any] | NDArray[Any] | None = None,
+    X: np.ndarray | Sequence[np.ndarray],
+    y: Sequence[Any] | np.ndarray | None = None,
     *,
     classes: Sequence[str] | None = None,
 ) -> SeriesCollection:
@@ -199,7 +199,7 @@ def as_float32(values: Any) -> NDArray[np.float32]:
         ) from None
 
 
-def whole_numbers(values: NDArray[Any], name: str) -> NDArray[np.int64]:
+def whole_numbers(values: np.ndarray, name: str) -> NDArray[np.int64]:
     """Return an array of whole numbers; floating point numbers must be whole too.
 
     Raises:
@@ -213,7 +213,7 @@ def whole_numbers(values: NDArray[Any], name: str) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _example(values: NDArray[Any]) -> str:
+def _example(values: np.ndarray) -> str:
     """Return the type of an array, and the first number that is not whole."""
     if values.dtype.kind != "f":
         return f"the type {values.dtype}"
@@ -221,7 +221,7 @@ def _example(values: NDArray[Any]) -> str:
     return str(broken.ravel()[0])
 
 
-def label_words(labels: NDArray[Any]) -> list[str]:
+def label_words(labels: np.ndarray) -> list[str]:
     """Return labels of any kind as words.
 
     Raises:

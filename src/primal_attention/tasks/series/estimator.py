@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import UserError, needs, progress
-from primal_attention.tasks.options import check_fit, plain_options, read_options
-from primal_attention.tasks.saving import SavedEstimator, restore_classes
+from primal_attention.support.options import plain_options, read_options
+from primal_attention.tasks.estimators import SavedEstimator, check_fit, restore_classes
 from primal_attention.tasks.series.blend.fitting import (
     Closed,
     add_attention,
@@ -88,7 +88,7 @@ class _SeriesEstimator(SavedEstimator):
         max_epochs: int = _EPOCHS,
         batch_size: int = 32,
         learning_rate: float = 2e-3,
-        options: SeriesFitOptions | Mapping[str, Any] | None = None,
+        options: SeriesFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
@@ -244,33 +244,33 @@ class _SeriesEstimator(SavedEstimator):
         self._check_is_fitted()  # type: ignore[attr-defined]
 
     @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
+    def _parameters_of(cls, task: Any, model: Any) -> dict[str, object]:
         names = ("attention", "dim", "num_heads", "num_layers")
         options = SeriesFitOptions(
             attention_options=model.config.attention_options, dropout=model.config.dropout
         )
         return {**{name: getattr(model.config, name) for name in names}, "options": options}
 
-    def _plain_parameters(self) -> dict[str, Any]:
+    def _plain_parameters(self) -> dict[str, object]:
         options = plain_options(self._options_type, self.options)
         return {**super()._plain_parameters(), "options": options}
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self) -> dict[str, object]:
         return {"metadata": {key: _plain(value) for key, value in self.metadata_.items()}}
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, object]) -> None:
         self.metadata_ = _part_of(content, "metadata") if content else self._metadata()
         if not isinstance(self.metadata_, dict):
             raise UserError("its metadata are not names with values.")
         self.is_fitted = True
 
-    def _metadata(self) -> dict[str, Any]:
+    def _metadata(self) -> dict[str, object]:
         """Return what aeon knows of the training series, from a folder of ``primal train``."""
         channels = len(self.task_.mean)
         return {"multivariate": channels > 1, "n_channels": channels}
 
     @classmethod
-    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, Any]:
+    def _get_test_params(cls, parameter_set: str = "default") -> dict[str, object]:
         """Return the parameters of aeon's checks."""
         return {}
 
@@ -368,26 +368,26 @@ class SeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
     _task: ClassVar[type[Task]] = SeriesTask
     _tags = _TAGS
 
-    def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
+    def _fit(self, X: Any, y: np.ndarray) -> "Self":
         labels = np.searchsorted(self.classes_, y).astype(np.int64)
         names = tuple(map(str, self.classes_))
         self._fit_series(replace(_series(X), y=labels, classes=names))
         return self
 
-    def _predict(self, X: Any) -> NDArray[Any]:
+    def _predict(self, X: Any) -> np.ndarray:
         return self.classes_[self._predict_proba(X).argmax(1)]
 
     def _predict_proba(self, X: Any) -> NDArray[np.float64]:
         return self._answers(X)["logits"].double().softmax(-1).numpy()
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self) -> dict[str, object]:
         return {
             "classes": [_plain(c) for c in self.classes_],
             "classes_dtype": self.classes_.dtype.str,
             **super()._extra(),
         }
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, object]) -> None:
         self.classes_ = np.array(self.task_.classes)  # type: ignore[attr-defined]
         if content:
             values, dtype = (_part_of(content, key) for key in ("classes", "classes_dtype"))
@@ -465,7 +465,7 @@ class SeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
     _task: ClassVar[type[Task]] = SeriesValueTask
     _tags = _TAGS
 
-    def _fit(self, X: Any, y: NDArray[Any]) -> "Self":
+    def _fit(self, X: Any, y: np.ndarray) -> "Self":
         self._fit_series(replace(_series(X), y=np.asarray(y, np.float64)))
         return self
 
@@ -483,7 +483,7 @@ def _build(task: Any, options: SeriesOptions, seed: int) -> Any:
         return task.build(options)
 
 
-def _folds(strata: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
+def _folds(strata: np.ndarray, count: int, seed: int) -> NDArray[np.int64]:
     """Return the fold of every case; each has about the same share of every group."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(strata))
@@ -493,7 +493,7 @@ def _folds(strata: NDArray[Any], count: int, seed: int) -> NDArray[np.int64]:
     return fold
 
 
-def _part_of(content: Mapping[str, Any], key: str) -> Any:
+def _part_of(content: Mapping[str, object], key: str) -> Any:
     if key not in content:
         raise UserError(f"it has no {key}.")
     return content[key]

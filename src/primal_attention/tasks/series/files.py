@@ -237,7 +237,7 @@ def _label_numbers(words: Sequence[str]) -> NDArray[np.float64]:
     return np.array(words, np.float64)
 
 
-def _class_names(array: NDArray[Any] | None) -> tuple[str, ...]:
+def _class_names(array: np.ndarray | None) -> tuple[str, ...]:
     """Return the names of the classes in a file; none if it has none."""
     if array is None:
         return ()
@@ -293,7 +293,7 @@ def npz_from_archive(archive: Path, name: str) -> bytes:
             )
             parts[part] = read_ts(path, classes=classes)
     longest = max(series.x.shape[1] for series in parts.values())
-    arrays: dict[str, NDArray[Any]] = {"classes": np.array(parts["train"].classes)}
+    arrays: dict[str, np.ndarray] = {"classes": np.array(parts["train"].classes)}
     for part, series in parts.items():
         beyond = longest - series.x.shape[1]
         arrays[f"X_{part}"] = np.pad(series.x, ((0, 0), (0, beyond), (0, 0)))

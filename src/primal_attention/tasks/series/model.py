@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad
+from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
 from primal_attention.models import (
@@ -84,7 +85,9 @@ class SeriesNetwork(PretrainedModel):
     config_class: ClassVar[type[SeriesConfig]] = SeriesConfig
     config: SeriesConfig
 
-    def __init__(self, config: SeriesConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: SeriesConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.stem: nn.Module = _STEMS[config.stem](config)

@@ -17,7 +17,7 @@ from primal_attention.tasks.sources import Source, check_column
 from primal_attention.tasks.task import RegressionTask
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import numpy as np
     from torch import Tensor
 
     from primal_attention.tasks.series.data import SeriesCollection, SeriesDataset
@@ -34,7 +34,7 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
     """
 
     Settings: ClassVar[type[SeriesValueSettings]] = SeriesValueSettings
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "Covid3Month"}, **TRAINING}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "Covid3Month"}, **TRAINING}
     has_numbers: ClassVar[bool] = True
 
     target_mean: float
@@ -66,7 +66,7 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
         return describe_table(source, target, case)
 
     @classmethod
-    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, Any]:
+    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, object]:
         import numpy as np
 
         y = np.asarray(series.y, np.float64)
@@ -91,7 +91,7 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
             )
 
     @classmethod
-    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "np.ndarray":
         """Return one group for all."""
         import numpy as np
 

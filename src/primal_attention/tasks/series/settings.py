@@ -104,7 +104,7 @@ class SeriesFitOptions:
 
     parts: tuple[str, ...] = PARTS
     """Parts to fit, some of convolutions, quantiles and attention."""
-    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    attention_options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of the attention's constructor, such as ``{"rank": 16}``."""
     dropout: float = 0.2
     """Probability of dropping an element of each branch in training."""

@@ -16,7 +16,7 @@ from primal_attention.tasks.sources import Recognition, Source, check_target, is
 from primal_attention.tasks.task import ClassificationTask, Parts, Task
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    import numpy as np
     from torch import Tensor
 
     from primal_attention.models import PretrainedModel
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from primal_attention.tasks.series.data import SeriesCollection, SeriesDataset
     from primal_attention.tasks.series.model import SeriesNetwork
     from primal_attention.tasks.trained import TrainedModel
+    from primal_attention.training.data import Item
 
 __all__ = ["SeriesTask", "WholeSeriesTask"]
 
-TRAINING: Mapping[str, Any] = {"training": {"epochs": 20, "min_steps": 400, "lr": 2e-3}}
+TRAINING: Mapping[str, Mapping[str, object]] = {
+    "training": {"epochs": 20, "min_steps": 400, "lr": 2e-3}
+}
 """Settings for series of which nothing is known; those of the estimator, trained longer."""
 _FARTHEST = 1e15
 """Largest standardised value; the squares of much larger ones overflow in a model."""
@@ -128,7 +131,7 @@ class WholeSeriesTask(Task):
 
     @classmethod
     @abstractmethod
-    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, Any]:
+    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, object]:
         """Return the fields that the targets of the training series decide."""
 
     @classmethod
@@ -138,7 +141,7 @@ class WholeSeriesTask(Task):
 
     @classmethod
     @abstractmethod
-    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "np.ndarray":
         """Return the group of every series; every part gets the same share of each group."""
 
     @classmethod
@@ -238,7 +241,7 @@ class WholeSeriesTask(Task):
         check_near(np.abs(series.x).max((1, 2)), "holds a value")
         return SeriesDataset(series)
 
-    def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
+    def collate(self, items: "Sequence[Item]") -> "Mapping[str, Tensor]":
         """Return a padded batch, always with a mask."""
         from primal_attention.tasks.series.data import collate_series
 
@@ -280,7 +283,7 @@ class WholeSeriesTask(Task):
 class SeriesTask(WholeSeriesTask, ClassificationTask):
     """Classify whole series: what a model must know of its training data."""
 
-    starter: ClassVar[Mapping[str, Any]] = {"data": {"name": "BasicMotions"}, **TRAINING}
+    starter: ClassVar[Mapping[str, object]] = {"data": {"name": "BasicMotions"}, **TRAINING}
     has_numbers: ClassVar[bool] = False
 
     classes: tuple[str, ...]
@@ -295,7 +298,7 @@ class SeriesTask(WholeSeriesTask, ClassificationTask):
         return describe_table(source, target, case)
 
     @classmethod
-    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, Any]:
+    def _fit_targets(cls, series: "SeriesCollection") -> dict[str, object]:
         return {"classes": series.classes}
 
     @classmethod
@@ -305,7 +308,7 @@ class SeriesTask(WholeSeriesTask, ClassificationTask):
         check_classes(series.classes)
 
     @classmethod
-    def strata(cls, series: "SeriesCollection") -> "NDArray[Any]":
+    def strata(cls, series: "SeriesCollection") -> "np.ndarray":
         """Return the classes."""
         import numpy as np
 
@@ -345,7 +348,7 @@ def describe_table(source: Source, target: str, case: str) -> str:
     return f"one row a series, {len(values)} time steps of one channel"
 
 
-def check_near(distance: "NDArray[Any]", what: str) -> None:
+def check_near(distance: "np.ndarray", what: str) -> None:
     """Raise if a case is so far from the training part that a model would overflow.
 
     Args:

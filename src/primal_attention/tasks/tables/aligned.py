@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.saving import restore_classes
+from primal_attention.tasks.estimators import restore_classes
 from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem, check_given
 from primal_attention.tasks.tables.aligned_geometry import (
     Dummies,

@@ -16,7 +16,7 @@ from primal_attention.support.command import UserError, needs, progress, user_er
 from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, write_sealed
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import build
-from primal_attention.tasks.saving import check_parameters, plain_parameters
+from primal_attention.tasks.estimators import check_parameters, plain_parameters
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tables.aligned_geometry import Floats, Labels, MatchedClasses
 from primal_attention.tasks.tables.aligned_model import (

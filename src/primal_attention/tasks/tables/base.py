@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import did_you_mean, needs, progress
-from primal_attention.tasks.saving import SavedEstimator
+from primal_attention.tasks.estimators import SavedEstimator
 from primal_attention.tasks.tables.columns import TableColumn
 from primal_attention.tasks.tables.data import TableRows
 from primal_attention.tasks.tables.encoding import TableEncoder, validate_table

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, needs
-from primal_attention.tasks.saving import restore_classes
+from primal_attention.tasks.estimators import restore_classes
 from primal_attention.tasks.tables.columns import TableColumn, read_array
 from primal_attention.tasks.tables.supervised import SupervisedEstimator
 

@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from primal_attention.models import DecoderConfig, ModelOutput
 from primal_attention.models.sequence import SequenceModel
 from primal_attention.support.command import UserError
+from primal_attention.support.files import read_lines
 from primal_attention.training import Score, TrainingConfig, fit
 
 __all__ = [
@@ -71,19 +72,9 @@ def read_ratings(path: Path, *, fewest: int = 5) -> Ratings:
     Raises:
         UserError: If the file is missing, too large, or has another form.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(
-                f"{path} has more than {_MAX_BYTES:,} bytes; give a file of MovieLens-100K or 1M."
-            )
-        lines = path.read_text("utf-8").split("\n")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the file of ratings.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text; give u.data or ml-100k.inter, unpacked.") from error
     events: dict[str, list[tuple[float, int, str]]] = {}
-    for number, line in enumerate(lines, 1):
-        parts = line.rstrip("\r").split("\t")
+    for number, line in enumerate(read_lines(path, _MAX_BYTES), 1):
+        parts = line.split("\t")
         if parts == [""] or (number == 1 and tuple(parts) == _HEADER):
             continue
         user, item, when = _event(parts, path, number)

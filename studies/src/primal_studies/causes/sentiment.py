@@ -1,8 +1,6 @@
 """A sentiment classifier of sentences and short passages: MiniLM, fine-tuned on IMDb reviews."""
 
 import functools
-import json
-import lzma
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from primal_attention.datasets.public import data_folder
-from primal_attention.support.command import UserError
 from primal_attention.support.files import SealedFolder, parse_tensors
 from primal_attention.training import TrainingConfig, fit
 from primal_studies.kit.pretrained import minilm
+from primal_studies.kit.texts import Labelled, imdb_reviews
 
 __all__ = [
-    "Labelled",
     "Review",
     "accuracy",
     "classifier",
@@ -36,13 +32,6 @@ PASSAGE_WORDS, PASSAGE_PIECES = 80, 96
 SENTENCE_WORDS = 6, 40
 
 
-class Labelled(NamedTuple):
-    """A text and the class of the review that it comes from."""
-
-    text: str
-    label: int
-
-
 def split_sentences(review: str) -> list[str]:
     """Return the sentences of a review.
 
@@ -56,13 +45,9 @@ def split_sentences(review: str) -> list[str]:
 @functools.cache
 def _reviews(split: str, data: Path | None) -> list[Labelled]:
     """Return the reviews of a split in a random order that is always the same."""
-    path = data_folder(data) / "text" / "imdb" / f"{split}.jsonl.xz"
-    if not path.exists():
-        raise UserError(f"{path} is missing; `primal data fetch imdb` gets it.")
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
+    rows = list(imdb_reviews(split, data))
     random.Random(0).shuffle(rows)
-    return [Labelled(row["text"], row["label"]) for row in rows]
+    return rows
 
 
 def texts(split: str, count: int, kind: str, data: Path | None = None) -> list[Labelled]:

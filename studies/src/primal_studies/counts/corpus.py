@@ -1,13 +1,9 @@
 """Film reviews for the study of counts: words, counts, held-out cases, and rank-k attention."""
 
 import functools
-import gzip
-import json
-import lzma
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +11,8 @@ from numpy.typing import NDArray
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 from primal_attention.analysis.counts.projection import normalize_rows
 from primal_attention.analysis.counts.vocabulary import learn_vocabulary, split_words
-from primal_attention.datasets.public import data_folder
 from primal_studies.counts.prediction import NextWordCases, next_word_cases
+from primal_studies.kit.texts import Labelled, imdb_reviews, wikitext_lines
 
 __all__ = [
     "imdb_cases",
@@ -31,23 +27,20 @@ __all__ = [
 @functools.cache
 def imdb_words(split: str, reviews: int | None = None, data: Path | None = None) -> list[list[str]]:
     """Return the words of the reviews of a split, evenly spaced if only some are wanted."""
-    path = data_folder(data) / "text" / "imdb" / f"{split}.jsonl.xz"
-    texts = (re.sub(r"<br ?/?>", " ", review["text"]) for review in _reviews(path, reviews))
+    texts = (re.sub(r"<br ?/?>", " ", review.text) for review in _reviews(split, reviews, data))
     return [split_words(text) for text in texts]
 
 
 def imdb_labels(split: str, reviews: int | None = None, data: Path | None = None) -> list[int]:
     """Return the labels of the reviews that :func:`imdb_words` returns."""
-    path = data_folder(data) / "text" / "imdb" / f"{split}.jsonl.xz"
-    return [int(review["label"]) for review in _reviews(path, reviews)]
+    return [int(review.label) for review in _reviews(split, reviews, data)]
 
 
-def _reviews(path: Path, count: int | None) -> list[dict[str, Any]]:
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        lines = list(file)
-    if count is not None and count < len(lines):
-        lines = [lines[i] for i in np.linspace(0, len(lines) - 1, count).astype(int)]
-    return [json.loads(line) for line in lines]
+def _reviews(split: str, count: int | None, data: Path | None) -> list[Labelled]:
+    found = list(imdb_reviews(split, data))
+    if count is None or count >= len(found):
+        return found
+    return [found[i] for i in np.linspace(0, len(found) - 1, count).astype(int)]
 
 
 def wikitext_ids(split: str, words: int, data: Path | None = None) -> NDArray[np.int64]:
@@ -58,9 +51,10 @@ def wikitext_ids(split: str, words: int, data: Path | None = None) -> NDArray[np
 
 
 def _wikitext_words(split: str, data: Path | None) -> list[str]:
-    path = data_folder(data) / "text" / "wikitext-2" / f"{split}.txt.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [word for line in file for word in (*line.split(), "<eos>")]
+    lines = wikitext_lines(split, data)
+    # the last line has an end, too: what stands behind it is no line
+    lines = lines if lines[-1] else lines[:-1]
+    return [word for line in lines for word in (*line.split(), "<eos>")]
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from primal_attention.models.depth_rule import optimal_depth
 from primal_attention.support.command import UserError, needs
+from primal_attention.support.files import read_json, read_text
 from primal_attention.support.output import markdown_table, page, write_atomically
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
@@ -100,7 +101,7 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
         from primal_studies.depth.models import SweepRun, SweepShape, sweep
 
         path = scratch / "done.json"
-        rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        rows: list[dict[str, Any]] = read_json(path, list) if path.exists() else []
 
         def keep(run: SweepRun) -> None:
             shape = run.shape
@@ -243,10 +244,7 @@ def load_text(path: Path | None, pieces: int, data: Path | None) -> "SweepText":
     if path is None:
         train, valid = wikitext("train", data), wikitext("valid", data)
     else:
-        try:
-            text = path.read_text("utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}.") from error
+        text = read_text(path)
         train, valid = text[: len(text) * 9 // 10], text[len(text) * 9 // 10 :]
     encode, vocab = _subwords(train, pieces) if pieces else _characters(train)
     ids = [torch.tensor(encode(part), dtype=torch.int32) for part in (train, valid)]

@@ -1,10 +1,7 @@
 """Two small pretrained models, text for them, and what is measured on it."""
 
 import functools
-import gzip
 import importlib.util
-import json
-import lzma
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from primal_attention.datasets.public import data_folder
 from primal_attention.support.command import UserError
 from primal_attention.surgery.folders import SAFE
+from primal_studies.kit.texts import imdb_reviews, wikitext_lines
 
 __all__ = [
     "compare_embeddings",
@@ -68,22 +65,17 @@ def smollm2() -> tuple[Any, Any]:
 def imdb_sentences(split: str, count: int, data: Path | None = None) -> list[str]:
     """Return sentences of 6 to 40 words from the first reviews of a split, three a review."""
     found: list[str] = []
-    path = data_folder(data) / "text" / "imdb" / f"{split}.jsonl.xz"
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            text = re.sub(r"<br ?/?>", " ", json.loads(line)["text"])
-            sentences = re.split(r"(?<=[.!?])\s+", text)
-            found += [s for s in sentences if 6 <= len(s.split()) <= 40][:3]
-            if len(found) >= count:
-                break
+    for review in imdb_reviews(split, data):
+        sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"<br ?/?>", " ", review.text))
+        found += [s for s in sentences if 6 <= len(s.split()) <= 40][:3]
+        if len(found) >= count:
+            break
     return found[:count]
 
 
 def wikitext(split: str, data: Path | None = None) -> str:
     """Return WikiText-2 as text, without its marks of tokenization."""
-    path = data_folder(data) / "text" / "wikitext-2" / f"{split}.txt.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        text = file.read()
+    text = "\n".join(wikitext_lines(split, data))
     for old, new in ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."), (" <unk> ", " ")):
         text = text.replace(old, new)
     text = re.sub(r" ([.,;:!?)\]'%])", r"\1", text)

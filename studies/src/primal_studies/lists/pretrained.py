@@ -2,8 +2,6 @@
 
 import gzip
 import io
-import json
-import lzma
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from primal_attention.datasets.public import data_folder
 from primal_attention.support.command import needs
+from primal_attention.support.files import read_arrays
+from primal_attention.support.files.images import open_image
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.texts import imdb_reviews
 
 if TYPE_CHECKING:
     import numpy as np
@@ -254,20 +255,17 @@ def _digits(data: Path | None) -> "VectorSet":
 def _cifar10(data: Path | None) -> "VectorSet":
     import numpy as np
 
-    with needs("vision", "CIFAR-10"):
-        from PIL import Image
     path = data_folder(data) / "vision" / "cifar-10" / "test_jpeg.npz"
-    with np.load(path, allow_pickle=False) as file:
-        bytes_, ends, labels = file["data"], file["offsets"], file["labels"]
+    found = read_arrays(path)
+    bytes_, ends, labels = found["data"], found["offsets"], found["labels"]
     # sorted by class: a random sample has all of them
     chosen = np.random.default_rng(0).permutation(len(labels))[: 2 * _ITEMS]
-    images = np.stack(
-        [
-            np.asarray(Image.open(io.BytesIO(bytes_[ends[i] : ends[i + 1]].tobytes())))
-            for i in chosen
-        ]
-    )
-    return _described(images, labels[chosen])
+    images = []
+    for i in chosen:
+        content = io.BytesIO(bytes_[ends[i] : ends[i + 1]].tobytes())
+        with open_image(content, f"{path}, picture {i}") as picture:
+            images.append(np.asarray(picture))
+    return _described(np.stack(images), labels[chosen])
 
 
 def review_sentences(
@@ -282,16 +280,14 @@ def review_sentences(
     """
     texts: list[str] = []
     groups: list[int] = []
-    path = data_folder(data) / "text" / "imdb" / "test.jsonl.xz"
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            text = re.sub(r"<br ?/?>", " ", json.loads(line)["text"])
-            found = [s for s in re.split(r"(?<=[.!?])\s+", text) if 6 <= len(s.split()) <= 40]
-            if len(found) >= sentences:
-                texts += found[:sentences]
-                groups += [len(texts) // sentences] * sentences
-            if len(texts) >= reviews * sentences:
-                break
+    for review in imdb_reviews("test", data):
+        parts = re.split(r"(?<=[.!?])\s+", re.sub(r"<br ?/?>", " ", review.text))
+        found = [s for s in parts if 6 <= len(s.split()) <= 40]
+        if len(found) >= sentences:
+            texts += found[:sentences]
+            groups += [len(texts) // sentences] * sentences
+        if len(texts) >= reviews * sentences:
+            break
     return texts, groups
 
 

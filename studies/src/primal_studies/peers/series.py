@@ -85,7 +85,7 @@ def mark(name: str, **changes: Any) -> str:
     """Return a fingerprint of the settings of a method; those of ours hold its defaults too."""
     options = dict(METHODS[name].options) | changes
     if name == OURS:
-        from primal_attention.tasks.options import read_options
+        from primal_attention.support.options import read_options
         from primal_attention.tasks.series.settings import SeriesFitOptions
 
         given = make_classifier(OURS, 0, **changes).get_params()

@@ -139,7 +139,7 @@ class Convolutions(nn.Module):
         return features.astype(np.float64) @ self.weight.double().numpy() + self.bias.numpy()
 
 
-def _check_arrays(arrays: Mapping[str, NDArray[Any]], channels: int, steps: int) -> None:
+def _check_arrays(arrays: Mapping[str, np.ndarray], channels: int, steps: int) -> None:
     """Raise if an array of a transform points outside another: compiled code does not check."""
     counts, dilations, features = (
         arrays[name].astype(np.int64) for name in ("channel_counts", "dilations", "features")

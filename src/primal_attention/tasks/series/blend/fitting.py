@@ -61,7 +61,7 @@ class Closed(NamedTuple):
     """The blend; it may have no part."""
     answers: NDArray[np.float64]
     """Its answers to the training series, each from parts that did not learn from it."""
-    y: NDArray[Any]
+    y: np.ndarray
     """The classes or numbers of these series."""
 
 
@@ -116,7 +116,7 @@ def add_attention(
     closed: Closed,
     models: Sequence[SeriesNetwork],
     scores: NDArray[np.float64],
-    held: NDArray[Any] | slice = slice(None),
+    held: np.ndarray | slice = slice(None),
 ) -> SeriesBlend:
     """Return the blend with the attention part, or without it if that brings nothing.
 
@@ -158,7 +158,7 @@ def _mixed(
     model: SeriesBlend,
     answers: Sequence[NDArray[np.float64]],
     shares: Sequence[float],
-    y: NDArray[Any],
+    y: np.ndarray,
 ) -> Closed:
     """Return a blend with these shares, calibrated on held-out answers of its parts."""
     outputs = model.config.num_classes

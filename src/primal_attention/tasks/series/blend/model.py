@@ -7,13 +7,14 @@ reads them as they are.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.types import Device
 
 from primal_attention.models import ModelOutput, PretrainedModel
 from primal_attention.tasks.series.blend.convolutions import Convolutions, RocketSizes
@@ -82,7 +83,9 @@ class SeriesBlend(PretrainedModel):
     sharpness: Tensor
     final: Tensor
 
-    def __init__(self, config: BlendConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: BlendConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         outputs = config.num_classes

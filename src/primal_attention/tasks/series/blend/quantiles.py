@@ -36,7 +36,7 @@ class Quantiles(nn.Module):
 
     @classmethod
     def fit(
-        cls, x: NDArray[np.float32], y: NDArray[Any], outputs: int, seed: int
+        cls, x: NDArray[np.float32], y: np.ndarray, outputs: int, seed: int
     ) -> "tuple[Quantiles, NDArray[np.float64]]":
         """Return the part and its answers to training series, from trees that did not see them.
 

@@ -4,8 +4,6 @@ Answers are probabilities of classes ``[cases, classes]``, or numbers ``[cases, 
 as likely as under a normal distribution whose variance is the error of the better answers.
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,14 +31,14 @@ def sharpened(scores: Array, sharpness: float) -> Array:
     return np.asarray(scores / scores.sum(1, keepdims=True))
 
 
-def likelihood(answers: Array, y: NDArray[Any], variance: float = 1.0) -> float:
+def likelihood(answers: Array, y: np.ndarray, variance: float = 1.0) -> float:
     """Return the log-likelihood of classes or numbers under some answers."""
     if answers.shape[1] == 1:
         return float(-np.sum((y - answers[:, 0]) ** 2) / (2 * variance))
     return float(np.log(np.maximum(answers[np.arange(len(y)), y], _FLOOR)).sum())
 
 
-def choose_sharpness(scores: Array, y: NDArray[Any]) -> float:
+def choose_sharpness(scores: Array, y: np.ndarray) -> float:
     """Return the factor of scores that makes the classes most likely; one for numbers."""
     if scores.shape[1] == 1:
         return 1.0
@@ -50,7 +48,7 @@ def choose_sharpness(scores: Array, y: NDArray[Any]) -> float:
     return float(_SHARPNESS[int(np.argmax(found))])
 
 
-def choose_share(first: Array, second: Array, y: NDArray[Any], prior: float = 0.0) -> float:
+def choose_share(first: Array, second: Array, y: np.ndarray, prior: float = 0.0) -> float:
     """Return the share of the second answers under which the mixture is most likely.
 
     Args:
@@ -69,14 +67,14 @@ def choose_share(first: Array, second: Array, y: NDArray[Any], prior: float = 0.
     return float(shares[int(np.argmax(found))])
 
 
-def noise(first: Array, second: Array, y: NDArray[Any]) -> float:
+def noise(first: Array, second: Array, y: np.ndarray) -> float:
     """Return the smaller mean squared error of two answers, if they are numbers."""
     if first.shape[1] > 1:
         return 1.0
     return max(min(float(np.mean((y - a[:, 0]) ** 2)) for a in (first, second)), 1e-12)
 
 
-def explained(answers: Array, y: NDArray[Any]) -> float:
+def explained(answers: Array, y: np.ndarray) -> float:
     """Return the share of the uncertainty of the targets that answers remove, at most one.
 
     Example:

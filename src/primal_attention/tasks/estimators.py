@@ -1,14 +1,20 @@
-"""Estimators in folders: the task, the model, and ``estimator.json`` with the parameters."""
+"""What all estimators share: checks of their parameters, options, folders.
 
+A folder holds the task, the model, and ``estimator.json`` with the parameters.
+"""
+
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, did_you_mean, user_errors
 from primal_attention.support.files import parse_json
+from primal_attention.support.options import plain_options
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import check_value
 from primal_attention.tasks.task import ESTIMATOR, Task, open_folder
@@ -17,7 +23,54 @@ from primal_attention.tasks.trained import read_trained, save_trained
 if TYPE_CHECKING:
     from primal_attention.models import PretrainedModel
 
-__all__ = ["SavedEstimator", "check_parameters", "plain_parameters", "restore_classes"]
+__all__ = [
+    "SavedEstimator",
+    "check_fit",
+    "check_parameters",
+    "plain_parameters",
+    "restore_classes",
+]
+
+
+class Trains(Protocol):
+    """An estimator that trains in epochs."""
+
+    # properties, because those of an estimator may be narrower than these
+    @property
+    def max_epochs(self) -> int: ...
+    @property
+    def batch_size(self) -> int | None: ...
+    @property
+    def learning_rate(self) -> float: ...
+
+
+def check_fit(estimator: Trains, time_limit: float | None, *, any_batch: bool = False) -> None:
+    """Raise if an estimator cannot train with its parameters, or within its time.
+
+    Args:
+        estimator: Its ``max_epochs``, ``batch_size`` and ``learning_rate`` are checked.
+        time_limit: Seconds of the fit, or None.
+        any_batch: Whether ``batch_size`` may be None.
+    """
+    for name in ("max_epochs", "batch_size"):
+        count = getattr(estimator, name)
+        if count is None and any_batch and name == "batch_size":
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
+    if not _is_positive(estimator.learning_rate):
+        raise ValueError(
+            f"learning_rate must be a positive number, got {estimator.learning_rate!r}."
+        )
+    if time_limit is not None and not _is_positive(time_limit):
+        raise ValueError(
+            f"time_limit must be a positive number of seconds or None, got {time_limit!r}."
+        )
+
+
+def _is_positive(value: object) -> bool:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 < float(value) < math.inf  # type: ignore[arg-type]
 
 
 class SavedEstimator:
@@ -28,6 +81,7 @@ class SavedEstimator:
 
     _task: ClassVar[type[Task]]
     _model: "ClassVar[type[PretrainedModel]]"
+    _options_type: ClassVar[type[Any]]
     task_: Any
     model_: Any
     history_: Any
@@ -112,9 +166,7 @@ def plain_parameters(estimator: Any) -> dict[str, Any]:
         found["random_state"] = None  # a generator is not part of the result
     if found.get("verbose") is not None:
         found["verbose"] = bool(found["verbose"])
-    features = found.get("categorical_features")
-    if not isinstance(features, str | None):
-        found["categorical_features"] = np.asarray(features).tolist()
+    found["options"] = plain_options(estimator._options_type, estimator.options)
     return found
 
 

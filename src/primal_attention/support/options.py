@@ -1,17 +1,12 @@
-"""Arguments of estimators: checks of those that all have, and options for what is rarely changed.
+"""Options of estimators: a frozen dataclass, or a dictionary with some of its fields."""
 
-Options are a frozen dataclass, or a dictionary with some of its fields.
-"""
-
-import math
 from collections.abc import Mapping
 from dataclasses import fields
-from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from primal_attention.support.settings import build
 
-__all__ = ["check_fit", "plain_options", "read_options"]
+__all__ = ["plain_options", "read_options"]
 
 T = TypeVar("T")
 
@@ -43,32 +38,6 @@ def plain_options(kind: type[Any], given: Any) -> dict[str, Any] | None:
         given: What the estimator was made with.
     """
     return None if given is None else _by_name(kind, read_options(kind, given))
-
-
-def check_fit(estimator: Any, time_limit: Any) -> None:
-    """Raise if an estimator cannot train with its parameters, or within its time.
-
-    Args:
-        estimator: It has ``max_epochs``, ``batch_size`` and ``learning_rate``.
-        time_limit: Seconds of the fit, or None.
-    """
-    for name in ("max_epochs", "batch_size"):
-        count = getattr(estimator, name)
-        if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
-    if not _is_positive(estimator.learning_rate):
-        raise ValueError(
-            f"learning_rate must be a positive number, got {estimator.learning_rate!r}."
-        )
-    if time_limit is not None and not _is_positive(time_limit):
-        raise ValueError(
-            f"time_limit must be a positive number of seconds or None, got {time_limit!r}."
-        )
-
-
-def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and 0 < float(value) < math.inf
 
 
 def _by_name(kind: type[Any], given: Any) -> dict[str, Any]:
