@@ -11,7 +11,7 @@ from primal_attention.datasets.longrange import listops
 from primal_attention.datasets.longrange.listops import (
     LISTOPS_TOKENS,
     ListOpsConfig,
-    encode,
+    encode_expression,
     evaluate_expression,
     generate_listops,
     read_listops,
@@ -158,7 +158,8 @@ def test_both_file_formats_are_read(tmp_path):
     with gzip.open(tmp_path / "original.tsv.gz", "wt") as file:
         file.write("0\t( ( ( [SM 6 ) 4 ) ] )\n5\t5\n")
     original = read_listops(tmp_path / "original.tsv.gz")
-    assert [list(original.row(i)) for i in range(2)] == [encode("[SM 6 4 ]"), encode("5")]
+    expected = [encode_expression(expression) for expression in ("[SM 6 4 ]", "5")]
+    assert [list(original.row(i)) for i in range(2)] == expected
     assert list(original.labels) == [0, 5]
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from primal_attention.tasks.longrange.published import (
     LRA,
-    build_model,
     model_config,
+    published_model,
     training_config,
 )
 
@@ -19,14 +19,14 @@ PUBLISHED = {
 @pytest.mark.parametrize("task", LRA)
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_models_have_the_published_number_of_parameters(task, variant):
-    count = sum(p.numel() for p in build_model(task, variant).parameters())
+    count = sum(p.numel() for p in published_model(task, variant).parameters())
     assert round(count / 1000) == PUBLISHED[variant][task]
 
 
 @pytest.mark.parametrize("task", LRA)
 @pytest.mark.parametrize("variant", ["softmax", "dual", "skyformer"])
 def test_the_other_variants_can_be_built(task, variant):
-    assert build_model(task, variant).config.num_classes == LRA[task].num_classes
+    assert published_model(task, variant).config.num_classes == LRA[task].num_classes
     assert training_config(task, variant).lr == 1e-4
 
 

@@ -421,7 +421,7 @@ def test_without_attention_groups_follow_cosine_similarity():
 
 def test_backbones_of_timm(tmp_path):
     timm = pytest.importorskip("timm")
-    from primal_attention.tasks.pairs.backbone import read_attention
+    from primal_attention.tasks.pairs.backbone import attention_weights
 
     images, ids = pairs(2, size=64)
     options = {"image_size": 64, "vocab_size": 40}
@@ -438,7 +438,7 @@ def test_backbones_of_timm(tmp_path):
         hook.remove()
         # the weights that are read give the output of the layer
         x, y = calls[0]
-        weights = read_attention(layer, x)
+        weights = attention_weights(layer, x)
         v = layer.qkv(x).reshape(*x.shape[:2], 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)[2]
         mixed = layer.proj((weights @ v).transpose(1, 2).flatten(2))
         torch.testing.assert_close(mixed, y, rtol=1e-4, atol=1e-5)

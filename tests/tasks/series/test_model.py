@@ -3,7 +3,7 @@ import torch
 
 import primal_attention as pa
 from primal_attention.tasks.series import SeriesConfig, SeriesNetwork
-from primal_attention.tasks.series.model import patch_for, segment_means
+from primal_attention.tasks.series.model import evenly_spaced_means, patch_for
 
 
 def model(**options):
@@ -58,16 +58,16 @@ def test_segments_average_what_is_near_them():
     keep = torch.arange(40) < torch.tensor([[40], [3], [17]])
     ramp = torch.arange(40.0)[None, :, None].expand(3, -1, 2).clone()
     ramp[~keep] = float("nan")
-    means = segment_means(ramp, keep, 6)
+    means = evenly_spaced_means(ramp, keep, 6)
     assert (means.diff(dim=1) >= 0).all()
     assert (means[:, -1, 0] <= keep.sum(1) - 1).all()
-    ones = segment_means(torch.ones(3, 40, 2), keep, 6)
+    ones = evenly_spaced_means(torch.ones(3, 40, 2), keep, 6)
     torch.testing.assert_close(ones, torch.ones(3, 6, 2))
 
 
 def test_a_series_without_steps_gives_zeros():
     keep = torch.zeros(1, 5, dtype=torch.bool)
-    assert not segment_means(torch.randn(1, 5, 2), keep, 3).any()
+    assert not evenly_spaced_means(torch.randn(1, 5, 2), keep, 3).any()
 
 
 @pytest.mark.raw

@@ -26,7 +26,7 @@ from primal_attention.support.output import write_atomically
 __all__ = [
     "LISTOPS_TOKENS",
     "ListOpsConfig",
-    "encode",
+    "encode_expression",
     "encode_line",
     "evaluate_expression",
     "generate_listops",
@@ -186,11 +186,11 @@ _APPLY: dict[str, Callable[[list[int]], int]] = {
 }
 
 
-def encode(expression: str) -> list[int]:
+def encode_expression(expression: str) -> list[int]:
     """Return the ids of an expression; the round brackets of a binary parse are dropped.
 
     Example:
-        >>> encode("( ( ( [MAX 2 ) 3 ) ] )")
+        >>> encode_expression("( ( ( [MAX 2 ) 3 ) ] )")
         [12, 3, 4, 15]
     """
     try:
@@ -234,7 +234,7 @@ def encode_line(expression: str, where: str) -> list[int]:
         UserError: If it is none, or has unknown words.
     """
     with user_errors(where):
-        ids = encode(expression)
+        ids = encode_expression(expression)
     if not ids:
         raise UserError(f"{where} has no expression; remove the line, or write one.")
     return ids

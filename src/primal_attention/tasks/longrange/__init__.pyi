@@ -1,4 +1,4 @@
-from .published import LRA, build_model, model_config, training_config
+from .published import LRA, model_config, published_model, training_config
 from .readers import read_aan, read_cifar10, read_imdb
 from .settings import TokenSettings
 from .task import TokenTask
@@ -7,8 +7,8 @@ __all__ = [
     "LRA",
     "TokenSettings",
     "TokenTask",
-    "build_model",
     "model_config",
+    "published_model",
     "read_aan",
     "read_cifar10",
     "read_imdb",

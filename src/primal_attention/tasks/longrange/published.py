@@ -14,7 +14,7 @@ from primal_attention.attention import attention_entry
 from primal_attention.models import DualTowerClassifier, EncoderClassifier, EncoderConfig
 from primal_attention.training import TrainingConfig
 
-__all__ = ["LRA", "LongRangeTask", "build_model", "model_config", "training_config"]
+__all__ = ["LRA", "LongRangeTask", "model_config", "published_model", "training_config"]
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,13 @@ def model_config(task: str, variant: str, **changes: Any) -> EncoderConfig:
     return EncoderConfig(**{**options, **changes})
 
 
-def build_model(task: str, variant: str, **changes: Any) -> EncoderClassifier | DualTowerClassifier:
+def published_model(
+    task: str, variant: str, **changes: Any
+) -> EncoderClassifier | DualTowerClassifier:
     """Return the paper's model with new parameters: one tower, or two for pairs.
 
     Example:
-        >>> sum(p.numel() for p in build_model("listops", "primal").parameters())
+        >>> sum(p.numel() for p in published_model("listops", "primal").parameters())
         236186
     """
     kind = DualTowerClassifier if _task(task).is_pair else EncoderClassifier

@@ -94,7 +94,7 @@ class TimmParser(ImageParser):
     @torch.no_grad()
     def _rows(self, x: Float[Tensor, "b n c"], which: Int[Tensor, "b m"]) -> Float[Tensor, "b m n"]:
         """Return rows of the last attention between visual tokens, mean over heads."""
-        return take_rows(read_attention(self._attention, x).mean(1), which + self.prefix)[
+        return take_rows(attention_weights(self._attention, x).mean(1), which + self.prefix)[
             ..., self.prefix :
         ]
 
@@ -123,7 +123,7 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def read_attention(layer: Any, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b h n n"]:
+def attention_weights(layer: Any, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b h n n"]:
     """Return the weights of an attention layer of timm.
 
     Args:

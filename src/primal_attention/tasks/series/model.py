@@ -27,7 +27,7 @@ from primal_attention.models import (
 )
 from primal_attention.tasks.series.settings import CONV_WIDTHS, SeriesOptions, Stem
 
-__all__ = ["SeriesConfig", "SeriesNetwork", "patch_for", "segment_means"]
+__all__ = ["SeriesConfig", "SeriesNetwork", "evenly_spaced_means", "patch_for"]
 
 _DENSE = 8
 """Up to this patch the convolutions look at every step, beyond only at four places per patch."""
@@ -125,7 +125,7 @@ class SeriesNetwork(PretrainedModel):
         position = torch.arange(x.shape[1], device=x.device)
         x = x + sinusoidal_positions(position, self.config.dim).to(x.dtype)
         hidden, terms = self.blocks(x, key_mask=keep)
-        means = segment_means(self.norm(hidden), keep, self.config.segments)
+        means = evenly_spaced_means(self.norm(hidden), keep, self.config.segments)
         logits = self.head(self.dropout(means.flatten(1)))
         return ModelOutput(logits, self.collect("blocks", terms))
 
@@ -199,7 +199,7 @@ def _convolve(layer: Any, x: Float[Tensor, "b channels time"]) -> Float[Tensor, 
     return layer(pad(x, (extra // 2, extra - extra // 2)))
 
 
-def segment_means(
+def evenly_spaced_means(
     x: Float[Tensor, "b n c"], keep: Bool[Tensor, "b n"], segments: int
 ) -> Float[Tensor, "b {segments} c"]:
     """Return averages around evenly spaced points of each sequence.
@@ -215,7 +215,7 @@ def segment_means(
 
     Example:
         >>> x = torch.arange(4.0)[None, :, None]
-        >>> segment_means(x, torch.ones(1, 4, dtype=torch.bool), 4).flatten()
+        >>> evenly_spaced_means(x, torch.ones(1, 4, dtype=torch.bool), 4).flatten()
         tensor([0., 1., 2., 3.])
     """
     count = keep.sum(1, keepdim=True).clamp_min(1).float()

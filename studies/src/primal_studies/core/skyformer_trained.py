@@ -148,14 +148,14 @@ def _small_heads(cell: Cell, data: Path | None, scratch: Path) -> "list[tuple[Te
     import torch
 
     from primal_attention.attention import MultiHeadAttention
-    from primal_attention.tasks.longrange import build_model
+    from primal_attention.tasks.longrange import published_model
     from primal_studies.core.sequences import longrange_parts, train_classifier
 
     task = cell["model"]
     parts = longrange_parts(task, data, num_train=cell["num_train"])
     torch.manual_seed(0)
     longest = max(int(part.lengths.max()) for part in parts)
-    model = build_model(task, cell["attention"], max_length=longest)
+    model = published_model(task, cell["attention"], max_length=longest)
     train_classifier(
         model,
         parts.train,

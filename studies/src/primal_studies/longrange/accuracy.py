@@ -115,14 +115,14 @@ class Accuracy(Study[AccuracyOptions]):
         """Train one model for its time, and score the test data with its best weights."""
         import torch
 
-        from primal_attention.tasks.longrange.published import build_model, training_config
+        from primal_attention.tasks.longrange.published import published_model, training_config
         from primal_attention.training import evaluate, fit
 
         task, variant, seed = cell["task"], cell["variant"], cell["seed"]
         splits = load_splits(task, options)
         torch.manual_seed(seed)
         longest = max(int(part.lengths.max()) for part in splits)
-        model = build_model(task, variant, max_length=longest)
+        model = published_model(task, variant, max_length=longest)
         config = training_config(
             task,
             variant,

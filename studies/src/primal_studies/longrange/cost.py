@@ -151,10 +151,10 @@ def build(name: str, task: str) -> "SequenceModel":
     code does; ``primal+sdpa`` has the fused one.
     """
     from primal_attention.attention import SoftmaxAttention
-    from primal_attention.tasks.longrange import build_model
+    from primal_attention.tasks.longrange import published_model
 
     variants = {"primal+sdpa": "primal+", BASE: "softmax", "primal-dual": "dual"}
-    model = build_model(task, variants.get(name, name))
+    model = published_model(task, variants.get(name, name))
     if name in (BASE, "primal+"):
         for block in model.blocks:
             if isinstance(block.attention, SoftmaxAttention):
