@@ -9,6 +9,7 @@ import pytest
 from primal_attention.cli.main import main
 from primal_attention.tasks import evidence, known_studies
 from primal_attention.tasks.evidence import changed_modules, code_commit, module_hashes
+from primal_attention.tasks.study import find_study, measured_cells, read_rows
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -74,6 +75,16 @@ def test_every_result_names_a_commit_and_a_study_that_exists():
         about = json.loads(path.read_text("utf-8"))
         assert about["code"]["commits"], path
         assert any(f" {name}" in about["command"] for name in known_studies()), path
+
+
+def test_a_cell_to_which_a_rival_was_added_is_measured_without_it(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes((RESULTS / "longrange-cost" / "rows.jsonl").read_bytes())
+    study = find_study("longrange-cost")
+    names = read_rows(tmp_path)[0]["names"]
+    progress = measured_cells(study, study.Options(names=(*names, "transport")), tmp_path)
+    assert progress == (5, 5, ("transport",))
+    progress = measured_cells(study, study.Options(names=tuple(names), seed=1), tmp_path)
+    assert progress == (5, 0, ())
 
 
 def test_status_lists_old_results_and_missing_cells(tmp_path, capsys):

@@ -14,7 +14,7 @@ from primal_attention.tasks.evidence import changed_modules
 from primal_attention.tasks.study import (
     find_study,
     known_studies,
-    missing_cells,
+    measured_cells,
     read_about,
     run_study,
 )
@@ -70,10 +70,11 @@ def _age(folder: Path) -> list[str]:
     try:
         start = kind(study.Options(), out=folder)
         options = parse(kind, words[3:], prog=" ".join(words[:3]), default=start).study
-        count, missing = missing_cells(study, options, folder)
-        cells = f"{count - missing} of {count}"
-    except UserError as error:  # such as data that are not here
-        cells = "unknown"
+        found = measured_cells(study, options, folder)
+        lacks = f", without {', '.join(found.without)}" if found.without else ""
+        cells = f"{found.measured} of {found.count}{lacks}"
+    except UserError as error:  # the cells of some studies depend on their data
+        cells = "unknown without the data"
         progress(f"{folder.name}: {error}")
     changed = changed_modules(code.get("modules", {}), known_studies()[str(name)].module)
     short = [module.partition(".")[2] for module in changed]

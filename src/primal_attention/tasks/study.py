@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from primal_attention.support.command import MissingPackageError, UserError, did_you_mean
 from primal_attention.support.files import locked, parse_json, read_json, read_lines
@@ -35,12 +35,13 @@ from primal_attention.tasks.evidence import code_commit, module_hashes
 __all__ = [
     "STUDY_GROUP",
     "Cell",
+    "Progress",
     "Row",
     "Study",
     "StudyEntry",
     "find_study",
     "known_studies",
-    "missing_cells",
+    "measured_cells",
     "read_about",
     "read_rows",
     "run_study",
@@ -187,11 +188,43 @@ def _measure(study: Study[Any], cell: Cell, options: Any, out: Path) -> list[Row
     return rows
 
 
-def missing_cells(study: Study[OptionsT], options: OptionsT, out: str | Path) -> tuple[int, int]:
-    """Return how many cells a study has with these options, and how many a folder lacks."""
-    done = _read(Path(out))
-    wanted = [_key(cell) for cell in study.cells(options)]
-    return len(wanted), sum(key not in done for key in wanted)
+class Progress(NamedTuple):
+    """How much of a study a folder holds."""
+
+    count: int
+    """Cells of the study with the options of the folder."""
+    measured: int
+    """Those that the folder has, even if rivals were added to them since."""
+    without: tuple[str, ...]
+    """Rivals that were added to a cell after it was measured, such as a new attention."""
+
+
+def measured_cells(study: Study[OptionsT], options: OptionsT, out: str | Path) -> Progress:
+    """Return how many cells a study has with these options, and what a folder lacks of them."""
+    cells = [json.loads(key) for key in _read(Path(out))]
+    done = {_key(cell) for cell in cells}
+    wanted = [json.loads(_key(cell)) for cell in study.cells(options)]
+    missing = [cell for cell in wanted if _key(cell) not in done]
+    # a cell whose rivals take turns names them all: one rival more makes a new cell of it
+    found = [lacks for cell in missing if (lacks := _added(cell, cells)) is not None]
+    without = dict.fromkeys(name for lacks in found for name in lacks)
+    return Progress(len(wanted), len(wanted) - len(missing) + len(found), tuple(without))
+
+
+def _added(wanted: Cell, cells: Sequence[Cell]) -> list[str] | None:
+    """Return what the lists of a cell have and those of a finished one lack; none if no such."""
+    for cell in cells:
+        different = [key for key in {*wanted, *cell} if wanted.get(key) != cell.get(key)]
+        pairs = [(wanted.get(key), cell.get(key)) for key in different]
+        if all(isinstance(part, list) for pair in pairs for part in pair):
+            return [_label(part) for new, old in pairs for part in new if part not in old]
+    return None
+
+
+def _label(rival: Any) -> str:
+    """Return a rival in words, and its option in brackets."""
+    name, *options = rival if isinstance(rival, list) else [rival]
+    return f"{name} ({', '.join(map(str, options))})" if any(options) else str(name)
 
 
 def _num_threads(study: Study[Any], options: Any) -> int:
