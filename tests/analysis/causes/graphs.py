@@ -218,3 +218,29 @@ def is_backward(kind, first, second):
     return (first > second and at_second == ARROW and at_first == TAIL) or (
         second > first and at_first == ARROW and at_second == TAIL
     )
+
+
+def recursive_correlation(corr, i, j, given=()):
+    """Return one partial correlation by the recursion: readable, slow, without safeguards."""
+    part = np.asarray(corr, dtype=np.float64)[np.ix_([i, j, *given], [i, j, *given])]
+    while len(part) > 2:
+        last, rest = part[-1, :-1], part[:-1, :-1]
+        scale = np.sqrt(1 - last**2)
+        part = (rest - np.outer(last, last)) / np.outer(scale, scale)
+    return float(part[0, 1])
+
+
+def is_connected(tree, nodes):
+    """Return whether paths of a tree that use only these nodes reach all of them."""
+    chosen = set(nodes)
+    inner = [set(tree.path(k)[1:-1]) for k in range(len(tree.entries))]
+    return all(
+        any(e.node == node and path <= chosen for e, path in zip(tree.entries, inner, strict=True))
+        for node in chosen
+    )
+
+
+def connected_subsets(tree, size):
+    """Return the sets of ``size`` nodes that a tree connects, sorted."""
+    others = sorted(set(tree.distances) - {tree.root})
+    return [s for s in combinations(others, size) if is_connected(tree, s)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from primal_attention.analysis.causes import ARROW, CIRCLE, PAG, TAIL
-from primal_attention.analysis.causes.drawing import draw_graphs, draw_pag, draw_tree
+from primal_attention.analysis.causes.drawing import draw_graphs, draw_tree
 from primal_attention.report.page import to_png
 
 pytest.importorskip("matplotlib")
@@ -33,7 +33,7 @@ def pair(at_a, at_b):
 def test_six_kinds_of_edges(marks, symbol):
     pag = pair(*marks)
     assert pag.symbol(0, 1) == symbol
-    figure = draw_pag(pag)
+    figure = draw_graphs({"": pag})
     drawn = marks_drawn(figure.axes[0])
     # marks[i, j] is the mark at j; a tail is nothing but the line
     expected = {(1, 0): marks[0], (0, 1): marks[1]}
@@ -66,7 +66,7 @@ def test_graphs_share_one_figure_with_a_legend_of_what_occurs():
     to_png(figure)
     # no edges: no legend; many names: along the radius
     many = PAG(np.zeros((20, 20), np.int8), names=tuple("$" + c for c in "abcdefghijklmnopqrst"))
-    figure = draw_pag(many)
+    figure = draw_graphs({"": many})
     assert not figure.legends
     assert len({text.get_rotation() for text in figure.axes[0].texts}) > 5
     to_png(figure)

@@ -110,7 +110,7 @@ def test_the_search_by_radius_removes_all_that_is_near(critic, words):
 def test_a_spent_budget_is_told(critic, words):
     result = explain(critic, words, SENTENCES[1], m=384, max_evals=5)
     assert not result.is_complete
-    assert not result.is_found
+    assert not result.sets
     assert result.evals == 5
     assert "raise max_evals" in result.verdict()
     assert result.candidates  # suggestions, never called an explanation
@@ -176,7 +176,7 @@ def test_recommendations_have_ranks(attention):
         (outcome,) = subject.evaluate([found.positions])
         assert outcome == Outcome(True, found.label, pytest.approx(found.after), found.rank)
         assert found.rank >= 2
-    assert result.is_found
+    assert result.sets
 
 
 def test_a_set_that_does_not_flip_again_is_no_explanation(critic, words):

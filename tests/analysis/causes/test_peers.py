@@ -13,8 +13,9 @@ from itertools import product
 import numpy as np
 import pytest
 from tests.analysis.causes.graphs import dag_to_mag, random_dag, true_pag
+from tests.analysis.causes.oracle import GraphOracleTest
 
-from primal_attention.analysis.causes import PAG, GraphOracleTest, discover
+from primal_attention.analysis.causes import PAG, discover
 
 # in causal-learn, [i, j] is the mark at i: -1 tail, 1 arrow, 2 circle
 CODES = {0: 0, 2: 1, 1: 2, -1: 3}

@@ -5,8 +5,8 @@ import torch
 from tests.analysis.causes import models
 
 from primal_attention.analysis.causes.removal import Remover, choose_removal, remove
-from primal_attention.analysis.causes.subjects import Subject, rollout
-from primal_attention.analysis.causes.text import encode, text_subject, token_names
+from primal_attention.analysis.causes.subjects import Subject, rollout_importances
+from primal_attention.analysis.causes.text import encode_text, text_subject, token_names
 from primal_attention.hosts import capture
 
 TEXT = "the film was not good but the cast is very fun"
@@ -78,7 +78,7 @@ def test_a_class_without_tokens_is_what_the_model_itself_says(words, removal):
     assert subject.target == 0
     assert subject.tokens[0] == "[CLS]"
     assert subject.candidates == list(range(1, 12))
-    batch = encode(words, TEXT)
+    batch = encode_text(words, TEXT)
     gone = [3, 5]
     if removal in ("mask", "pad"):
         batch["input_ids"][0, gone] = getattr(words, f"{removal}_token_id")
@@ -106,12 +106,12 @@ def test_the_pooled_token_is_found(words):
     class Pooled(torch.nn.Module):
         def __init__(self, pool):
             super().__init__()
-            self.encoder, self.pool = models.bert("BertModel"), pool
+            self.encode_textr, self.pool = models.bert("BertModel"), pool
             self.head = torch.nn.Linear(32, 3)
-            self.config = self.encoder.config
+            self.config = self.encode_textr.config
 
         def forward(self, input_ids, attention_mask=None):
-            hidden = self.encoder(input_ids, attention_mask=attention_mask).last_hidden_state
+            hidden = self.encode_textr(input_ids, attention_mask=attention_mask).last_hidden_state
             vector = {"mean": hidden.mean(1), "last": hidden[:, -1]}[self.pool]
             return models.transformers.modeling_outputs.SequenceClassifierOutput(
                 logits=self.head(vector)
@@ -177,14 +177,15 @@ def test_importances_are_rollout_and_gradients(words):
     model = models.bert()
     subject = text_subject(model, words, TEXT)
     found = subject.importances()
-    first, second = (layer.weights().mean(0) for layer in capture(model, encode(words, TEXT)))
+    first, second = (layer.weights().mean(0) for layer in capture(model, encode_text(words, TEXT)))
     eye = torch.eye(13, dtype=torch.float64)
     expected = ((second + eye) / 2 @ ((first + eye) / 2))[0]
     assert found["attention rollout"] == pytest.approx(expected.tolist())
-    layers = capture(model, encode(words, TEXT))
-    assert rollout(layers, None).sum() == pytest.approx(1)
+    layers = capture(model, encode_text(words, TEXT))
+    (mean,) = rollout_importances(layers, None).values()
+    assert sum(mean) == pytest.approx(1)
     # gradient × input by hand
-    embedding = model.get_input_embeddings()(encode(words, TEXT)["input_ids"]).detach()
+    embedding = model.get_input_embeddings()(encode_text(words, TEXT)["input_ids"]).detach()
     embedding.requires_grad_()
     logits = model(inputs_embeds=embedding).logits[0, subject.choice]
     (gradient,) = torch.autograd.grad(logits, embedding)

@@ -12,7 +12,6 @@ from torch import nn
 from primal_attention.analysis import CountsOptions, analysis_entry
 from primal_attention.analysis.counts import (
     Cooccurrence,
-    compare,
     count_weights,
     plot_head_beside_counts,
     probe_heads,
@@ -196,6 +195,11 @@ def test_spearman_agrees_with_scipy_also_for_ties():
     a, b = np.random.default_rng(0).integers(9, size=(2, 400))
     assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
     assert spearman(a, np.zeros(400)) == 0
+
+
+def compare(b, cooccurrence, words=None, *, min_count=8.0, **options):
+    chosen = range(len(b)) if words is None else words
+    return Targets(cooccurrence, chosen, min_count).compare(b, **options)
 
 
 def test_pmi_itself_has_correlation_one():

@@ -10,13 +10,15 @@ import torch
 from primal_attention.analysis.counts import (
     Cooccurrence,
     DistributionalAttention,
-    corpus_factors,
+    WordVectors,
+    count_factors,
     initialize_from_corpus,
     qk_circuit,
     split_words,
 )
 from primal_attention.models import CausalDecoder, DecoderConfig, EncoderClassifier, EncoderConfig
 from primal_attention.tasks.study import find_study
+from primal_studies.counts.analogies import ANALOGIES, evaluate_analogies
 from primal_studies.counts.corpus import low_rank_distances
 from primal_studies.counts.corpus_init_tables import (
     _half_width,
@@ -101,20 +103,29 @@ def test_distances_are_those_of_the_attention_layer(topics):
     assert found["8"] == pytest.approx(expected, rel=1e-6)
 
 
+# analogies
+
+
+def test_analogies_are_well_formed_and_scored_over_known_words():
+    assert all(len(set(question)) == 4 for question in ANALOGIES)
+    unknown = WordVectors(("a", "b"), np.eye(2))
+    assert np.isnan(evaluate_analogies(unknown).accuracy)
+
+
 # starts at a corpus
 
 
 @pytest.fixture(scope="module")
 def factors(topics):
-    return corpus_factors(topics[0], 64)
+    return count_factors(topics[0], 64, transform="ppmi")
 
 
 def test_factors_are_balanced_and_the_best_of_their_rank(topics, factors):
     ppmi = topics[0].transform("ppmi", directional=True).toarray()
-    rest = np.linalg.norm(ppmi - (factors.queries @ factors.keys.T).numpy())
+    rest = np.linalg.norm(ppmi - (factors.query @ factors.key.T).numpy())
     sigma = np.linalg.svd(ppmi, compute_uv=False)
     assert rest == pytest.approx(np.sqrt((sigma[64:] ** 2).sum()), rel=1e-9)
-    for side in factors:
+    for side in factors[:2]:
         np.testing.assert_allclose(side.square().sum(0), sigma[:64], rtol=1e-9)
 
 
@@ -125,15 +136,15 @@ def test_softmax_logits_are_the_association(topics, factors):
     )
     model = CausalDecoder(config)
     # one dimension for every token is more than enough: the fit is exact on a part of them
-    few = type(factors)(*(f[:50] for f in factors))
+    few = factors._replace(query=factors.query[:50], key=factors.key[:50])
     small = CausalDecoder(DecoderConfig(**{**vars(config), "vocab_size": 50}))
     assert initialize_from_corpus(small, few) == pytest.approx((1, 1), abs=1e-6)
     logits = qk_circuit(small, 0, None, range(50))
     torch.testing.assert_close(
-        logits.sum(0), few.queries @ few.keys.T, rtol=1e-3, atol=1e-3, check_dtype=False
+        logits.sum(0), few.query @ few.key.T, rtol=1e-3, atol=1e-3, check_dtype=False
     )
     # heads take the directions in turn
-    q, k = (f[:, 1::2] for f in few)
+    q, k = (f[:, 1::2] for f in few[:2])
     torch.testing.assert_close(logits[1], q @ k.T, rtol=1e-3, atol=1e-3, check_dtype=False)
     # random embeddings of width c explain c of n tokens
     assert initialize_from_corpus(model, factors).queries == pytest.approx(65 / n, abs=0.05)
@@ -166,7 +177,7 @@ def test_size_of_primal_queries_stays(topics, factors):
 
 @pytest.mark.raw
 def test_factors_must_suit_the_model(factors):
-    wide = DecoderConfig(vocab_size=len(factors.keys), dim=128)
+    wide = DecoderConfig(vocab_size=len(factors.key), dim=128)
     with pytest.raises(ValueError, match="rank 64, but the model has width 128"):
         initialize_from_corpus(CausalDecoder(wide), factors)
     with pytest.raises(ValueError, match="but the model has 30 tokens"):

@@ -18,7 +18,7 @@ from .covariance import (
     values_factor,
 )
 from .discovery import Algorithm, Discovery, IndependenceTable, discover, learn_pag
-from .drawing import draw_graphs, draw_pag, draw_tree
+from .drawing import draw_graphs, draw_tree
 from .explainer import explain, explain_recommendation, explain_subject
 from .explanation import EvaluatedSet, Explanation, FoundSet, HeadSearch
 from .graph import causal_graph
@@ -28,24 +28,18 @@ from .independence import (
     IndependenceTest,
     Outcomes,
     PartialCorrelationTest,
-    alpha_of,
-    full_order_correlations,
     inverse_correlations,
-    recursive_correlation,
     tau,
 )
 from .marks import ARROW, CIRCLE, NONE, TAIL
 from .nodes import GraphNodes, word_groups
-from .oracle import GraphOracleTest
 from .pag import PAG
 from .primal import (
     HatMatrix,
     MoralGraph,
-    Readings,
-    compare_readings,
+    captured_scores,
     kernel_factor,
     moral_graph,
-    primal_scores,
 )
 from .recommend import RecommenderSubject
 from .removal import Removal
@@ -75,7 +69,6 @@ __all__ = [
     "Explanation",
     "FoundSet",
     "GraphNodes",
-    "GraphOracleTest",
     "HatMatrix",
     "HeadGraph",
     "HeadSearch",
@@ -90,39 +83,33 @@ __all__ = [
     "Outcomes",
     "PartialCorrelationTest",
     "PatchSubject",
-    "Readings",
     "RecommenderSubject",
     "Removal",
     "Stability",
     "Subject",
     "TokenGraphs",
     "TreeEntry",
-    "alpha_of",
     "analyze_causes",
     "attention_factor",
     "bootstrap_stability",
+    "captured_scores",
     "causal_graph",
     "compare_methods",
-    "compare_readings",
     "consensus",
     "correlate",
     "decision_margins",
     "discover",
     "draw_graphs",
-    "draw_pag",
     "draw_tree",
     "entropy_difference",
     "explain",
     "explain_recommendation",
     "explain_subject",
-    "full_order_correlations",
     "graphs_around",
     "inverse_correlations",
     "kernel_factor",
     "learn_pag",
     "moral_graph",
-    "primal_scores",
-    "recursive_correlation",
     "rollout_factor",
     "sem_effects",
     "tau",

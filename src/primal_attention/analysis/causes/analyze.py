@@ -13,7 +13,12 @@ from primal_attention.analysis.causes.explanation import Explanation
 from primal_attention.analysis.causes.graph import causal_graph
 from primal_attention.analysis.causes.graph_result import CausalGraphs
 from primal_attention.analysis.causes.page import CAVEATS, add_explorer, graph_views
-from primal_attention.analysis.causes.text import NoDecisionError, encode, text_subject, token_names
+from primal_attention.analysis.causes.text import (
+    NoDecisionError,
+    encode_text,
+    text_subject,
+    token_names,
+)
 from primal_attention.analysis.options import CausesOptions
 from primal_attention.analysis.registry import AnalysisResult
 from primal_attention.hosts import Batch, batch_arguments, capture
@@ -80,7 +85,7 @@ class TokenGraphs(AnalysisResult):
 
     def report(self) -> Report:
         """Return the page: tokens, a tab for each head, a table of the heads, caveats."""
-        page = Report("Causal graphs around a token", "As the heads of one layer encode them.")
+        page = Report("Causal graphs around a token", "As the heads of one layer encode_text them.")
         page.verdict(self.verdict())
         self.add_explorer(page)
         page.section("Heads").table(*self.table())
@@ -267,7 +272,7 @@ def analyze_causes(
         if tokenizer is None:
             raise ValueError("The model has no tokenizer, so a text cannot be read; leave it out.")
         takes = set(_parameters(model))
-        encoded = encode(tokenizer, options.text, model)
+        encoded = encode_text(tokenizer, options.text, model)
         row = {name: value for name, value in encoded.items() if name in takes}
         return _one(model, row, options, tokenizer)
     rows = _rows(batches, options.inputs)

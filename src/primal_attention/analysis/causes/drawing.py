@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_graphs", "draw_pag", "draw_tree"]
+__all__ = ["draw_graphs", "draw_tree"]
 
 Place = tuple[float, float]
 
@@ -46,28 +46,17 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def draw_pag(pag: PAG, *, target: int | None = None, title: str = "") -> "Figure":
-    """Return a figure of a graph, its nodes on a circle in their order, clockwise from the top.
-
-    Args:
-        pag: The graph.
-        target: A node to emphasise.
-        title: Heading of the figure.
-
-    Example:
-        >>> figure = draw_pag(PAG([[0, 2], [1, 0]], names=("rain", "wet")), target=1)
-        >>> [text.get_text() for text in figure.axes[0].texts]
-        ['rain', 'wet']
-    """
-    return draw_graphs({title: pag}, target=target)
-
-
 def draw_graphs(pags: Mapping[str, PAG], *, target: int | None = None) -> "Figure":
     """Return a figure with one panel for each graph, and a legend of the kinds of edges.
 
     Args:
-        pags: Graphs by title.
+        pags: Graphs by title; nodes are on a circle in their order, clockwise from the top.
         target: A node to emphasise.
+
+    Example:
+        >>> pag = PAG([[0, 2], [1, 0]], names=("rain", "wet"))
+        >>> [text.get_text() for text in draw_graphs({"": pag}, target=1).axes[0].texts]
+        ['rain', 'wet']
     """
     plt = _pyplot()
     columns = min(len(pags), 4)

@@ -100,11 +100,6 @@ class Explanation(AnalysisResult):
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Layer, removal, threshold and everything else that the answer depends on."""
 
-    @property
-    def is_found(self) -> bool:
-        """Whether a set changes the decision."""
-        return bool(self.sets)
-
     def verdict(self) -> str:
         """Return the smallest set and what the model decides without it."""
         what = f"{self.decision!r} ({self.score:.3f})"

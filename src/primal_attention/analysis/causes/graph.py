@@ -34,7 +34,7 @@ from primal_attention.analysis.causes.nodes import (
     choose_nodes,
     drop_list,
 )
-from primal_attention.analysis.causes.primal import Matrix, primal_scores
+from primal_attention.analysis.causes.primal import Matrix, captured_scores
 from primal_attention.hosts import Batch, CapturedLayer
 
 __all__ = ["causal_graph"]
@@ -297,7 +297,7 @@ def _factor(
     """Return the factor ``X`` of the covariance of the nodes, for each head."""
     rows = nodes.matrix()
     if method in ("scores", "key-scores"):
-        scores = primal_scores(source.layer(method), source.sequence)
+        scores = captured_scores(source.layer(method), source.sequence)
         return rows @ (scores.e if method == "scores" else scores.r)
     if method == "hidden":
         return (rows @ center_features(source.states()))[None]

@@ -20,7 +20,7 @@ says so in ``Outcomes.ridged``.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -32,12 +32,9 @@ __all__ = [
     "IndependenceTest",
     "Outcomes",
     "PartialCorrelationTest",
-    "alpha_of",
-    "full_order_correlations",
     "inverse_correlations",
     "normal_quantile",
     "p_values",
-    "recursive_correlation",
     "tau",
 ]
 
@@ -106,20 +103,6 @@ def tau(alpha: float, m: float, size: int = 0) -> float:
     return math.tanh(normal_quantile(alpha) / math.sqrt(m - size - 3))
 
 
-def alpha_of(threshold: float, m: float, size: int = 0) -> float:
-    """Return the significance level that belongs to a threshold; the inverse of ``tau``.
-
-    Example:
-        >>> round(alpha_of(tau(0.01, 384), 384), 12)
-        0.01
-    """
-    if not 0 <= threshold < 1:
-        raise ValueError(f"threshold must be at least 0 and below 1, got {threshold}.")
-    if m - size - 3 <= 0:
-        raise ValueError(f"m - size - 3 must be positive, got m = {m} and size = {size}.")
-    return math.erfc(math.atanh(threshold) * math.sqrt(m - size - 3) / math.sqrt(2))
-
-
 def normal_quantile(alpha: float) -> float:
     """Return how many standard deviations a normal variable exceeds with probability ``alpha``.
 
@@ -146,24 +129,6 @@ def p_values(
     return torch.special.erfc(torch.from_numpy(ratio / math.sqrt(2))).numpy()
 
 
-def recursive_correlation(
-    corr: Float[np.ndarray, "n n"], i: int, j: int, given: Sequence[int] = ()
-) -> float:
-    """Return one partial correlation by the recursion: readable, slow, without safeguards.
-
-    Example:
-        >>> corr = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])
-        >>> recursive_correlation(corr, 0, 2), recursive_correlation(corr, 0, 2, [1])
-        (0.25, 0.0)
-    """
-    part = np.asarray(corr, dtype=np.float64)[np.ix_([i, j, *given], [i, j, *given])]
-    while len(part) > 2:
-        last, rest = part[-1, :-1], part[:-1, :-1]
-        scale = np.sqrt(1 - last**2)
-        part = (rest - np.outer(last, last)) / np.outer(scale, scale)
-    return float(part[0, 1])
-
-
 def inverse_correlations(
     corr: Float[np.ndarray, "n n"], i: int, j: int, sets: Int[np.ndarray, "t k"]
 ) -> tuple[Float[np.ndarray, " t"], Bool[np.ndarray, " t"]]:
@@ -183,24 +148,6 @@ def inverse_correlations(
     p_ii, p_jj = (first**2 / safe).sum(1), (second**2 / safe).sum(1)
     rho = -(first * second / safe).sum(1) / np.sqrt(p_ii * p_jj)
     return np.clip(rho, -LARGEST, LARGEST), ridged
-
-
-def full_order_correlations(corr: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
-    """Return the partial correlation of each pair given all other nodes; the diagonal is one.
-
-    Example:
-        >>> corr = np.array([[1, 0.5, 0.25], [0.5, 1, 0.5], [0.25, 0.5, 1]])
-        >>> np.abs(full_order_correlations(corr).round(3))[0].tolist()
-        [1.0, 0.447, 0.0]
-    """
-    values, vectors = np.linalg.eigh(_correlation(corr))
-    if values[0] <= values[-1] / _MAX_CONDITION:
-        values = np.maximum(values + _RIDGE, _RIDGE)
-    precision = (vectors / values) @ vectors.T
-    scale = np.sqrt(np.diagonal(precision))
-    rho = np.clip(-precision / np.outer(scale, scale), -LARGEST, LARGEST)
-    np.fill_diagonal(rho, 1.0)
-    return rho
 
 
 class PartialCorrelationTest:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from primal_attention.analysis.causes.covariance import mix_rows
 from primal_attention.analysis.causes.nodes import groups_of_ids, is_special, word_groups
-from primal_attention.analysis.causes.primal import HatMatrix, primal_scores, promote, unit_rows
+from primal_attention.analysis.causes.primal import HatMatrix, captured_scores, promote, unit_rows
 from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, capture
 from primal_attention.training.evaluation import eval_mode
 
@@ -83,7 +83,7 @@ class AttentionSource:
             found[list(dropped)] = 0
             return found / found.sum().clamp_min(torch.finfo(found.dtype).tiny)
         total = torch.zeros(n, dtype=torch.float64)
-        for e in primal_scores(self.layer("scores"), self.sequence).e:
+        for e in captured_scores(self.layer("scores"), self.sequence).e:
             hat = HatMatrix(unit_rows(e))
             if target is None:
                 total += hat.leverage

@@ -28,11 +28,9 @@ from primal_attention.hosts import CapturedLayer, CapturedScores
 __all__ = [
     "HatMatrix",
     "MoralGraph",
-    "Readings",
-    "compare_readings",
+    "captured_scores",
     "kernel_factor",
     "moral_graph",
-    "primal_scores",
 ]
 
 Matrix = Tensor | Shaped[np.ndarray, "..."]
@@ -76,7 +74,7 @@ def kernel_factor(
     return phi_q @ triangular.mT
 
 
-def primal_scores(layer: CapturedLayer, sequence: int = 0) -> CapturedScores:
+def captured_scores(layer: CapturedLayer, sequence: int = 0) -> CapturedScores:
     """Return the scores of a captured primal layer, or refuse a layer whose weights are fixed.
 
     Args:
@@ -90,7 +88,7 @@ def primal_scores(layer: CapturedLayer, sequence: int = 0) -> CapturedScores:
         >>> from primal_attention.hosts import capture
         >>> from primal_attention.attention import PrimalAttention
         >>> (layer,) = capture(PrimalAttention(8, 2, rank=3), torch.randn(1, 20, 8))
-        >>> primal_scores(layer).e.shape
+        >>> captured_scores(layer).e.shape
         torch.Size([2, 20, 3])
     """
     if getattr(layer.layer, "weights", None) == "static":
@@ -243,37 +241,3 @@ def unit_rows(x: Float[Tensor, "*h n p"]) -> Float[Tensor, "*h n p"]:
     """Return rows of unit length; zero rows stay zero."""
     norm = x.norm(dim=-1, keepdim=True)
     return torch.where(norm > 0, x / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
-
-
-class Readings(NamedTuple):
-    """The two readings of one head: tokens as receivers, and tokens as sources."""
-
-    receivers: MoralGraph
-    """From ``E Eᵀ = K Kᵀ``: tokens that attend alike depend on each other."""
-    sources: MoralGraph
-    """From ``R Rᵀ = Kᵀ K``: tokens that are attended to alike depend on each other."""
-    overlap: float
-    """Pairs in both graphs over pairs in at least one; 1 for a symmetric kernel."""
-
-
-def compare_readings(
-    e: Matrix, r: Matrix, *, target: int | None = None, count: int = 8, ridge: float = 1e-3
-) -> Readings:
-    """Return the moral graphs of query scores and of key scores, and how far they agree.
-
-    Args:
-        e: Scores of the queries of one head, one row for each token.
-        r: Scores of its keys.
-        target: The token whose neighbours to compare; by default all.
-        count: Number of neighbours of each token.
-        ridge: Variance of independent noise per token, relative to its variance.
-
-    Example:
-        >>> e = torch.randn(40, 5, dtype=torch.float64)
-        >>> compare_readings(e, -e).overlap
-        1.0
-    """
-    one, other = (moral_graph(s, target=target, count=count, ridge=ridge) for s in (e, r))
-    pairs = [{(i, j) for i, j, _ in graph.edges()} for graph in (one, other)]
-    union = pairs[0] | pairs[1]
-    return Readings(one, other, len(pairs[0] & pairs[1]) / max(len(union), 1))

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from primal_attention.analysis.causes.covariance import rollout_factor
 from primal_attention.analysis.causes.removal import Removed, Remover, remove
 from primal_attention.hosts import CapturedLayer, capture
 from primal_attention.hosts.recording import change_output
@@ -29,7 +30,7 @@ __all__ = [
     "input_embedding",
     "option_name",
     "pooled_token",
-    "rollout",
+    "rollout_importances",
     "vote",
     "zero_embeddings",
 ]
@@ -136,10 +137,7 @@ class ModelSubject(ABC):
 
     def importances(self) -> dict[str, list[float]]:
         """Return importances of the tokens: attention rollout, and gradient × input."""
-        found = {}
-        layers = capture(self.model, self.abduct())
-        if all(layer.has_weights for layer in layers):
-            found["attention rollout"] = rollout(layers, self.target).tolist()
+        found = rollout_importances(capture(self.model, self.abduct()), self.target)
         if self.embedding is not None:
             found["gradient × input"] = self._gradients()
         return found
@@ -273,21 +271,23 @@ def zero_embeddings(embedding: nn.Module | None, zeroed: Bool[Tensor, "b n"]) ->
         yield
 
 
-def rollout(layers: Sequence[CapturedLayer], target: int | None) -> Float[Tensor, " n"]:
-    """Return how much attention reaches the target from each token through all layers.
+def rollout_importances(
+    layers: Sequence[CapturedLayer], target: int | None
+) -> dict[str, list[float]]:
+    """Return the attention that reaches the target from each token through all layers, by name.
 
-    The rollout is ``Π_l ½ (A_l + I)`` with the mean ``A_l`` over heads; the row of the target is
-    returned, or the mean over rows.
+    Nothing is returned if a layer has no weights.
 
     Args:
         layers: Captured layers in the order of the forward.
-        target: Row; ``None`` for the mean over rows.
+        target: The token; ``None`` for the mean over all tokens.
     """
-    total = torch.zeros(0)
-    for layer in layers:
-        mean = layer.weights().mean(0)
-        if mean.shape[0] != mean.shape[1]:
-            continue
-        mixed = (mean + torch.eye(len(mean), dtype=mean.dtype)) / 2
-        total = mixed if not len(total) else mixed @ total
-    return total.mean(0) if target is None else total[target]
+    if not all(layer.has_weights for layer in layers):
+        return {}
+    # a layer that attends to another sequence does not mix these tokens
+    own = [a for a in layers if int(a.query_keep[0].sum()) == int(a.keep[0].sum())]
+    n = int(own[0].keep[0].sum())
+    row = torch.full((1, n), 1 / n, dtype=torch.float64)
+    if target is not None:
+        row = torch.eye(n, dtype=torch.float64)[target : target + 1]
+    return {"attention rollout": rollout_factor(own, row)[0].tolist()}

@@ -19,7 +19,7 @@ __all__ = [
     "NextTokenSubject",
     "NoDecisionError",
     "TextSubject",
-    "encode",
+    "encode_text",
     "text_subject",
     "token_names",
 ]
@@ -41,7 +41,7 @@ class TextSubject(ModelSubject):
     Args:
         model: The model.
         tokenizer: Its tokenizer; ``None`` if ``encoded`` comes from elsewhere.
-        encoded: Arguments of the forward for one sequence, from :func:`encode`.
+        encoded: Arguments of the forward for one sequence, from :func:`encode_text`.
         layer: Attention layer to read.
         removal: How tokens are removed; see
             :func:`~primal_attention.analysis.causes.removal.choose_removal`.
@@ -287,7 +287,7 @@ def text_subject(
         >>> subject.target, subject.candidates, len(subject.evaluate([(1,), (1, 3)]))
         (2, [1, 3], 2)
     """
-    encoded = encode(tokenizer, text, model) if isinstance(text, str) else _unpadded(text)
+    encoded = encode_text(tokenizer, text, model) if isinstance(text, str) else _unpadded(text)
     takes = inspect.signature(model.forward).parameters
     arguments = {name: value for name, value in encoded.items() if name in takes}
     with torch.no_grad(), eval_mode(model):
@@ -308,7 +308,7 @@ def text_subject(
     return NextTokenSubject(model, tokenizer, encoded, **options)
 
 
-def encode(tokenizer: Any, text: str, model: nn.Module | None = None) -> dict[str, Tensor]:
+def encode_text(tokenizer: Any, text: str, model: nn.Module | None = None) -> dict[str, Tensor]:
     """Return a text as arguments of the forward, cut to the longest input of the model."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     # some models count positions from the id of the padding token on

@@ -4,11 +4,8 @@ A path of potential influence leads from the root to a node. Each inner node, wi
 neighbours on the path, is a collider or lies in a triangle. Every neighbour of the root is reached.
 """
 
-from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,11 +45,6 @@ class InfluenceTree:
             found.setdefault(entry.node, entry.depth)
         return found
 
-    def nodes(self) -> tuple[int, ...]:
-        """Return the nodes except the root, nearest first."""
-        others = [node for node in self.distances if node != self.root]
-        return tuple(sorted(others, key=lambda node: (self.distances[node], node)))
-
     def path(self, index: int) -> tuple[int, ...]:
         """Return the nodes from the root to an entry, both included."""
         found = []
@@ -60,41 +52,6 @@ class InfluenceTree:
             found.append(self.entries[index].node)
             index = self.entries[index].parent
         return tuple(reversed(found))
-
-    @cached_property
-    def _inner(self) -> dict[int, list[int]]:
-        """Inner nodes of the paths to each node, as bit masks; larger ones are dropped."""
-        masks = [0] * len(self.entries)
-        found: dict[int, list[int]] = defaultdict(list)
-        for index, entry in enumerate(self.entries):
-            if entry.parent < 0:
-                continue
-            before = self.entries[entry.parent]
-            inner = 0 if before.parent < 0 else masks[entry.parent] | 1 << before.node
-            masks[index] = inner
-            # entries come by depth, so a path inside a longer one is known already
-            if not any(known & ~inner == 0 for known in found[entry.node]):
-                found[entry.node].append(inner)
-        return found
-
-    def is_connected(self, nodes: Collection[int]) -> bool:
-        """Return whether paths that use only these nodes reach all of them.
-
-        Example:
-            >>> tree = InfluenceTree(0, (TreeEntry(0, -1, 0), TreeEntry(1, 0, 1),
-            ...     TreeEntry(2, 1, 2)))
-            >>> tree.is_connected([1, 2]), tree.is_connected([2])
-            (True, False)
-        """
-        own = 0
-        for node in nodes:
-            own |= 1 << node
-        return all(any(inner & ~own == 0 for inner in self._inner.get(node, ())) for node in nodes)
-
-    def subsets(self, size: int) -> list[tuple[int, ...]]:
-        """Return the connected sets of ``size`` nodes, smallest sum of distances first."""
-        found = [s for s in combinations(sorted(self.nodes()), size) if self.is_connected(s)]
-        return sorted(found, key=lambda s: (sum(self.distances[node] for node in s), s))
 
 
 def grow_tree(

@@ -12,7 +12,7 @@ from primal_attention.analysis.causes.subjects import (
     Outcome,
     option_name,
     pooled_token,
-    rollout,
+    rollout_importances,
     vote,
 )
 from primal_attention.hosts import CapturedLayer, capture
@@ -106,10 +106,7 @@ class PatchSubject:
 
     def importances(self) -> dict[str, list[float]]:
         """Return attention rollout, if all layers have weights."""
-        layers = capture(self.model, self.image[None])
-        if not all(layer.has_weights for layer in layers):
-            return {}
-        return {"attention rollout": rollout(layers, self.target).tolist()}
+        return rollout_importances(capture(self.model, self.image[None]), self.target)
 
     @torch.no_grad()
     def _run(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b options"]:

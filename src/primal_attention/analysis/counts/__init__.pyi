@@ -1,16 +1,13 @@
 from .analyze import analyze_counts
-from .association import Association, Targets, asymmetry, compare
+from .association import Association, Targets, asymmetry
 from .attention import CountAttention, DistributionalAttention
 from .cooccurrence import Cooccurrence, Totals
-from .corpus_init import CorpusFactors, CorpusFit, corpus_factors, initialize_from_corpus
+from .corpus_init import CorpusFit, initialize_from_corpus
 from .embeddings import association_svd, glove_fit, ksvd_embeddings, pmi_svd
 from .evaluation import (
-    ANALOGIES,
     SIMILAR_WORDS,
-    AnalogyScore,
     SimilarityScore,
     WordPair,
-    evaluate_analogies,
     evaluate_similarity,
     read_pairs,
 )
@@ -22,26 +19,21 @@ from .probe_plots import count_weights, plot_head_beside_counts, word_weights
 from .projection import (
     PositionTerms,
     Projection,
-    balance_violation,
     normalize_rows,
     position_terms,
     position_types,
     project,
     select,
-    stationary_distribution,
 )
 from .transforms import context_probability, transform_counts
 from .vocabulary import split_words
 from .word_vectors import Neighbor, WordVectors
 
 __all__ = [
-    "ANALOGIES",
     "SIMILAR_WORDS",
-    "AnalogyScore",
     "Association",
     "AssociationKernel",
     "Cooccurrence",
-    "CorpusFactors",
     "CorpusFit",
     "CorpusLayer",
     "CountAttention",
@@ -61,13 +53,9 @@ __all__ = [
     "association_svd",
     "asymmetry",
     "attention_from_counts",
-    "balance_violation",
-    "compare",
     "context_probability",
-    "corpus_factors",
     "count_factors",
     "count_weights",
-    "evaluate_analogies",
     "evaluate_similarity",
     "glove_fit",
     "initialize_from_corpus",
@@ -85,7 +73,6 @@ __all__ = [
     "select",
     "split_directions",
     "split_words",
-    "stationary_distribution",
     "transform_counts",
     "word_weights",
 ]

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 
-__all__ = ["Association", "Targets", "asymmetry", "compare", "spearman"]
+__all__ = ["Association", "Targets", "asymmetry", "spearman"]
 
 _FEWEST = 30
 """Pairs without which a correlation says nothing."""
@@ -231,34 +231,3 @@ def _numbers(cooccurrence: Cooccurrence, words: Any) -> NDArray[np.int64]:
     if len(np.unique(found)) < len(found):
         raise ValueError("a word is there twice; give different words.")
     return found
-
-
-def compare(
-    b: ArrayLike,
-    cooccurrence: Cooccurrence,
-    words: Sequence[str] | Sequence[int] | None = None,
-    *,
-    min_count: float = 8.0,
-    permutations: int = 10,
-    seed: int = 0,
-) -> Association:
-    """Return how much a matrix of logits follows the counts of a corpus.
-
-    Args:
-        b: Matrix ``[n n]``; rows are queries, columns keys.
-        cooccurrence: The counts.
-        words: Words of the rows, or their numbers in the counts; by default the first ``n``.
-        min_count: Smallest weighted count of a pair.
-        permutations: Random permutations of the words for the null.
-        seed: Seed of the permutations.
-
-    Example:
-        >>> rng = np.random.default_rng(0)
-        >>> counts = Cooccurrence.from_counts(rng.integers(1, 50, (40, 40)))
-        >>> found = compare(np.log(counts.forward.toarray()), counts, min_count=1)
-        >>> found.content_forward > 0.99, abs(found.content_backward) < 0.1
-        (True, True)
-    """
-    chosen = range(len(np.asarray(b))) if words is None else words
-    targets = Targets(cooccurrence, chosen, min_count)
-    return targets.compare(b, permutations=permutations, seed=seed)

@@ -20,23 +20,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.analysis.counts.cooccurrence import Cooccurrence
-from primal_attention.analysis.counts.embeddings import association_svd
+from primal_attention.analysis.counts.factors import CountFactors
+from primal_attention.analysis.counts.layers import split_directions
 from primal_attention.analysis.counts.probe_models import stream_of_tokens
-from primal_attention.analysis.counts.transforms import Transform
 from primal_attention.attention import PrimalAttention
 from primal_attention.models.sequence import SequenceModel
 
-__all__ = ["CorpusFactors", "CorpusFit", "corpus_factors", "initialize_from_corpus"]
-
-
-class CorpusFactors(NamedTuple):
-    """Balanced factors of an association: ``queries @ keys.T`` is its best fit of their rank."""
-
-    queries: Float[Tensor, "n s"]
-    """``U Σ^½``, what a token looks for."""
-    keys: Float[Tensor, "n s"]
-    """``V Σ^½``, what a token offers."""
+__all__ = ["CorpusFit", "initialize_from_corpus"]
 
 
 class CorpusFit(NamedTuple):
@@ -46,38 +36,9 @@ class CorpusFit(NamedTuple):
     keys: float
 
 
-def corpus_factors(
-    cooccurrence: Cooccurrence,
-    rank: int,
-    *,
-    transform: Transform = "ppmi",
-    directional: bool = True,
-    seed: int = 0,
-) -> CorpusFactors:
-    """Return the balanced factors of an association of counts.
-
-    Args:
-        cooccurrence: The counts.
-        rank: Number of singular directions.
-        transform: The association.
-        directional: Use ``F`` instead of ``S``: queries and keys then differ.
-        seed: Seed of the solver, above 2,000 words.
-
-    Example:
-        >>> counts = Cooccurrence.from_counts([[0, 4], [1, 0]])
-        >>> queries, keys = corpus_factors(counts, 2, transform="counts")
-        >>> (queries @ keys.T).round(decimals=6).abs()
-        tensor([[0., 4.],
-                [1., 0.]], dtype=torch.float64)
-    """
-    matrix = cooccurrence.transform(transform, directional=directional)
-    left, sigma, right = association_svd(matrix, rank, seed=seed)
-    return CorpusFactors(left * sigma.sqrt(), right * sigma.sqrt())
-
-
 @torch.no_grad()
 def initialize_from_corpus(
-    model: SequenceModel, factors: CorpusFactors, *, embeddings: bool = False
+    model: SequenceModel, factors: CountFactors, *, embeddings: bool = False
 ) -> CorpusFit:
     """Set the first layer of a model to the factors of a corpus; return how well they fit.
 
@@ -88,37 +49,43 @@ def initialize_from_corpus(
     Args:
         model: A model of this library whose token ``i`` is word ``i`` of the factors; changed in
             place.
-        factors: From :func:`corpus_factors`. Their rank must be at least the model's width;
+        factors: From :func:`count_factors`. Their rank must be at least the model's width;
             further directions are not used.
         embeddings: Also set the token embeddings, to query and key factors of half that width.
 
     Example:
         >>> from primal_attention.models import CausalDecoder, DecoderConfig
+        >>> from primal_attention.analysis.counts import Cooccurrence, count_factors
         >>> counts = Cooccurrence(40).fit(torch.randint(40, (900,)).numpy())
         >>> model = CausalDecoder(DecoderConfig(vocab_size=40, dim=16, num_heads=2))
-        >>> fit = initialize_from_corpus(model, corpus_factors(counts, 16), embeddings=True)
+        >>> factors = count_factors(counts, 16, transform="ppmi")
+        >>> fit = initialize_from_corpus(model, factors, embeddings=True)
         >>> fit.queries > 0.5
         True
     """
     width = _check(model, factors)
+    sides = factors.query, factors.key
     if embeddings:
-        table = torch.cat([f[:, : (width + 1) // 2] for f in factors], dim=1)[:, :width]
+        table = torch.cat([side[:, : (width + 1) // 2] for side in sides], dim=1)[:, :width]
         # columns of one size: otherwise few directions fill the norm, and the layer sees only them
         table = table / table.square().mean(0).sqrt().clamp_min(1e-12)
         weight: Tensor = model.embed.weight  # type: ignore[assignment]
         weight.copy_((table * weight.square().mean().sqrt()).to(weight.dtype))
     block: Any = model.blocks[0]
     device = next(model.parameters()).device
-    x = stream_of_tokens(model, torch.arange(len(factors.queries), device=device))[:, 0]
+    x = stream_of_tokens(model, torch.arange(len(factors.query), device=device))[:, 0]
     x = block.attention_norm(x) if block.norm == "pre" else x
     layer = block.attention
     # logits of a head are products over √d; a primal layer sees angles only
     scale = None if isinstance(layer, PrimalAttention) else layer.head_dim**0.25
-    targets = (_deal(f[:, :width].to(device), layer.num_heads) for f in factors)
+    # the directions are dealt out to the heads in turn
+    targets = (
+        split_directions(side[:, :width].to(device), layer.num_heads).flatten(1) for side in sides
+    )
     return CorpusFit(*map(partial(_fit, x), (layer.q_proj, layer.k_proj), targets, [scale] * 2))
 
 
-def _check(model: SequenceModel, factors: CorpusFactors) -> int:
+def _check(model: SequenceModel, factors: CountFactors) -> int:
     """Return the width of a model that suits the factors."""
     embed = getattr(model, "embed", None)
     if not isinstance(model, SequenceModel) or not isinstance(embed, nn.Embedding):
@@ -132,7 +99,7 @@ def _check(model: SequenceModel, factors: CorpusFactors) -> int:
             f"the first layer is {type(layer).__name__}, which has no projections of queries and "
             "keys; use softmax or primal attention."
         )
-    words, rank = factors.queries.shape
+    words, rank = factors.query.shape
     if words != embed.num_embeddings:
         raise ValueError(
             f"the factors have {words} words, but the model has {embed.num_embeddings} tokens; "
@@ -141,14 +108,9 @@ def _check(model: SequenceModel, factors: CorpusFactors) -> int:
     if rank < model.config.dim:
         raise ValueError(
             f"the factors have rank {rank}, but the model has width {model.config.dim}; compute "
-            "corpus_factors with at least that rank."
+            "count_factors with at least that rank."
         )
     return model.config.dim
-
-
-def _deal(target: Float[Tensor, "n c"], heads: int) -> Float[Tensor, "n c"]:
-    """Return the directions dealt out to the heads in turn."""
-    return target.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1)
 
 
 def _fit(

@@ -1,7 +1,7 @@
-"""Word-similarity and analogy checks of word vectors.
+"""Word-similarity checks of word vectors.
 
-The built-in sets are small and were written for this library: a quick check that vectors make
-sense, not a benchmark. For numbers that others can compare, read a published set with
+The built-in set is small and was written for this library: a quick check that vectors make sense,
+not a benchmark. For numbers that others can compare, read a published set with
 :func:`read_pairs`, for example WordSim-353 or SimLex-999, which gensim installs with its tests.
 
 gensim computes the same correlation. It is not used because it skips damaged lines without a word,
@@ -20,12 +20,9 @@ from primal_attention.support.command import UserError, needs
 from primal_attention.support.files import read_lines
 
 __all__ = [
-    "ANALOGIES",
     "SIMILAR_WORDS",
-    "AnalogyScore",
     "SimilarityScore",
     "WordPair",
-    "evaluate_analogies",
     "evaluate_similarity",
     "read_pairs",
 ]
@@ -56,40 +53,6 @@ SIMILAR_WORDS: tuple[WordPair, ...] = (
 )
 """Pairs graded by the authors in eight steps, from almost the same to unrelated."""
 
-ANALOGIES: tuple[tuple[str, str, str, str], ...] = tuple(
-    (a, b, c, d)
-    for a, b, c, d in (
-        line.split()
-        for line in (
-            "man woman king queen",
-            "man woman actor actress",
-            "man woman boy girl",
-            "man woman father mother",
-            "man woman brother sister",
-            "man woman son daughter",
-            "man woman husband wife",
-            "man woman he she",
-            "he she his her",
-            "boy girl son daughter",
-            "good better bad worse",
-            "good best bad worst",
-            "big bigger small smaller",
-            "is was are were",
-            "is was has had",
-            "go went see saw",
-            "see seen do done",
-            "movie movies film films",
-            "actor actors character characters",
-            "scene scenes story stories",
-            "france french germany german",
-            "england english japan japanese",
-            "one two three four",
-            "car cars house houses",
-        )
-    )
-)
-"""Questions "a is to b as c is to d", written by the authors."""
-
 
 class SimilarityScore(NamedTuple):
     """Agreement of cosines with judged similarities."""
@@ -100,17 +63,6 @@ class SimilarityScore(NamedTuple):
     """Number of pairs whose words both have vectors."""
     total: int
     """Number of pairs of the set."""
-
-
-class AnalogyScore(NamedTuple):
-    """Share of analogies that are answered with the right word first."""
-
-    accuracy: float
-    """NaN if no question is known."""
-    used: int
-    """Number of questions whose four words all have vectors."""
-    total: int
-    """Number of questions of the set."""
 
 
 def read_pairs(path: str | Path) -> tuple[WordPair, ...]:
@@ -172,21 +124,3 @@ def evaluate_similarity(
     is_constant = np.ptp(cosines) == 0 or np.ptp(judged) == 0
     value = float("nan") if is_constant else float(spearmanr(cosines, judged).statistic)
     return SimilarityScore(value, len(known), len(pairs))
-
-
-def evaluate_analogies(
-    vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]] = ANALOGIES
-) -> AnalogyScore:
-    """Return the share of analogies answered right, over questions of known words.
-
-    Example:
-        >>> rows = np.array([[0, 1.0], [0, 2], [3, 1], [3, 2]])
-        >>> vectors = WordVectors(("man", "woman", "king", "queen"), rows)
-        >>> evaluate_analogies(vectors).accuracy
-        1.0
-    """
-    known = [each for each in questions if all(word in vectors for word in each)]
-    if not known:
-        return AnalogyScore(float("nan"), 0, len(questions))
-    right = [vectors.analogy(a, b, c)[0].word == d for a, b, c, d in known]
-    return AnalogyScore(sum(right) / len(right), len(known), len(questions))

@@ -19,13 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "PositionTerms",
     "Projection",
-    "balance_violation",
     "normalize_rows",
     "position_terms",
     "position_types",
     "project",
     "select",
-    "stationary_distribution",
 ]
 
 Floats = NDArray[np.float64]
@@ -164,38 +162,3 @@ def position_types(documents: Iterable[NDArray[np.int64]], num_words: int, lengt
         counts[known, ids[known]] += 1
     total = counts.sum(1, keepdims=True)
     return counts / np.where(total > 0, total, 1.0)
-
-
-def stationary_distribution(weights: ArrayLike) -> Floats:
-    """Return ``π`` with ``π W = π`` of weights whose rows sum to one.
-
-    For ``Norm(M)`` of a symmetric ``M`` it is proportional to the row sums of ``M``.
-
-    Example:
-        >>> stationary_distribution([[0.0, 1.0], [0.5, 0.5]]).round(3)
-        array([0.333, 0.667])
-    """
-    w = np.asarray(weights, np.float64)
-    n = len(w)
-    # least squares of π (W − I) = 0 and Σ π = 1: defined also if several solutions exist
-    system = np.vstack([w.T - np.eye(n), np.ones((1, n))])
-    target = np.append(np.zeros(n), 1.0)
-    solution = np.linalg.lstsq(system, target, rcond=None)[0]
-    positive = np.maximum(solution, 0.0)
-    return np.asarray(positive / positive.sum())
-
-
-def balance_violation(weights: ArrayLike) -> float:
-    """Return how far attention is from detailed balance: 0 for symmetric counts, at most 1.
-
-    ``‖D W − (D W)ᵀ‖ / ‖D W + (D W)ᵀ‖`` with ``D`` the stationary distribution. Count attention of
-    symmetric counts is a reversible Markov chain and has 0; trained attention has not.
-
-    Example:
-        >>> balance_violation([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-        1.0
-    """
-    w = np.asarray(weights, np.float64)
-    flow = stationary_distribution(w)[:, None] * w
-    size = np.linalg.norm(flow + flow.T)
-    return float(np.linalg.norm(flow - flow.T) / size)

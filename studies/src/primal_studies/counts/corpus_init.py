@@ -18,7 +18,7 @@ from primal_studies.counts.corpus_init_tables import corpus_init_tables
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from primal_attention.analysis.counts import CorpusFactors
+    from primal_attention.analysis.counts import CountFactors
 
 __all__ = ["CorpusInitOptions", "CorpusInitStudy"]
 
@@ -94,7 +94,7 @@ class CorpusInitStudy(Study[CorpusInitOptions]):
 
 
 def _start(
-    model: Any, start: str, factors: "CorpusFactors", initialize: Callable[..., Any]
+    model: Any, start: str, factors: "CountFactors", initialize: Callable[..., Any]
 ) -> dict[str, Any]:
     """Change a model; return how much of the factors its projections explain."""
     layer = model.blocks[0].attention
@@ -115,7 +115,7 @@ class _Task(NamedTuple):
     batch_size: int
     loss: "Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor | None]]"
     score: "Callable[[nn.Module], float]"
-    factors: "CorpusFactors"
+    factors: "CountFactors"
 
 
 def _train(model: Any, task: _Task, seed: int, steps: Sequence[int]) -> list[float]:
@@ -232,8 +232,8 @@ def _wikitext(words: int, data: Path | None, length: int = 64, held_out: int = 2
     return _Task(build, train[:, :-1], train[:, 1:], 16, loss, score, factors)
 
 
-def _factors(documents: Any, tokens: int) -> "CorpusFactors":
+def _factors(documents: Any, tokens: int) -> "CountFactors":
     """Return the factors of directional PPMI of the training text, of the width of the models."""
-    from primal_attention.analysis.counts import Cooccurrence, corpus_factors
+    from primal_attention.analysis.counts import Cooccurrence, count_factors
 
-    return corpus_factors(Cooccurrence(tokens).fit(list(documents)), _DIM)
+    return count_factors(Cooccurrence(tokens).fit(list(documents)), _DIM, transform="ppmi")

@@ -16,11 +16,11 @@ from primal_studies.counts.tables import METHODS, POSITIONS, RANKS, SHARES, coun
 if TYPE_CHECKING:
     from primal_attention.analysis.counts import Cooccurrence, WordVectors
 
-__all__ = ["CountsOptions", "CountsStudy"]
+__all__ = ["CountsStudy", "CountsStudyOptions"]
 
 
 @dataclass(frozen=True)
-class CountsOptions:
+class CountsStudyOptions:
     """Attention from counts: prediction, rank, trained heads and word similarity."""
 
     words: int = 4000
@@ -40,13 +40,13 @@ class CountsOptions:
         at_least_one(self, "words", "cases", "probed", "similar_words", "offsets")
 
 
-class CountsStudy(Study[CountsOptions]):
+class CountsStudy(Study[CountsStudyOptions]):
     """One cell a table, model, distance or method."""
 
     name = "counts"
-    Options = CountsOptions
+    Options = CountsStudyOptions
 
-    def cells(self, options: CountsOptions) -> Sequence[Cell]:
+    def cells(self, options: CountsStudyOptions) -> Sequence[Cell]:
         """Return the cells, table by table."""
         heads = {"table": "heads", "words": options.words, "probed": options.probed}
         return [
@@ -62,7 +62,7 @@ class CountsStudy(Study[CountsOptions]):
             ),
         ]
 
-    def run(self, cell: Cell, options: CountsOptions, scratch: Path) -> Row | Sequence[Row]:
+    def run(self, cell: Cell, options: CountsStudyOptions, scratch: Path) -> Row | Sequence[Row]:
         """Return the rows of one part of a table."""
         parts: dict[str, Callable[[Cell, Path | None], Row | Sequence[Row]]] = {
             "prediction": _prediction,
@@ -73,7 +73,7 @@ class CountsStudy(Study[CountsOptions]):
         }
         return parts[cell["table"]](cell, options.data)
 
-    def tables(self, rows: Sequence[Row], options: CountsOptions) -> Mapping[str, str | bytes]:
+    def tables(self, rows: Sequence[Row], options: CountsStudyOptions) -> Mapping[str, str | bytes]:
         """Return the tables, the pictures and a verdict."""
         return counts_tables(rows)
 
@@ -172,12 +172,9 @@ def _heads(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
 def _similarity(cell: Cell, data: Path | None) -> dict[str, Any]:
     import time
 
-    from primal_attention.analysis.counts import (
-        evaluate_analogies,
-        evaluate_similarity,
-        read_pairs,
-    )
+    from primal_attention.analysis.counts import evaluate_similarity, read_pairs
     from primal_attention.support.command import needs
+    from primal_studies.counts.analogies import evaluate_analogies
     from primal_studies.counts.corpus import imdb_counts
 
     with needs("studies[counts]", "Word similarity"):

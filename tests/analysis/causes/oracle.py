@@ -5,9 +5,9 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from .independence import Outcomes
-from .marks import ARROW, CIRCLE, TAIL
-from .pag import PAG
+from primal_attention.analysis.causes.independence import Outcomes
+from primal_attention.analysis.causes.marks import ARROW, CIRCLE, TAIL
+from primal_attention.analysis.causes.pag import PAG
 
 __all__ = ["GraphOracleTest"]
 
