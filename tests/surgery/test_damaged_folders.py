@@ -1,5 +1,6 @@
 """Damaged folders of transformers: one sentence that names the folder, no code, little memory."""
 
+import copy
 import json
 import re
 import resource
@@ -13,11 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from primal_attention.hosts import ConversionError
 from primal_attention.support.command import UserError
-from primal_attention.surgery import SurgeryConfig, convert, load_pretrained
-from primal_attention.surgery.loading import load_any
+from primal_attention.support.files import UnsealedWarning
+from primal_attention.surgery import (
+    SurgeryConfig,
+    convert,
+    layer_r2,
+    load_converted,
+    load_pretrained,
+    save_converted,
+)
+from primal_attention.surgery.loading import check_answer, load_any
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -169,6 +180,45 @@ def test_a_converted_folder_is_as_well_guarded(whole, tmp_path):
         with limited(), pytest.raises(ConversionError, match=str(tmp_path)):
             load_pretrained(transformers.BertForMaskedLM, tmp_path)
         (tmp_path / "config.json").write_text(good)
+
+
+def spoil(path: Path, value: float) -> None:
+    """Put a value that is not finite into the last tensor of a file."""
+    tensors = load_file(path)
+    list(tensors.values())[-1].view(-1)[0] = value
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value, copied, tmp_path):
+    original = load_any(copied).model
+    spoil(copied / "model.safetensors", value)
+    assert "not finite" in outcome(copied)
+    model = copy.deepcopy(original)
+    convert(model, SurgeryConfig("linear"))
+    model.save_pretrained(tmp_path / "converted")
+    spoil(tmp_path / "converted" / "model.safetensors", value)
+    assert "not finite" in outcome(tmp_path / "converted")
+    save_converted(model, tmp_path / "layers")
+    (tmp_path / "layers" / "SHA256SUMS").unlink()
+    spoil(tmp_path / "layers" / "conversion.safetensors", value)
+    before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
+    with pytest.warns(UnsealedWarning), pytest.raises(ConversionError, match="not finite"):
+        load_converted(original, tmp_path / "layers")
+    assert all(torch.equal(before[name], t) for name, t in original.state_dict().items())
+
+
+def test_outputs_that_are_not_finite_are_refused(copied):
+    model, data = load_any(copied).model, [{"input_ids": torch.tensor([[2, 5, 6, 3]])}]
+    check_answer(model, data[0])
+    copy_ = copy.deepcopy(model)
+    convert(copy_, SurgeryConfig("linear"))
+    for layer in (model, copy_):
+        layer.bert.encoder.layer[0].output.dense.weight.data.fill_(3e38)
+    with pytest.raises(ConversionError, match="output of BertForMaskedLM holds NaN"):
+        check_answer(model, data[0])
+    with pytest.raises(ConversionError, match="R² cannot be measured"):
+        layer_r2(copy_, model, data)
 
 
 def test_code_of_a_folder_is_never_run(copied):

@@ -76,7 +76,12 @@ def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel"
 
 def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, object]]:
     """Return at least two batches of inputs."""
-    from primal_attention.surgery.loading import file_batches, sample_texts, text_batches
+    from primal_attention.surgery.loading import (
+        check_answer,
+        file_batches,
+        sample_texts,
+        text_batches,
+    )
 
     with one_sentence():
         if options.data is not None and options.data.suffix in (".npz", ".safetensors"):
@@ -96,6 +101,8 @@ def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, 
             f"{options.source} gives {len(batches)} batch of inputs, and two are needed: one to "
             "fit and one to test; give more inputs or a smaller --batch-size."
         )
+    with one_sentence():
+        check_answer(loaded.model, batches[0])
     return batches  # type: ignore[return-value]
 
 

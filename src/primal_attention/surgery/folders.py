@@ -27,6 +27,7 @@ __all__ = [
     "SAFE",
     "build_model",
     "check_size",
+    "check_weights",
     "damaged",
     "find_class",
     "load_tokenizer",
@@ -149,6 +150,23 @@ def check_size(model: nn.Module, folder: Path) -> None:
         raise ConversionError(
             f"{folder / 'config.json'} describes a model of {needed:,} numbers, but the files of "
             f"weights hold {stored:,}; they do not belong together. Save the model again."
+        )
+
+
+def check_weights(module: nn.Module, where: str) -> None:
+    """Raise if a weight is not finite: such a model runs, but answers NaN.
+
+    Args:
+        module: What was loaded.
+        where: What the message is about, such as ``"The weights in FOLDER"``.
+    """
+    broken = [name for name, p in module.named_parameters() if not bool(p.isfinite().all())]
+    # a buffer may hold infinity on purpose, as a mask does
+    broken += [name for name, b in module.named_buffers() if bool(b.isnan().any())]
+    if broken:
+        raise ConversionError(
+            f"{where} are damaged: {broken[0]!r} holds a value that is not finite (NaN or "
+            "infinite). Every weight must be finite; save or download the model again."
         )
 
 

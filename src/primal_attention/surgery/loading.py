@@ -11,24 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention import models
-from primal_attention.hosts import ConversionError
+from primal_attention.hosts import Batch, ConversionError, run_batch
+from primal_attention.hosts.recording import find_tensor
 from primal_attention.support.command import UserError
 from primal_attention.support.files import read_arrays, read_json, read_tensors
 from primal_attention.surgery.folders import (
     SAFE,
     build_model,
     check_size,
+    check_weights,
     damaged,
     find_class,
     load_tokenizer,
     read_config,
 )
 from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
+from primal_attention.training.evaluation import eval_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["LoadedModel", "file_batches", "load_any", "sample_texts", "text_batches"]
+__all__ = [
+    "LoadedModel",
+    "check_answer",
+    "file_batches",
+    "load_any",
+    "sample_texts",
+    "text_batches",
+]
 
 Batches = list[dict[str, Tensor]]
 
@@ -72,7 +82,9 @@ def load_any(folder: str | Path, *, original: str | Path | None = None) -> Loade
         raise ConversionError(str(error)) from error
     if "model_type" in content:
         return _load_transformers(folder)
-    return LoadedModel(_load_own(folder), folder)
+    model = _load_own(folder)
+    check_weights(model, f"The weights in {folder}")
+    return LoadedModel(model, folder)
 
 
 def _load_own(folder: Path) -> nn.Module:
@@ -112,7 +124,25 @@ def _load_transformers(folder: Path) -> LoadedModel:
             f"The weights in {folder} lack {len(missing)} tensors of {model_class.__name__}, such "
             f"as {missing[0]!r}; save the whole model again."
         )
+    check_weights(model, f"The weights in {folder}")
     return LoadedModel(model.eval(), folder, load_tokenizer(folder))
+
+
+@torch.no_grad()
+def check_answer(model: nn.Module, batch: Batch) -> None:
+    """Raise if the model's output on a batch is not finite: then no measurement means anything.
+
+    Finite weights do not ensure this: a large one makes the output overflow.
+    """
+    with eval_mode(model), torch.random.fork_rng(devices=[]):
+        output = run_batch(model, batch)
+    answer = find_tensor(getattr(output, "logits", output))
+    if answer is not None and not bool(answer.isfinite().all()):
+        raise ConversionError(
+            f"The output of {type(model).__name__} holds NaN or infinity on the first inputs, so "
+            "nothing can be measured. Its weights are damaged, or the inputs are far from those of "
+            "its training; save the model again, or give other inputs."
+        )
 
 
 def sample_texts(count: int, words: int = 80) -> list[str]:

@@ -6,7 +6,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from primal_attention.hosts import Batch, ModuleCall, batch_arguments, record_run, run_batch
+from primal_attention.hosts import (
+    Batch,
+    ConversionError,
+    ModuleCall,
+    batch_arguments,
+    record_run,
+    run_batch,
+)
 from primal_attention.hosts.inputs import model_arguments
 from primal_attention.hosts.recording import first_tensor
 from primal_attention.training.evaluation import eval_mode
@@ -113,6 +120,12 @@ class _Variance:
 
     def add(self, guess: Float[Tensor, "t c"], truth: Float[Tensor, "t c"]) -> None:
         guess, truth = guess.double(), truth.double()
+        # a bad copy has a low R², whatever its numbers; without a truth there is none
+        if not bool(truth.isfinite().all()):
+            raise ConversionError(
+                "The original's output holds NaN or infinity, so R² cannot be measured. Its "
+                "weights or the data are damaged; load the model again, or give finite data."
+            )
         self.error += float((guess - truth).square().sum())
         self.square += float(truth.square().sum())
         self.total = self.total.to(truth.device) + truth.sum(0)

@@ -24,11 +24,12 @@ from primal_attention.hosts import (
 from primal_attention.support.command import UserError
 from primal_attention.support.files import (
     SealedFolder,
+    finish_save,
     parse_json,
     parse_tensors,
     read_tensors,
+    save_sealed,
     to_bytes,
-    write_sealed,
 )
 from primal_attention.support.output import to_json
 from primal_attention.surgery.building import build_attention
@@ -43,6 +44,7 @@ from primal_attention.surgery.fold import is_folded
 from primal_attention.surgery.folders import (
     build_model,
     check_size,
+    check_weights,
     damaged,
     read_config,
     weight_files,
@@ -96,9 +98,8 @@ def save_converted(model: nn.Module, folder: str | Path) -> Path:
         "source": _source(model),
         "host": _checksum(model, layers),
     }
-    # the description goes last: a folder without it holds no conversion
-    files: dict[str, str | bytes] = {_WEIGHTS: to_bytes(tensors)}
-    write_sealed(Path(folder), {**files, _DESCRIPTION: to_json(content)})
+    files = {_WEIGHTS: to_bytes(tensors), _DESCRIPTION: to_json(content)}
+    save_sealed(Path(folder), files)
     return Path(folder)
 
 
@@ -136,6 +137,7 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
         prepared = prepare_conversion(model, config)
     for name, layer in prepared.layers.items():
         _load_layer(layer, name, tensors, f"{folder} is of another model ({content['model']})")
+        check_weights(layer, f"The weights of {name!r} in {folder}")
     if check_host and _checksum(model, prepared.layers) != content["host"]:
         raise ConversionError(
             f"{folder}: the layers that were not converted have other weights than when the "
@@ -149,6 +151,8 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
 def read_conversion(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the description and the tensors that ``save_converted`` wrote."""
     folder = Path(folder)
+    with _as_damaged(folder):
+        finish_save(folder)
     if not (folder / _DESCRIPTION).is_file():
         raise ConversionError(f"There is no conversion in {folder}: it has no {_DESCRIPTION}.")
     try:
@@ -273,6 +277,7 @@ def load_pretrained(model_class: "type[PreTrainedModel]", folder: str | Path) ->
             tensors.setdefault(tied, tensors[kept])
     _load_all(model, tensors, folder)
     model.tie_weights()
+    check_weights(model, f"The weights in {folder}")
     return model.eval()  # type: ignore[no-untyped-call]
 
 
