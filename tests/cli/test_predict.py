@@ -146,10 +146,12 @@ def test_infinite_values_are_told_with_file_and_case(series_run, series_recipe, 
 
 def reseal(folder):
     """Write the checksums of a model's folder anew, as somebody who edits it may."""
-    parts = [folder / "model"] if (folder / "model").is_dir() else []
-    for part in (*parts, folder):
-        files = {p.name: p.read_bytes() for p in part.iterdir() if p.is_file() and p.name != SUMS}
-        write_sealed(part, files, parts=["model"] if parts and part == folder else [])
+
+    def files(part):
+        return {p.name: p.read_bytes() for p in part.iterdir() if p.is_file() and p.name != SUMS}
+
+    inner = {"model": files(folder / "model")} if (folder / "model").is_dir() else {}
+    write_sealed(folder, {**files(folder), **inner})
 
 
 def test_a_model_without_finite_answers_is_told(series_run, series_recipe, fails, tmp_path):

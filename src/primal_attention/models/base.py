@@ -24,10 +24,11 @@ from primal_attention.models.depth_rule import DepthNotice
 from primal_attention.support.command import UserError
 from primal_attention.support.files import (
     SealedFolder,
+    finish_save,
     parse_json,
     parse_tensors,
+    save_sealed,
     to_bytes,
-    write_sealed,
 )
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import build
@@ -87,7 +88,7 @@ class PretrainedModel(PublishesTerms):
         return torch.stack(list(terms.values())).mean()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the model to a folder; each file is written completely or not at all.
+        """Write the model to a folder: all of its files, or none.
 
         Args:
             folder: Where to put ``config.json``, ``model.safetensors`` and their checksums; created
@@ -103,7 +104,7 @@ class PretrainedModel(PublishesTerms):
             >>> again.config == model.config
             True
         """
-        write_sealed(Path(folder), self.to_files())
+        save_sealed(Path(folder), self.to_files())
 
     def to_files(self) -> dict[str, str | bytes]:
         """Return the files of a saved model by name, to save them beside others."""
@@ -136,6 +137,7 @@ class PretrainedModel(PublishesTerms):
         A folder of an earlier version has no checksums; it is read with an ``UnsealedWarning``.
         """
         folder = Path(folder)
+        finish_save(folder)
         for name in (_CONFIG, _WEIGHTS):
             if not (folder / name).is_file():
                 raise ModelFileError(

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = [
+    "flush_folder",
     "hardware",
     "markdown_table",
     "page",
@@ -78,6 +79,15 @@ def remove_folder(path: Path) -> None:
     gone = temporary_path(path)
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def flush_folder(path: Path) -> None:
+    """Force the names in a folder to the disk: a power cut could keep a later rename alone."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def hardware() -> dict[str, str | int]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from primal_attention.support.command import UserError, did_you_mean, named, user_errors
-from primal_attention.support.files import SUMS, SealedFolder, parse_json, write_sealed
+from primal_attention.support.files import SUMS, SealedFolder, finish_save, parse_json, write_sealed
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import build
 from primal_attention.tasks.sources import Recognition, Source
@@ -588,6 +588,7 @@ def open_folder(folder: Path) -> SealedFolder:
         beside = [p.name for p in folder.parent.glob("*")]
         hint = did_you_mean(folder.name, beside)
         raise UserError(f"there is no folder {folder}; give the folder of a trained model.{hint}")
+    finish_save(folder)
     there = [name for name in (FILE, ESTIMATOR, SUMS) if (folder / name).is_file()]
     sealed = SealedFolder(folder) if there else None
     if sealed and (FILE in there or FILE in (sealed.sums or {})):

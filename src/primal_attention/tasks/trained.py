@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files import SealedFolder, UnsealedWarning, write_sealed
+from primal_attention.support.files import SealedFolder, UnsealedWarning, finish_save, save_sealed
 from primal_attention.tasks.task import FILE, Task, open_folder, read_task, task_content
 
 if TYPE_CHECKING:
@@ -76,17 +76,18 @@ class TrainedModel(NamedTuple):
 def save_trained(
     folder: Path, task: Task, model: "PretrainedModel", also: Mapping[str, str] | None = None
 ) -> None:
-    """Write a model and its task to a folder that :func:`load_trained` reads.
+    """Write a model and its task to a folder that :func:`load_trained` reads, whole or not at all.
 
     Args:
         folder: Made if it is not there.
         task: What reads the data of the model.
         model: The model.
         also: Contents of other files that belong to them, by name.
+
+    Raises:
+        UserError: If another process writes into the folder.
     """
-    files = {FILE: task_content(task), **(also or {})}
-    model.save_pretrained(folder / "model")
-    write_sealed(folder, files, parts=["model"])
+    save_sealed(folder, {FILE: task_content(task), **(also or {}), "model": model.to_files()})
 
 
 def load_trained(folder: str | Path) -> TrainedModel:
@@ -100,6 +101,7 @@ def load_trained(folder: str | Path) -> TrainedModel:
             model and task do not match.
     """
     folder = Path(folder)
+    finish_save(folder)
     inside = [path.parent for path in folder.glob(f"*/{FILE}")]
     if len(inside) == 1 and not (folder / FILE).exists():
         folder = inside[0]

@@ -13,7 +13,6 @@ is noticed and costs the steps between two checkpoints. Nothing is pickled: a fo
 cannot run code.
 """
 
-import os
 import re
 import shutil
 import warnings
@@ -36,7 +35,13 @@ from primal_attention.support.files import (
     to_bytes,
     write_sealed,
 )
-from primal_attention.support.output import remove_folder, remove_temporary, temporary_path, to_json
+from primal_attention.support.output import (
+    flush_folder,
+    remove_folder,
+    remove_temporary,
+    temporary_path,
+    to_json,
+)
 from primal_attention.support.settings import build
 
 __all__ = ["Checkpoint", "CheckpointError", "DamagedCheckpointError", "latest_checkpoint"]
@@ -91,10 +96,8 @@ class Checkpoint:
             write_sealed(temporary, self._files())
             # read what was written: a disk that loses bytes is noticed before an older one goes
             SealedFolder(temporary).check()
-            # names too reach the disk before the rename: a power cut could keep the rename alone
-            _flush(temporary)
             temporary.rename(path)
-            _flush(folder)
+            flush_folder(folder)
         except (OSError, UserError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             last = latest_checkpoint(folder)
@@ -311,12 +314,3 @@ def _is_complete(path: Path) -> bool:
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
     start = f"{prefix}."
     return ((k.removeprefix(start), v) for k, v in tensors.items() if k.startswith(start))
-
-
-def _flush(path: Path) -> None:
-    """Force a directory to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

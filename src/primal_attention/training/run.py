@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from primal_attention.attention import ksvd_loss
 from primal_attention.models import PretrainedModel
-from primal_attention.support.files import to_bytes, write_sealed
+from primal_attention.support.files import save_sealed, to_bytes
 from primal_attention.support.output import remove_temporary
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
@@ -387,4 +387,4 @@ def _export(model: nn.Module, folder: Path) -> None:
     if isinstance(model, PretrainedModel):
         model.save_pretrained(folder)
     else:
-        write_sealed(folder, {"model.safetensors": to_bytes(model.state_dict())})
+        save_sealed(folder, {"model.safetensors": to_bytes(model.state_dict())})

@@ -51,8 +51,7 @@ def test_the_standard_tool_agrees(tmp_path: Path) -> None:
 
 def test_parts_belong_to_their_folder(tmp_path: Path) -> None:
     for name, content in (("one", "1"), ("two", "2")):
-        write_sealed(tmp_path / name / "model", {"w": content})
-        write_sealed(tmp_path / name, {"task": content}, parts=["model"])
+        write_sealed(tmp_path / name, {"task": content, "model": {"w": content}})
     assert SealedFolder(tmp_path / "one").part("model").read("w") == b"1"
     shutil.rmtree(tmp_path / "one" / "model")
     shutil.copytree(tmp_path / "two" / "model", tmp_path / "one" / "model")

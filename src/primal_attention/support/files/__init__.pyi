@@ -1,7 +1,7 @@
 from .arrays import list_arrays, read_array, read_arrays
 from .layouts import take_arrays
 from .locks import locked
-from .seals import SUMS, SealedFolder, UnsealedWarning, write_sealed
+from .seals import SUMS, SealedFolder, UnsealedWarning, finish_save, save_sealed, write_sealed
 from .tensors import parse_tensors, read_tensors, to_bytes
 from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_start, read_text
 from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
@@ -13,6 +13,7 @@ __all__ = [
     "SealedFolder",
     "UnsealedWarning",
     "file_errors",
+    "finish_save",
     "list_arrays",
     "locked",
     "open_text",
@@ -28,6 +29,7 @@ __all__ = [
     "read_tensors",
     "read_text",
     "read_yaml",
+    "save_sealed",
     "take_arrays",
     "to_bytes",
     "write_sealed",

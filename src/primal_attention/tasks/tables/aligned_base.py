@@ -1,9 +1,10 @@
 """What the classifier and the regressor of aligned classes share."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,12 +14,18 @@ from torch import Tensor
 from primal_attention.analysis.transport.metrics import MapMetrics, map_metrics
 from primal_attention.functional.transport import EXACT_UP_TO
 from primal_attention.support.command import UserError, needs, progress, user_errors
-from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, write_sealed
+from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, save_sealed
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import build
-from primal_attention.tasks.estimators import check_parameters, plain_parameters
+from primal_attention.support.options import read_options
+from primal_attention.tasks.estimators import check_fit, check_parameters, plain_parameters
 from primal_attention.tasks.splits import stratified_split
-from primal_attention.tasks.tables.aligned_geometry import Floats, Labels, MatchedClasses
+from primal_attention.tasks.tables.aligned_geometry import (
+    Floats,
+    Labels,
+    MatchedClasses,
+    match_classes,
+)
 from primal_attention.tasks.tables.aligned_model import (
     AlignedConfig,
     AlignedMap,
@@ -26,21 +33,27 @@ from primal_attention.tasks.tables.aligned_model import (
     learned_loss,
     map_loss,
 )
-from primal_attention.tasks.tables.columns import TableColumn
-from primal_attention.tasks.tables.encoding import TableEncoder, rank_cells, validate_table
+from primal_attention.tasks.tables.columns import TableColumn, TableLike, ValidTable, take_items
+from primal_attention.tasks.tables.encoding import (
+    TableEncoder,
+    accept_tables,
+    rank_cells,
+    validate_table,
+)
+from primal_attention.tasks.tables.settings import AlignedFitOptions
 from primal_attention.tasks.task import ESTIMATOR
 from primal_attention.tasks.trained import check_finite
 from primal_attention.training import History, TrainingConfig, fit
 
 with needs("sklearn", "An estimator of aligned classes"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils import check_random_state
+    from sklearn.utils import Tags, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["AlignedEstimator", "check_given"]
+__all__ = ["AlignedEstimator"]
 
 _FORMAT = 1
 _FEW = 10
@@ -54,7 +67,7 @@ _BLOCK = 256
 class Instances(NamedTuple):
     """Rows of a table, in groups of equally many tokens."""
 
-    rows: Any
+    rows: ValidTable
     """Table with a row for every token of every instance."""
     places: Labels
     """Row of each token of each instance ``[n t]``."""
@@ -62,7 +75,7 @@ class Instances(NamedTuple):
     def take(self, chosen: Labels) -> "Instances":
         """Return some of the instances."""
         places = self.places[chosen]
-        rows = getattr(self.rows, "iloc", self.rows)[places.ravel()]
+        rows = take_items(self.rows, places.ravel())
         return Instances(rows, np.arange(places.size).reshape(places.shape))
 
 
@@ -73,7 +86,7 @@ class Problem(NamedTuple):
     """Dense rows ``[n t r]``."""
     points: Floats
     """Where they start ``[n t q]``."""
-    y: NDArray[Any]
+    y: np.ndarray
     """Targets of the instances, as the subclass wants them."""
     weights: Floats
     """Weight of every instance, with mean one."""
@@ -86,7 +99,33 @@ class Problem(NamedTuple):
 class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base class: a small network trained to carry rows to matched targets."""
 
-    def transform(self, X: Any) -> Floats:
+    _options_type: ClassVar[type[AlignedFitOptions]] = AlignedFitOptions
+    hidden: Sequence[int]
+    n_components: int | None
+    max_epochs: int
+    batch_size: int | None
+    learning_rate: float
+    options: AlignedFitOptions | Mapping[str, object] | None
+    random_state: int | np.random.RandomState | None
+    verbose: bool | None
+    encoder_: TableEncoder
+    model_: AlignedMap
+    targets_: Floats
+    history_: History | None
+
+    def _fit_options(self) -> AlignedFitOptions:
+        return read_options(self._options_type, self.options)
+
+    def _check(self, y: ArrayLike | None, time_limit: float | None) -> None:
+        """Raise for wrong parameters, or if there is no target, before any work."""
+        if y is None:
+            raise ValueError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None."
+            )
+        check_fit(self, time_limit, any_batch=True)
+        self._fit_options()
+
+    def transform(self, X: TableLike) -> Floats:
         """Return where the learned map carries the rows.
 
         Parameters
@@ -103,7 +142,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         found = self._mapped(self._dense(self._read(X, reset=False)))
         return found if _dimensions(X) == 3 else found[:, 0]
 
-    def score_map(self, X: Any, y: ArrayLike | None = None) -> MapMetrics:
+    def score_map(self, X: TableLike, y: ArrayLike | None = None) -> MapMetrics:
         """Return how near the learned map is to an optimal one on these rows.
 
         Parameters
@@ -124,7 +163,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         chosen = np.random.default_rng(0).permutation(len(before))[:EXACT_UP_TO]
         return map_metrics(before[chosen], after[chosen], labels[chosen], scope="class")
 
-    def plot_map(self, X: Any, y: ArrayLike | None = None) -> "Figure":
+    def plot_map(self, X: TableLike, y: ArrayLike | None = None) -> "Figure":
         """Return a figure of the learned map as arrows, beside the optimal map to the same points.
 
         Parameters
@@ -146,7 +185,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
         return plot_map(*self._ends(X, y))
 
-    def _ends(self, X: Any, y: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _ends(self, X: TableLike, y: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return start, end and group of all points."""
         dense = self._dense(self._read(X, reset=False))
         start = (dense @ self.model_.projection.numpy()).reshape(-1, self._n_features_out)
@@ -174,9 +213,8 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             "is_frame": self.encoder_.is_frame_,
             "fitted": self._fitted(),
         }
-        files = {ESTIMATOR: to_json(content)}
-        self.model_.save_pretrained(Path(path) / "model")
-        write_sealed(Path(path), files, parts=["model"])
+        files: Files = {ESTIMATOR: to_json(content), "model": self.model_.to_files()}
+        save_sealed(Path(path), files)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -215,8 +253,8 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             estimator.encoder_ = TableEncoder.from_columns(
                 [build(TableColumn, column) for column in content["columns"]],
                 is_frame=bool(content["is_frame"]),
-                categorical_features=estimator.categorical_features,
-                max_categories=estimator.max_categories,
+                categorical_features=estimator._fit_options().categorical_features,
+                max_categories=estimator._fit_options().max_categories,
             )
             for name in ("n_features_in_", "feature_names_in_"):
                 if hasattr(estimator.encoder_, name):
@@ -225,7 +263,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             estimator._restore(content["fitted"])
         return estimator
 
-    def _groups(self, y: NDArray[Any]) -> NDArray[Any]:
+    def _groups(self, y: np.ndarray) -> np.ndarray:
         """Return the groups of :meth:`score_map`."""
         return y
 
@@ -241,9 +279,24 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Return the targets of the points of a part."""
         raise NotImplementedError
 
+    def _match_classes(
+        self, points: Floats, labels: Labels, centres: Floats, weights: Floats, seed: int
+    ) -> MatchedClasses:
+        options = self._fit_options()
+        return match_classes(
+            points,
+            labels,
+            centres,
+            weights=weights,
+            match=options.match,
+            dummies=options.dummies,
+            ot_batch=options.ot_batch,
+            seed=seed,
+        )
+
     def _distinct(
-        self, X: Any, y: NDArray[Any], sample_weight: ArrayLike | None
-    ) -> tuple[Instances, NDArray[Any], Floats]:
+        self, X: TableLike, y: np.ndarray, sample_weight: ArrayLike | None
+    ) -> tuple[Instances, np.ndarray, Floats]:
         """Return distinct instances in a fixed order, with targets and sums of weights.
 
         So a weight of two is the same as two equal instances, and the order has no effect.
@@ -263,18 +316,22 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         mass = np.bincount(inverse.ravel(), weights[kept]).astype(np.float64)
         return part.take(first), y[kept][first], mass
 
-    def _train(self, instances: Instances, y: NDArray[Any], mass: Floats, strata: Labels) -> None:
+    def _train(
+        self,
+        instances: Instances,
+        y: np.ndarray,
+        mass: Floats,
+        strata: Labels,
+        time_limit: float | None,
+    ) -> None:
         """Train the network and set the fitted attributes that both estimators have.
 
         Subclasses set the sizes of the map before, in ``_config``.
         """
-        if not 0 <= self.validation < 1:
-            raise ValueError(
-                f"validation must be a share from 0 to below 1, got {self.validation}."
-            )
+        options = self._fit_options()
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         tokens = instances.places.shape[1]
-        self.encoder_ = TableEncoder(self.categorical_features, self.max_categories)
+        self.encoder_ = TableEncoder(options.categorical_features, options.max_categories)
         self.encoder_.fit(instances.rows, sample_weight=np.repeat(mass, tokens))
         x = self._dense(instances)
         config = self._config(x.shape[-1])
@@ -291,8 +348,8 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.model_ = model.double()  # matching and maps read centres from here
         train, valid = self._split(strata, seed)
         parts = [self._match_part(whole.take(i), seed + j) for j, i in enumerate((train, valid))]
-        self.targets_: Floats = parts[0].labels[..., : config.num_outputs].double().numpy()
-        self.history_: History | None = self._run(model.float(), parts[0], parts[1], seed)
+        self.targets_ = parts[0].labels[..., : config.num_outputs].double().numpy()
+        self.history_ = self._run(model.float(), parts[0], parts[1], seed, time_limit)
         self.model_ = model.double()
         self._calibrate(whole.take(valid if len(valid) else train))
 
@@ -301,8 +358,9 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         count, tokens, width = part.points.shape
         labels = np.empty((count, tokens, width + 2))
         if count:
-            if self.verbose and count * tokens > self.ot_batch:
-                progress(f"matching {count * tokens:,} points, at most {self.ot_batch} at once")
+            most = self._fit_options().ot_batch
+            if self.verbose and count * tokens > most:
+                progress(f"matching {count * tokens:,} points, at most {most} at once")
             labels[..., :width] = self._match(part, seed).targets
             labels[..., width] = (part.weights / part.weights.mean())[:, None]
             labels[..., width + 1] = self._codes(part.y)[:, None]
@@ -311,15 +369,23 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 labels[..., :width] -= centres[self._codes(part.y)][:, None]
         return RowBatches(torch.from_numpy(part.x).float(), torch.from_numpy(labels).float())
 
-    def _run(self, model: AlignedMap, train: RowBatches, valid: RowBatches, seed: int) -> History:
+    def _run(
+        self,
+        model: AlignedMap,
+        train: RowBatches,
+        valid: RowBatches,
+        seed: int,
+        time_limit: float | None,
+    ) -> History:
         size = self.batch_size or max(1, len(train) // _BATCHES)
         config = TrainingConfig(
-            epochs=self.epochs,
+            epochs=self.max_epochs,
             batch_size=size,
-            lr=self.lr,
+            lr=self.learning_rate,
             optimizer="adam",
             weight_decay=0.0,
-            patience=self.patience if len(valid) else None,
+            patience=self._fit_options().patience if len(valid) else None,
+            max_seconds=time_limit,
             seed=seed,
         )
         return fit(
@@ -334,11 +400,12 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _split(self, strata: Labels, seed: int) -> tuple[Labels, Labels]:
         """Return the instances to train on and those that choose the epoch; perhaps none."""
-        if not self.validation or len(strata) < _FEW:
+        share = self._fit_options().validation
+        if not share or len(strata) < _FEW:
             return np.arange(len(strata)), np.zeros(0, np.int64)
-        return stratified_split(strata, self.validation, seed=seed)
+        return stratified_split(strata, share, seed=seed)
 
-    def _read(self, X: Any, *, reset: bool) -> Instances:
+    def _read(self, X: TableLike, *, reset: bool) -> Instances:
         if not reset:
             check_is_fitted(self)
         count, tokens = None, 1
@@ -381,31 +448,21 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         """Return the centres, or what the subclass keeps in their place."""
         raise NotImplementedError
 
-    def _codes(self, y: NDArray[Any]) -> Labels:
+    def _codes(self, y: np.ndarray) -> Labels:
         """Return the class of every instance."""
         raise NotImplementedError
 
     def _calibrate(self, part: Problem) -> None:
         """Choose what depends on rows that training has not seen."""
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        tags.input_tags.string = True
+    def __sklearn_tags__(self) -> Tags:
+        tags = accept_tables(super().__sklearn_tags__())
         tags.input_tags.three_d_array = True
         tags.target_tags.required = True
         return tags
 
 
-def check_given(estimator: Any, y: Any) -> None:
-    """Raise scikit-learn's error if there is no target."""
-    if y is None:
-        name = type(estimator).__name__
-        raise ValueError(f"{name} requires y to be passed, but the target y is None.")
-
-
-def _dimensions(X: Any) -> int:
+def _dimensions(X: TableLike) -> int:
     if hasattr(X, "ndim"):
         return int(X.ndim)
     try:
