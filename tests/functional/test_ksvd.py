@@ -25,7 +25,7 @@ from primal_attention.functional import (
     reduce_objective,
     score_gram,
 )
-from primal_attention.ksvd import apply_kernel, feature_svd, swap_sides, unit_rows
+from primal_attention.ksvd import apply_kernel, feature_svd, transpose_kernel, unit_rows
 
 
 def randn(*shape: int) -> Tensor:
@@ -125,7 +125,7 @@ def test_t02_primal_equals_dual_also_for_new_tokens() -> None:
     more = p._replace(q=torch.cat([p.q, randn(7, 12)]), k=torch.cat([p.k, randn(7, 12)]))
     e, r = scores(more, w_e, w_r)
     dual_e = apply_kernel(p.kernel, more.q, p.k, p.right)
-    dual_r = apply_kernel(swap_sides(p.kernel), more.k, p.q, p.left)
+    dual_r = apply_kernel(transpose_kernel(p.kernel), more.k, p.q, p.left)
     torch.testing.assert_close(e, dual_e, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(r, dual_r, rtol=1e-10, atol=1e-10)
 

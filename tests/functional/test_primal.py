@@ -32,7 +32,7 @@ from primal_attention.functional import (
     tie_sampled,
     tiles,
 )
-from primal_attention.functional.primal import fold_output
+from primal_attention.functional.folding import fold_concat
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -242,7 +242,7 @@ def test_folding_two_maps_is_applying_one_after_the_other(inner_bias, outer_bias
 
     def folded(inner, outer, *rest):
         first, second = biases(rest)
-        both = fold_output(LinearMap(inner, first), LinearMap(outer, second))
+        both = fold_concat(LinearMap(inner, first), LinearMap(outer, second))
         return torch.nn.functional.linear(scores.transpose(0, 1).flatten(1), *both)
 
     _same_with_gradients(folded, truth, leaves)

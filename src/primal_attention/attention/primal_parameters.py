@@ -41,8 +41,8 @@ from primal_attention.attention.sources import (
     cosines,
 )
 from primal_attention.functional import attend
+from primal_attention.functional.folding import fold_concat, join
 from primal_attention.functional.precision import accumulator
-from primal_attention.functional.primal import fold_output, join
 
 __all__ = [
     "CAPABILITIES",
@@ -303,7 +303,7 @@ class PrimalParameters(Attention):
         """Return the layer's output from the scores of all query and all key heads."""
         maps = None if self._is_brief(scores) else plain_maps((self.concat, self.out_proj))
         if maps is not None:
-            return linear(scores, *fold_output(*maps))
+            return linear(scores, *fold_concat(*maps))
         by_head = scores.unflatten(-1, (2, self.num_heads, -1)).permute(0, 3, 1, 2, 4).flatten(3)
         return self.out_proj(self._merge(self.concat(by_head)))
 

@@ -51,7 +51,9 @@ def signed_power(
         >>> signed_power(torch.tensor([-4.0, 4.0]), torch.tensor(0.5))
         tensor([-2.,  2.])
     """
-    return x * (x.square() + eps * eps) ** ((exponent - 1) / 2)
+    # not a power: torch takes its derivative at exponent zero, where training starts, as constant,
+    # so that second derivatives would be wrong
+    return x * ((x.square() + eps * eps).log() * ((exponent - 1) / 2)).exp()
 
 
 class SchoenbatCore(KernelCore):

@@ -25,9 +25,8 @@ from primal_attention.functional import (
     tie_dual,
     tie_sampled,
 )
+from primal_attention.functional.plain import inverse_norm, swap_sides
 from primal_attention.functional.precision import accumulator, full_precision
-from primal_attention.functional.primal import inverse_norm
-from primal_attention.functional.ties import swap_sides
 
 __all__ = [
     "CausalScores",

@@ -6,24 +6,27 @@
 Only :mod:`primal_attention.functional.primal` calls this module; it says which function runs when.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import linear
 
 from primal_attention.functional.folding import (
     LayerMaps,
     by_head,
     by_side,
     fold_bias,
-    fold_output,
-    fold_output_backward,
+    fold_concat,
+    fold_concat_backward,
     fold_weights,
     fold_weights_backward,
     join,
 )
+from primal_attention.functional.plain import plain_folded, plain_scores
 from primal_attention.functional.precision import accumulator
 from primal_attention.functional.tiles import (
     Buffers,
@@ -36,6 +39,7 @@ from primal_attention.functional.tiles import (
     norm_gradient,
     tokens_first,
 )
+from primal_attention.functional.twice import gradients
 
 __all__ = ["Attend", "Heads", "TilePlan"]
 
@@ -130,11 +134,17 @@ class Attend(torch.autograd.Function):
         return y, (w * moments).sum(2) if plan.folded and moments is not None else moments
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients of all arguments."""
         x, w, moments, blocks, *saved = ctx.saved_tensors
         a, a_bias, o, o_bias, *kept = saved[8:]
+        if torch.is_grad_enabled():
+            heads, norms = (kept[::3], kept[2::3]) if x is None else ((), ())
+            given, needed = (x, w, *saved[:8], *heads), ctx.needs_input_grad
+            needed = needed[2 : 2 + len(given)]
+            formula = functools.partial(_plain, ctx.plan, norms)
+            found = gradients(formula, given, needed, (grad_y, grad_energy))
+            return None, None, *found, *[None] * len(norms)
         maps = LayerMaps(*map(LinearMap, saved[:8:2], saved[1:8:2]))
         plan, (both, d, _), (_, h, _, e) = ctx.plan, w.shape[1:], blocks.shape
         pull = twice = None
@@ -208,6 +218,34 @@ class Attend(torch.autograd.Function):
         return None, None, grad_x, grad_w, *grads, *grads_q, *[None] * len(grads_q)
 
 
+def _plain(
+    plan: TilePlan, norms: Sequence[Tensor], x: Tensor | None, w: Tensor, *given: Any
+) -> tuple[Tensor, Tensor]:
+    """Return output and energy, differentiated by autograd; arguments as for :class:`Attend`."""
+    maps, both = LayerMaps(*map(LinearMap, given[:8:2], given[1:8:2])), w.shape[1]
+    if x is None:
+        heads = _in_order(plan, given[8:], both)
+        key_mask: Tensor | None = _in_order(plan, norms, both)[:, 0, :, 0] > 0
+    else:
+        heads = x if maps.q.weight is None else linear(x, *join(maps.q, maps.k))
+        heads, key_mask = heads.unflatten(-1, (both, -1)).transpose(1, 2), plan.key_mask
+    if plan.folded:
+        return plain_folded(heads, w, maps, key_mask, plan.eps)
+    return plain_scores(heads, w, None if maps.out.weight is None else maps, key_mask, plan.eps)
+
+
+def _in_order(
+    plan: TilePlan, parts: Sequence[Float[Tensor, "gh d t"]], h: int
+) -> Float[Tensor, "b h n d"]:
+    """Return tiles as one tensor of all tokens."""
+    b, n = plan.shape
+    whole = parts[0].new_zeros(b, h, parts[0].shape[1], n)
+    for tile, part in zip(plan.tiles, parts, strict=True):
+        by_chunk = part.unflatten(0, (-1, tile.chunks, h))  # [rows chunks h d t]
+        whole[tile.rows, :, :, tile.tokens] = by_chunk.permute(0, 2, 3, 1, 4).flatten(3)
+    return whole.mT
+
+
 def _prepare(
     plan: TilePlan, w: Float[Tensor, "#b both d s"], maps: LayerMaps
 ) -> tuple[LinearMap | None, LinearMap | None, Tensor]:
@@ -218,7 +256,7 @@ def _prepare(
         outward = LinearMap(maps.out.weight, fold_bias(maps.concat, maps.out))
         return inward, outward, fold_weights(w, maps.concat)
     both = None if maps.q.weight is None else join(maps.q, maps.k)
-    return both, None if maps.out.weight is None else fold_output(maps.concat, maps.out), w
+    return both, None if maps.out.weight is None else fold_concat(maps.concat, maps.out), w
 
 
 def _prepare_backward(
@@ -237,7 +275,7 @@ def _prepare_backward(
     else:
         grad_w = grad_blocks.mT
         if grad_o is not None:
-            grad_c, grad_o = fold_output_backward(grad_o.T, maps.concat, maps.out)
+            grad_c, grad_o = fold_concat_backward(grad_o.T, maps.concat, maps.out)
     # the folded bias O c + o depends on O and on c: both get a share of its gradient
     if grad_o is not None and out_bias is not None and maps.concat.bias is not None:
         d = maps.concat.bias.shape[0]

@@ -14,8 +14,8 @@ __all__ = [
     "by_head",
     "by_side",
     "fold_bias",
-    "fold_output",
-    "fold_output_backward",
+    "fold_concat",
+    "fold_concat_backward",
     "fold_weights",
     "fold_weights_backward",
     "join",
@@ -54,19 +54,19 @@ def join(first: LinearMap, second: LinearMap, h: int = 1) -> LinearMap:
     return LinearMap(weight, torch.cat(biases, dim=1).flatten())
 
 
-def fold_output(concat: LinearMap, out: LinearMap) -> LinearMap:
+def fold_concat(concat: LinearMap, out: LinearMap) -> LinearMap:
     """Return ``O (C z + c) + o`` as one map of the scores of all query and all key heads."""
     (d, both), c = concat.weight.shape, out.weight.shape[0]
     by_head = (out.weight.reshape(-1, d) @ concat.weight).view(c, -1, 2, both // 2)
     return LinearMap(by_head.transpose(1, 2).reshape(c, -1), fold_bias(concat, out))
 
 
-def fold_output_backward(
+def fold_concat_backward(
     grad: Float[Tensor, "c all"], concat: LinearMap, out: LinearMap
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of both weights."""
     (d, both), c = concat.weight.shape, out.weight.shape[0]
-    # undo the order of fold_output: scores by head instead of by side
+    # undo the order of fold_concat: scores by head instead of by side
     rows = grad.reshape(c, 2, -1, both // 2).transpose(1, 2).reshape(-1, both)
     return out.weight.reshape(-1, d).T @ rows, (rows @ concat.weight.T).view(c, -1)
 

@@ -27,7 +27,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
 from primal_attention.functional.twice import gradients
 
-__all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin"]
+__all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin", "square_distances"]
 
 _MASKED_LOGIT = -1e30
 """Logit of a masked key; finite, because infinity times zero in backward is NaN."""
@@ -42,6 +42,54 @@ _MAX_EXPONENT = 40.0
 def half_square(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch 1"]:
     """Return ``‖x‖² / 2`` of every point."""
     return x.square().sum(-1, keepdim=True) / 2
+
+
+def square_distances(
+    x: Float[Tensor, "*batch n d"], y: Float[Tensor, "*batch m d"]
+) -> Float[Tensor, "*batch n m"]:
+    """Return ``‖x_i − y_j‖²`` from differences: products would round small distances of far points.
+
+    Example:
+        >>> square_distances(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))
+        tensor([[25.]])
+    """
+    if torch.compiler.is_compiling():
+        return _distances(x, y).square()
+    if is_traced():
+        return _squares(x, y)[0]
+    return _SquareDistances.apply(x, y)  # type: ignore[no-untyped-call]
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _squares(x: Tensor, y: Tensor) -> tuple[Tensor]:
+    """Return the squares, differentiated by autograd; needs ``n m d`` numbers."""
+    return ((x.unsqueeze(-2) - y.unsqueeze(-3)).square().sum(-1),)
+
+
+class _SquareDistances(torch.autograd.Function):
+    """The squares; torch differentiates its distances once only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        distances = _distances(x, y)
+        ctx.save_for_backward(x, y, distances)
+        return distances.square()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, distances = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return gradients(_squares, (x, y), ctx.needs_input_grad, (grad,))
+        back = torch.ops.aten._cdist_backward
+        grad = 2 * grad * distances
+        grad_x, grad_y = ctx.needs_input_grad
+        return (
+            back(grad, x, y, 2.0, distances) if grad_x else None,
+            back(grad.mT.contiguous(), y, x, 2.0, distances.mT.contiguous()) if grad_y else None,
+        )
 
 
 class _Gram(torch.autograd.Function):

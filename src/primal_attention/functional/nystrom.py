@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from primal_attention.functional.gaussian import gaussian_gram, key_origin
+from primal_attention.functional.gaussian import gaussian_gram, key_origin, square_distances
 from primal_attention.functional.linear import append_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.schulz import schulz_inverse
@@ -46,9 +46,10 @@ def landmark_gram(z: Float[Tensor, "b h s d"], ridge: float) -> Float[Tensor, "b
     wide, s = accumulator(z), z.shape[2]
     with full_precision(z):
         z = z.to(wide)
-        distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
         gamma = max(ridge, 4 * s * torch.finfo(wide).eps)
-        return (distance.square() / -2).exp() + gamma * torch.eye(s, dtype=wide, device=z.device)
+        return (square_distances(z, z) / -2).exp() + gamma * torch.eye(
+            s, dtype=wide, device=z.device
+        )
 
 
 def _solve(m: Tensor, t: Tensor, inverse: Inverse) -> Tensor:

@@ -12,6 +12,7 @@ The norm is a scalar per token, so ``φ(q) W = (q W) / ‖q‖``: dividing the `
 of the ``n × d`` input saves a second copy of ``q`` and what autograd would keep of it.
 """
 
+import functools
 from typing import Literal
 
 import torch
@@ -20,12 +21,12 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from primal_attention.functional.engine import Attend, Heads, TilePlan
-from primal_attention.functional.folding import (
-    LayerMaps,
-    fold_bias,
-    fold_output,
-    fold_weights,
-    join,
+from primal_attention.functional.folding import LayerMaps, join
+from primal_attention.functional.plain import (
+    dual_weights,
+    inverse_norm,
+    plain_folded,
+    plain_scores,
 )
 from primal_attention.functional.precision import (
     accumulator,
@@ -34,7 +35,7 @@ from primal_attention.functional.precision import (
     is_traced,
     representable,
 )
-from primal_attention.functional.ties import TieDual, TieRows, swap_sides
+from primal_attention.functional.ties import TieDual, TieRows
 from primal_attention.functional.tiles import LinearMap, cut
 
 __all__ = [
@@ -46,9 +47,6 @@ __all__ = [
     "even_indices",
     "feature_gram",
     "first_reaching",
-    "fold_output",
-    "inverse_norm",
-    "join",
     "sample_rows",
     "sampled_features",
     "standardize_rows",
@@ -207,13 +205,12 @@ def tie_sampled(
         basis: Functions of position, for codes that are smooth in it.
         standardize: Whether to apply :func:`standardize_rows` to the sampled tokens.
     """
-    (b, n, _), h = x.shape, w_e.shape[0]
+    b, n, _ = x.shape
     is_wide = x.dtype == w_e.dtype == accumulator(x) and autocast_dtype(x) is None
+    options = num, key_mask, basis, standardize
+    plain = functools.partial(_tie_plain, options)
     if is_traced() or 0 in x.shape or not is_wide:
-        f = sampled_features(x, num, h, key_mask=key_mask, basis=basis, standardize=standardize)
-        codes = torch.cat([w_e, w_r], dim=-1).to(f.dtype)
-        both = torch.einsum("bhmd,hms->bhsd", f, codes).mT
-        return torch.cat(both.chunk(2, dim=-1), dim=1), x
+        return plain(x, w_e, w_r)
     if key_mask is None:
         position = even_indices(n, num, x.device)
     else:
@@ -225,7 +222,18 @@ def tie_sampled(
     elif key_mask is not None:
         index = _flat_index(position, b, n)
     variance = representable(_DEVIATION, x) ** 2 if standardize else None
-    return TieRows.apply(x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
+    return TieRows.apply(plain, x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
+
+
+def _tie_plain(
+    options: tuple[int, Tensor | None, Tensor | None, bool], x: Tensor, w_e: Tensor, w_r: Tensor
+) -> tuple[Tensor, Tensor]:
+    num, key_mask, basis, standardize = options
+    h = w_e.shape[0]
+    f = sampled_features(x, num, h, key_mask=key_mask, basis=basis, standardize=standardize)
+    codes = torch.cat([w_e, w_r], dim=-1).to(f.dtype)
+    both = torch.einsum("bhmd,hms->bhsd", f, codes).mT
+    return torch.cat(both.chunk(2, dim=-1), dim=1), x
 
 
 def _flat_index(position: Int[Tensor, "#b m"], b: int, n: int) -> Int[Tensor, " rows"]:
@@ -274,11 +282,7 @@ def tie_dual(
     share = count.to(accumulator(x)).reciprocal()[:, None, None, None]
     if is_traced() or 0 in x.shape:
         heads, duals = (x, maps) if isinstance(maps, Tensor) else (linear(x, *m) for m in maps)
-        like, codes = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in (heads, duals))
-        # half of the division before the sum, which a narrow type might not hold
-        root = share.sqrt()
-        codes = codes * (root * inverse_norm(like, key_mask, eps)).to(like.dtype)
-        w = swap_sides((like.mT @ codes * root).to(like.dtype))
+        w = dual_weights(heads, duals, num_heads, share, key_mask, eps)
         return w, Heads((heads,), (), (), (x.shape[0], x.shape[1]))
     # dual variables that are given count as the input of an identity map
     given: tuple[Tensor | None, ...]
@@ -339,8 +343,8 @@ def attend(
     if heads is not None:
         by_head = heads.unflatten(-1, w.shape[1:3]).transpose(1, 2)
         if folds and maps is not None:
-            return _attend_folded(by_head, w, maps, key_mask, eps)
-        return _attend_plain(by_head, w, maps, key_mask, eps)
+            return plain_folded(by_head, w, maps, key_mask, eps)
+        return plain_scores(by_head, w, maps, key_mask, eps)
     like = x.parts[0] if isinstance(x, Heads) else x
     # a function with a backward pass of its own must cast what autocast would have cast
     narrow = None if folds else autocast_dtype(like)
@@ -363,45 +367,6 @@ def attend(
 
 def _cast(m: LinearMap, dtype: torch.dtype) -> LinearMap:
     return LinearMap(m.weight.to(dtype), None if m.bias is None else m.bias.to(dtype))
-
-
-def _attend_plain(
-    heads: Float[Tensor, "b both n d"],
-    w: Float[Tensor, "#b both d s"],
-    maps: LayerMaps | None,
-    key_mask: Bool[Tensor, "b n"] | None,
-    eps: float,
-) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"]]:
-    # the norm divides s scores instead of d features, as in the module docstring
-    w = w.to(heads.dtype)
-    scores = (heads @ w) * inverse_norm(heads, key_mask, eps).to(heads.dtype)
-    energy = scores.to(accumulator(scores)).square().sum(2)
-    y = scores.transpose(1, 2).flatten(2)
-    return y if maps is None else linear(y, *fold_output(maps.concat, maps.out)), energy
-
-
-def _attend_folded(
-    heads: Float[Tensor, "b both n d"],
-    w: Float[Tensor, "#b both d s"],
-    maps: LayerMaps,
-    key_mask: Bool[Tensor, "b n"] | None,
-    eps: float,
-) -> tuple[Float[Tensor, "b n out"], Float[Tensor, "b both s"]]:
-    unit = heads * inverse_norm(heads, key_mask, eps)
-    outputs = torch.cat(unit.chunk(2, dim=1), dim=-1) @ fold_weights(w, maps.concat)
-    bias = fold_bias(maps.concat, maps.out)
-    y = linear(outputs.transpose(1, 2).flatten(2), maps.out.weight, bias)
-    return y, (w * (unit.mT @ unit @ w)).sum(2)
-
-
-def inverse_norm(
-    q: Float[Tensor, "b h n d"], key_mask: Bool[Tensor, "b n"] | None, eps: float
-) -> Float[Tensor, "b h n 1"]:
-    """Return ``1 / max(‖q‖, eps)`` in float32 or better, and zero for padding."""
-    norm = torch.linalg.vector_norm(q, dim=-1, keepdim=True, dtype=accumulator(q))
-    inverse = norm.clamp_min(representable(eps, q)).reciprocal()
-    # a zero here removes the score, the energy and every gradient of a padded token
-    return inverse if key_mask is None else torch.where(key_mask[:, None, :, None], inverse, 0.0)
 
 
 def feature_gram(

@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from primal_attention.functional.gaussian import square_distances
+
 __all__ = [
     "FactoredScaling",
     "SinkhornSolution",
@@ -37,9 +39,9 @@ def cost_matrix(
         >>> cost_matrix(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))
         tensor([[25.]])
     """
-    # from differences: inner products round small distances between far points
-    distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.square() if p == 2 else distances
+    if p == 2:
+        return square_distances(x, y)
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 class SinkhornSolution(NamedTuple):

@@ -6,13 +6,15 @@ Each function has a backward pass of its own and also returns what to attend fro
 that lets the gradients of both stages add up in place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import linear
 
+from primal_attention.functional.plain import dual_weights, swap_sides
 from primal_attention.functional.tiles import (
     Buffers,
     LinearMap,
@@ -24,22 +26,25 @@ from primal_attention.functional.tiles import (
     norm_gradient,
     tokens_first,
 )
+from primal_attention.functional.twice import gradients
 
-__all__ = ["TieDual", "TieRows", "swap_sides"]
+__all__ = ["TieDual", "TieRows"]
 
 
 class TieRows(torch.autograd.Function):
     """The projection weights of both sides from sampled tokens, and the tokens.
 
-    Takes the tokens (zero where padded), the codes of both sides, functions of position (for all
-    sequences or for each), which tokens to use (the same of every sequence, or as many of each,
-    counted through all sequences; ``None`` for all) and the smallest variance in standardising them
-    (``None`` to leave them as they are). Keeps the sampled rows for backward.
+    Takes the same in operations that autograd knows, the tokens (zero where padded), the codes of
+    both sides, functions of position (for all sequences or for each), which tokens to use (the same
+    of every sequence, or as many of each, counted through all sequences; ``None`` for all) and the
+    smallest variance in standardising them (``None`` to leave them as they are). Keeps the sampled
+    rows for backward.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
+        formula: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
         x: Tensor,
         w_e: Tensor,
         w_r: Tensor,
@@ -62,19 +67,23 @@ class TieRows(torch.autograd.Function):
         f = f.view(b, k, h, c // h).permute(2, 0, 3, 1).reshape(h, -1, k)
         codes = torch.cat([w_e, w_r], dim=-1)
         w = torch.bmm(f, codes).view(h, b, c // h, 2, s).permute(1, 3, 0, 2, 4)  # [b 2 h d s]
-        ctx.save_for_backward(basis, index, rows, mean, deviation, f, codes)
+        # the codes themselves are for second derivatives
+        ctx.save_for_backward(x, w_e, w_r, basis, index, rows, mean, deviation, f, codes)
+        ctx.formula = formula
         return w.flatten(1, 2), x
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_w: Tensor, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all arguments."""
-        basis, index, rows, mean, deviation, f, codes = ctx.saved_tensors
+        x, w_e, w_r, basis, index, rows, mean, deviation, f, codes = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            grads, needed = (grad_w, grad_x), ctx.needs_input_grad[1:4]
+            return None, *gradients(ctx.formula, (x, w_e, w_r), needed, grads), None, None, None
         (b, _, d, s), (h, _, k) = grad_w.shape, f.shape
         by_head = grad_w.view(b, 2, h, d, s).permute(2, 0, 3, 1, 4).reshape(h, b * d, 2 * s)
         grad_e, grad_r = torch.bmm(f.mT, by_head).chunk(2, dim=-1)
-        if not ctx.needs_input_grad[0]:
-            return None, grad_e, grad_r, None, None, None
+        if not ctx.needs_input_grad[1]:
+            return None, None, grad_e, grad_r, None, None, None
         # back from all sequences side by side to rows of one sequence each
         grad = torch.bmm(by_head, codes.mT).view(h, b, d, k).permute(1, 3, 0, 2)
         grad = grad.reshape(b, k, h * d)
@@ -84,12 +93,14 @@ class TieRows(torch.autograd.Function):
             grad = torch.ops.aten.native_layer_norm_backward.default(
                 *(grad, rows, rows.shape[-1:], mean, deviation, None, None, [True, False, False])
             )[0]
-        # the tokens went through this function, so their gradient is at hand: no second one
+        # the tokens went through this function, so their gradient is at hand: no second one; that
+        # of a second derivative may have other strides
+        grad_x = grad_x.contiguous()
         if index is None:
             grad_x.add_(grad)
         else:
             grad_x.view(rows.shape[0], -1, h * d).index_add_(1, index, grad)
-        return grad_x, grad_e, grad_r, None, None, None
+        return None, grad_x, grad_e, grad_r, None, None, None
 
 
 class TieDual(torch.autograd.Function):
@@ -144,18 +155,31 @@ class TieDual(torch.autograd.Function):
         total = add_up(tiles, sums, x.shape[0]).mul_(share if ctx.root is None else ctx.root)
         # without gradients nothing may be kept: a prompt can be long
         if keeps:
-            ctx.save_for_backward(x, a, a_bias, v, share, *heads, *norms, *duals_of)
-        ctx.tiles, ctx.h, ctx.eps = tiles, h, eps
+            ctx.save_for_backward(x, z, a, a_bias, v, share, *heads, *norms, *duals_of)
+        ctx.tiles, ctx.h, ctx.eps, ctx.key_mask = tiles, h, eps, key_mask
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*norms)
         return swap_sides(total).mT.to(x.dtype), *heads, *norms
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_w: Tensor | None, *of_heads: Tensor | None) -> Any:
         """Return the gradients of all arguments."""
-        (x, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
+        (x, z, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
         n, count = x.shape[1], len(tiles)
+        if torch.is_grad_enabled():
+
+            def formula(
+                x: Tensor, z: Tensor, a: Tensor | None, bias: Tensor | None, v: Tensor | None
+            ) -> tuple[Tensor, ...]:
+                both = x if a is None else linear(x, a, bias)
+                duals = z if v is None else linear(x, v)
+                w = dual_weights(both, duals, h, share, ctx.key_mask, ctx.eps)
+                parts = [tile.of(both).mT.unflatten(1, (h, -1)).flatten(0, 1) for tile in tiles]
+                return w, *parts
+
+            grads = grad_w, *of_heads[:count]
+            found = gradients(formula, (x, z, a, a_bias, v), ctx.needs_input_grad[6:], grads)
+            return *[None] * 6, *found
         heads, norms, duals = (kept[i * count : (i + 1) * count] for i in range(3))
         # only the heads were used, so the weights pull nothing
         if grad_w is None:
@@ -164,16 +188,17 @@ class TieDual(torch.autograd.Function):
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[6] else None
         grad_z = None if v is not None else x.new_empty(x.shape[0], n, h * duals[0].shape[1])
         buffers, total = Buffers(x, keeps=False), TileTotals(share.dtype)
-        for tile, q, norm, z, given in zip(tiles, heads, norms, duals, of_heads, strict=False):
+        for tile, q, norm, dual, given in zip(tiles, heads, norms, duals, of_heads, strict=False):
             (g, t), pull, narrow = tile.shape, tile.each(pulls), norm.to(x.dtype)
             weight = _weigh(norm, tile, ctx.root, x.dtype)
-            own = torch.bmm(pull, q, out=buffers("own", *z.shape)).mul_(weight)
-            radial = torch.mul(own, z, out=buffers("work", *z.shape)).sum(1, keepdim=True)
+            own = torch.bmm(pull, q, out=buffers("own", *dual.shape)).mul_(weight)
+            radial = torch.mul(own, dual, out=buffers("work", *dual.shape)).sum(1, keepdim=True)
             # the inverse norm depends on q, too: this is its share of the gradient
             radial.mul_(narrow).mul_(norm_gradient(narrow, ctx.eps))
-            unit = torch.mul(z, weight, out=buffers("work", *z.shape))
-            # the gradient that the heads bring along is reused as memory for the sum
-            grad_q = q * radial if given is None else given.view_as(q).addcmul_(q, radial)
+            unit = torch.mul(dual, weight, out=buffers("work", *dual.shape))
+            # the gradient that the heads bring along is reused as memory for the sum; that of a
+            # second derivative may have other strides
+            grad_q = q * radial if given is None else given.contiguous().addcmul_(q, radial)
             rows = grad_q.baddbmm_(pull.mT, unit).view(g, -1, t)
             own = own.view(g, -1, t)
             if a is not None:
@@ -199,9 +224,3 @@ def _weigh(
     if root is None:
         return norm
     return (norm.view(tile.shape[0], -1, tile.shape[1]) * tile.each(root)).view_as(norm).to(dtype)
-
-
-def swap_sides(both: Float[Tensor, "b both *rest"]) -> Float[Tensor, "b both *rest"]:
-    """Exchange the sides: the weights of queries come from keys, and the other way round."""
-    queries, keys = both.chunk(2, dim=1)
-    return torch.cat([keys, queries], dim=1)

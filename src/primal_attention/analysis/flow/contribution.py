@@ -10,16 +10,16 @@ and with one from the prefix mean, which is a sum over tokens too.
 """
 
 import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
+from primal_attention.attention.sources import SampledSource
 from primal_attention.functional import causal_sums, decayed_sum, sample_rows, standardize_rows
-from primal_attention.functional.primal import inverse_norm
-from primal_attention.functional.ties import swap_sides
+from primal_attention.functional.plain import inverse_norm, swap_sides
 from primal_attention.hosts import LayerInputs
 
 __all__ = ["ScoreParts", "contribution_shares", "split_scores"]
@@ -57,7 +57,7 @@ def split_scores(
         >>> parts.e.shape
         torch.Size([2, 2, 5, 4])
     """
-    twin: Any = copy.deepcopy(layer).double().eval()
+    twin = copy.deepcopy(layer).double().eval()
     x, context = (None if t is None else t.double() for t in inputs[:2])
     if x is None or len(x) != 1 or inputs.key_mask is not None:
         raise ValueError("split_scores takes one sequence without padding; cut the padding first.")
@@ -92,7 +92,7 @@ def contribution_shares(parts: Float[Tensor, "M h n s"]) -> Float[Tensor, "h n M
 
 
 def _weights_by_modality(
-    layer: Any, memory: Tensor, heads: Tensor, senders: Float[Tensor, "m M"]
+    layer: PrimalAttention, memory: Tensor, heads: Tensor, senders: Float[Tensor, "m M"]
 ) -> Float[Tensor, "M both d s"]:
     """Return the projection weights that the tokens of each modality make."""
     if layer.weights == "dual":
@@ -112,7 +112,7 @@ def _weights_by_modality(
 
 
 def _causal(
-    layer: Any, x: Tensor, unit: Tensor, members: Tensor, inputs: LayerInputs
+    layer: PrimalAttention, x: Tensor, unit: Tensor, members: Tensor, inputs: LayerInputs
 ) -> Float[Tensor, "M both n s"]:
     """Return the scores of prefix sums in which the tokens of one modality have codes."""
     t = torch.arange(1, x.shape[1] + 1)
@@ -121,7 +121,8 @@ def _causal(
         scale = 1 / t.double()
     else:
         rows = layer._split(standardize_rows(x) if layer.conventions.standardize else x)
-        f, codes = torch.cat([rows, rows], dim=1), layer.source(x).codes_at(t[None] - 1)
+        source = cast("SampledSource", layer.source(x))  # that of data weights
+        f, codes = torch.cat([rows, rows], dim=1), source.codes_at(t[None] - 1)
         ratio = layer.num_samples / t.double()
         scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
     parts = [causal_sums(unit, f, codes * member).values for member in members]
@@ -129,7 +130,7 @@ def _causal(
 
 
 def _static(
-    layer: Any,
+    layer: PrimalAttention,
     heads: Tensor,
     unit: Tensor,
     members: Tensor,
@@ -146,7 +147,9 @@ def _static(
     return sums @ w * inverse_norm(total, None, layer.conventions.eps)
 
 
-def _prefix_sums(layer: Any, heads: Float[Tensor, "M both n d"]) -> Float[Tensor, "M both n d"]:
+def _prefix_sums(
+    layer: PrimalAttention, heads: Float[Tensor, "M both n d"]
+) -> Float[Tensor, "M both n d"]:
     if layer.decay is None:
         return heads.cumsum(2)
     sums = decayed_sum(layer._merge(heads), layer.decay)
