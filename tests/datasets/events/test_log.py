@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from primal_attention.datasets import EventSequences
+from primal_attention.datasets import EventSequences, IrregularSeries
 from primal_attention.datasets.events.units import duration, moment
 
 
@@ -240,3 +240,48 @@ def test_durations_and_moments():
         moment("2024-01-01", "units", False)
     with pytest.raises(ValueError, match="not a date"):
         moment("soon", "days", True)
+
+
+ALIKE = r"1 and the word '1', which would be one name.*rename one"
+
+
+@pytest.mark.parametrize("types", [[1, "1"], [1.0, "1"], np.array([1, "1"], dtype=object)])
+def test_a_number_and_the_same_word_are_no_one_type(types):
+    with pytest.raises(ValueError, match=f"types of events hold {ALIKE}"):
+        EventSequences.from_arrays([[0.0, 1.0]], [types])
+    table = pd.DataFrame({"time": [0.0, 1.0], "event": pd.Series(list(types), dtype=object)})
+    with pytest.raises(ValueError, match=ALIKE):
+        EventSequences.from_frame(table)
+
+
+def test_a_number_and_the_same_word_are_no_one_level_and_no_one_sequence():
+    times, types = [[0.0], [1.0]], [["a"], ["a"]]
+    with pytest.raises(ValueError, match=f"levels of 'm' hold {ALIKE}"):
+        EventSequences.from_arrays(times, types, marks={"m": [[1], ["1"]]})
+    with pytest.raises(ValueError, match=f"levels of 'c' hold {ALIKE}"):
+        EventSequences.from_arrays(times, types, covariates={"c": [1, "1"]})
+    with pytest.raises(ValueError, match=f"keys hold {ALIKE}"):
+        EventSequences.from_arrays(times, types, keys=[1, "1"])
+    with pytest.raises(ValueError, match="keys must differ, but 'x' is there twice; rename it"):
+        EventSequences.from_arrays(times, types, keys=["x", "x"])
+    table = pd.DataFrame({"time": [0.0, 1.0], "event": "a", "user": [1, "1"]})
+    with pytest.raises(ValueError, match=f"names of sequences hold {ALIKE}"):
+        EventSequences.from_frame(table)
+
+
+def test_channels_have_names_of_their_own():
+    values = [np.zeros((2, 2))]
+    for channels in (["a", "a"], ["a"], ["a", "b", "c"]):
+        with pytest.raises(ValueError, match=r"a name of its own, got a.* for 2 channels"):
+            IrregularSeries.from_arrays([[0.0, 1.0]], values, channels=channels)
+    table = pd.DataFrame({"time": [0.0, 1.0], "observation": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="a name of its own"):
+        IrregularSeries.from_frame(table, values=["observation", "observation"])
+    # the name that events of series have inside is free for a channel
+    assert IrregularSeries.from_frame(table, values=["observation"]).channels == ("observation",)
+
+
+def test_no_series_and_lists_that_differ_are_one_sentence():
+    for times, values in (([], []), ([[0.0]], []), ([[0.0]], [np.zeros((1, 1))] * 2)):
+        with pytest.raises(ValueError, match="must hold the same series, one or more, got"):
+            IrregularSeries.from_arrays(times, values)

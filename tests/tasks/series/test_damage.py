@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from primal_attention.support.command import UserError
-from primal_attention.tasks.series import read_npz, read_series, read_ts, series_from_arrays
+from primal_attention.tasks.series import (
+    SeriesClassifier,
+    SeriesRegressor,
+    read_npz,
+    read_series,
+    read_ts,
+    series_from_arrays,
+)
 
 X = np.arange(24.0).reshape(3, 2, 4)
 AB = ["a", "b"]
@@ -177,3 +184,26 @@ def test_a_table_with_damaged_numbers_to_predict_is_a_sentence(tmp_path, text, w
     with pytest.raises(UserError, match=r"a\.csv") as caught:
         read_series(tmp_path / "a.csv", numbers=True)
     assert words in str(caught.value)
+
+
+EMPTY = [[np.zeros((1, 4)), np.zeros((1, 0))], np.zeros((2, 1, 0)), np.zeros((2, 0, 4))]
+
+
+@pytest.mark.parametrize("X", [[], np.zeros((0, 1, 5)), *EMPTY], ids=["list", "array", *"abc"])
+def test_no_series_and_series_without_a_time_step_are_a_sentence(X):
+    y = np.arange(len(X), dtype=float)
+    words = (
+        "has no channel or no time step.*Leave empty series out" if len(X) else "holds no series"
+    )
+    for call in (
+        lambda: series_from_arrays(X),
+        lambda: SeriesClassifier().fit(X, y.astype(str)),
+        lambda: SeriesRegressor().fit(X, y),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_a_number_and_the_same_word_are_no_one_class():
+    with pytest.raises(ValueError, match="labels hold 1 and the word '1', which would be one name"):
+        series_from_arrays(X, [1, "1", "b"])

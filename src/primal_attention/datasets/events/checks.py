@@ -5,7 +5,15 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["are_places", "check_array", "join_marks"]
+__all__ = ["are_places", "as_array", "check_array", "join_marks"]
+
+
+def as_array(values: object) -> np.ndarray:
+    """Return values as an array; numbers beside words in a list stay numbers."""
+    array = np.asarray(values)
+    # numpy writes numbers beside words as words, so that 1 and "1" could not be told apart
+    is_list = array.dtype.kind == "U" and not isinstance(values, np.ndarray)
+    return np.asarray(values, dtype=object) if is_list else array
 
 
 def check_array(name: str, array: Any, words: str, kinds: str) -> None:
@@ -26,7 +34,7 @@ def are_places(values: np.ndarray, levels: tuple[str, ...]) -> bool:
 
 def join_marks(name: str, parts: Any, lengths: Sequence[int]) -> np.ndarray:
     """Return the values of a mark over all events."""
-    arrays = [np.asarray(part) for part in parts] if hasattr(parts, "__len__") else []
+    arrays = [as_array(part) for part in parts] if hasattr(parts, "__len__") else []
     if [array.shape for array in arrays] != [(length,) for length in lengths]:
         raise ValueError(f"{name!r} must hold a list for every sequence, a value for every event.")
     return np.concatenate(arrays)

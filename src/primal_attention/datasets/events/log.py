@@ -5,16 +5,19 @@ column. Times are float64 in one stated unit. Dates count from 1970 in UTC, to a
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.datasets.events.checks import are_places, check_array, join_marks
+from primal_attention.datasets.events.checks import are_places, as_array, check_array, join_marks
 from primal_attention.datasets.events.units import SECONDS, UNITS, moment, to_dates
+from primal_attention.datasets.words import as_words
 from primal_attention.support.files.tables import list_some
 
 __all__ = ["EventSequences", "LogColumn"]
@@ -36,7 +39,7 @@ class LogColumn(NamedTuple):
     @classmethod
     def of(cls, values: Any, name: str) -> "LogColumn":
         """Return a column: numbers stay numbers, anything else becomes categorical."""
-        array = np.asarray(values)
+        array = as_array(values)
         if array.dtype.kind == "c":
             raise ValueError(f"{name!r} holds complex numbers; give real ones or words.")
         if array.dtype.kind in "iuf":
@@ -44,9 +47,12 @@ class LogColumn(NamedTuple):
             if np.isinf(numbers).any():
                 raise ValueError(f"{name!r} holds infinite values; only NaN means missing.")
             return cls(numbers)
-        words = [None if _is_missing(v) else str(v) for v in array.tolist()]
+        cells = array.tolist()
+        is_known = [not _is_missing(cell) for cell in cells]
+        known = iter(as_words(compress(cells, is_known), f"levels of {name!r}"))
+        words = [next(known) if there else None for there in is_known]
         levels = tuple(sorted({w for w in words if w is not None}))
-        return cls(_index_names(words, levels, f"levels of {name!r}"), levels)
+        return cls(index_names(words, levels, f"levels of {name!r}"), levels)
 
     def take(self, index: Any) -> "LogColumn":
         """Return some of the values."""
@@ -68,7 +74,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value)) or str(value) == "<NA>"
 
 
-def _index_names(
+def index_names(
     words: Sequence[str | None], names: tuple[str, ...], what: str
 ) -> NDArray[np.int64]:
     """Return the place of every word among the names; −1 where it is missing."""
@@ -279,9 +285,12 @@ class EventSequences:
             )
         if not rows:
             raise ValueError("The log holds no sequence; give at least one.")
-        names = [str(k) for k in (range(len(rows)) if keys is None else keys)]
+        names = as_words(range(len(rows)) if keys is None else keys, "keys")
         if len(names) != len(rows):
             raise ValueError(f"keys must name {len(rows)} sequences, got {len(names)}.")
+        if len(set(names)) < len(names):
+            twice = Counter(names).most_common(1)[0][0]
+            raise ValueError(f"keys must differ, but {twice!r} is there twice; rename it.")
         if 0 in lengths:
             raise ValueError(
                 f"Sequence {names[lengths.index(0)]!r} has no events; leave empty sequences out."

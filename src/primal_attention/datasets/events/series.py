@@ -13,10 +13,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from primal_attention.datasets.events.log import EventSequences
+from primal_attention.support.files.tables import list_some
 
 __all__ = ["IrregularSeries", "SeriesQueries", "collate_queries"]
 
 _TYPE = "observation"
+_COLUMN = "type of every observation"
+"""Column with that one type, beside those of a frame, which may well have an ``observation``."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -59,10 +62,11 @@ class IrregularSeries:
             sequence: Column that tells series apart.
             unit: Unit of the times.
         """
+        _check_channels(values, len(values))
         log = EventSequences.from_frame(
-            frame.assign(**{_TYPE: _TYPE}),
+            frame.assign(**{_COLUMN: _TYPE}),
             time=time,
-            event=_TYPE,
+            event=_COLUMN,
             sequence=sequence,
             marks=list(values),
             unit=unit,
@@ -96,6 +100,11 @@ class IrregularSeries:
             unit: Unit of the times.
         """
         rows = [np.asarray(v, dtype=np.float64) for v in values]
+        if not rows or len(rows) != len(times):
+            raise ValueError(
+                f"times and values must hold the same series, one or more, got {len(times)} and "
+                f"{len(rows)}."
+            )
         wrong = [
             v.shape for v, t in zip(rows, times, strict=True) if v.ndim != 2 or len(v) != len(t)
         ]
@@ -105,7 +114,9 @@ class IrregularSeries:
                 "values must have shape [times, channels] with one row for every time and the same "
                 f"channels, got {wrong[:3] or sorted(widths)}."
             )
-        names = [str(i) for i in range(widths.pop())] if channels is None else list(channels)
+        width = widths.pop()
+        names = [str(i) for i in range(width)] if channels is None else list(channels)
+        _check_channels(names, width)
         log = EventSequences.from_arrays(
             times,
             [[_TYPE] * len(t) for t in times],
@@ -140,6 +151,14 @@ class IrregularSeries:
     def take(self, index: Any) -> Self:
         """Return some of the series, by index or boolean mask."""
         return replace(self, log=self.log.take(index))
+
+
+def _check_channels(names: Sequence[str], width: int) -> None:
+    """Raise unless every channel has a name of its own."""
+    if len(names) != width or len(set(names)) < width:
+        raise ValueError(
+            f"Every channel needs a name of its own, got {list_some(names)} for {width} channels."
+        )
 
 
 class SeriesQueries(Dataset[dict[str, Tensor]]):

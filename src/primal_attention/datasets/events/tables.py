@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from primal_attention.datasets.events.log import (
     EventSequences,
     LogColumn,
-    _index_names,
+    index_names,
     warn_unsorted,
 )
 from primal_attention.datasets.events.units import SECONDS, UNITS, seconds_since_1970
+from primal_attention.datasets.words import as_words
 from primal_attention.support.command import did_you_mean
 from primal_attention.support.files.tables import (
     TABLE_SUFFIXES,
@@ -133,7 +134,7 @@ def log_from_frame(
     return log_from_columns(
         kind,
         codes.astype(np.int64),
-        tuple(str(k) for k in keys),
+        tuple(as_words(keys, "names of sequences")),
         _times_of(frame[roles["time"]]),
         labels.tolist(),
         {name: _column(frame[name], name) for name in marks},
@@ -229,7 +230,7 @@ def log_from_columns(
     return kind(
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         times=seconds[order],
-        types=_index_names(words, names, "types of events")[order],
+        types=index_names(words, names, "types of events")[order],
         names=names,
         keys=keys,
         unit=unit,
@@ -269,7 +270,7 @@ def _plain_times(times: np.ndarray) -> np.ndarray:
 
 def _type_words(labels: Sequence[Any]) -> list[str]:
     """Return types as text; 3.0 and 3 are the same."""
-    words = []
+    plain = []
     for label in labels:
         if isinstance(label, float) and label.is_integer():
             label = int(label)
@@ -279,8 +280,8 @@ def _type_words(labels: Sequence[Any]) -> list[str]:
             raise ValueError(
                 f"A type of an event is a {type(label).__name__}; it must be a word or a number."
             )
-        words.append(str(label))
-    return words
+        plain.append(label)
+    return as_words(plain, "types of events")
 
 
 def _sorted_names(words: set[str]) -> list[str]:

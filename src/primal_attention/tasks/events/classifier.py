@@ -9,6 +9,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from primal_attention.datasets.events.log import EventSequences
+from primal_attention.datasets.words import as_words
 from primal_attention.models import PretrainedModel
 from primal_attention.tasks.estimators import check_fit, restore_classes
 from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
@@ -160,6 +161,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
                 f"labels must hold one label for each of the {len(log)} sequences, got shape "
                 f"{given.shape}; bring them into the order of log.keys."
             )
+        as_words(labels, "labels")
         classes, indices = np.unique(given, return_inverse=True)
         if len(classes) < 2:
             raise ValueError(f"There must be at least two classes, got {classes.tolist()}.")

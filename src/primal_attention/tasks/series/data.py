@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from primal_attention.datasets.words import as_words
 from primal_attention.tasks.splits import class_indices
 from primal_attention.training.data import pad_collate
 
@@ -156,9 +157,8 @@ def series_from_arrays(
         >>> series_from_arrays(np.zeros((4, 3, 10))).x.shape
         (4, 10, 3)
     """
+    check_filled(X)
     arrays = [as_float32(case) for case in X]
-    if not arrays:
-        raise ValueError("X holds no series; give at least one.")
     if not all(array.ndim for array in arrays):
         raise ValueError("X must be a list of series, got a single value instead of a series.")
     cases = [np.atleast_2d(array) for array in arrays]
@@ -174,9 +174,21 @@ def series_from_arrays(
         row[:n] = case[:, :n].T
     if y is None:
         return SeriesCollection(x, length)
-    labels = [str(label) for label in y]
+    labels = as_words(y, "labels")
     names = tuple(sorted(set(labels)) if classes is None else classes)
     return SeriesCollection(x, length, class_indices(labels, names), names)
+
+
+def check_filled(X: Sequence[object] | np.ndarray) -> None:
+    """Raise unless there is a series, and every series has a time step."""
+    if not len(X):
+        raise ValueError("X holds no series; give at least one.")
+    for i, case in enumerate(X):
+        if getattr(case, "size", 1) == 0 or (isinstance(case, list) and not case):
+            raise ValueError(
+                f"Case {i}, counted from 0, has no channel or no time step; a series needs one of "
+                "each. Leave empty series out."
+            )
 
 
 def as_float32(values: Any) -> NDArray[np.float32]:

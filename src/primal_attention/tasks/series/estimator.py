@@ -28,6 +28,7 @@ from primal_attention.tasks.series.blend.shares import explained
 from primal_attention.tasks.series.data import (
     SeriesCollection,
     SeriesDataset,
+    check_filled,
     series_from_arrays,
 )
 from primal_attention.tasks.series.regression import SeriesValueTask
@@ -130,6 +131,12 @@ class _SeriesEstimator(SavedEstimator):
             return super().fit(X, y)  # type: ignore[misc]
         finally:
             del self._time_limit
+
+    def _preprocess_collection(self, X: Any, store_metadata: bool = True) -> Any:
+        # aeon takes minima and types of the series before it calls us, which fails without any
+        if isinstance(X, list | np.ndarray):
+            check_filled(X)
+        return super()._preprocess_collection(X, store_metadata)  # type: ignore[misc]
 
     @property
     def shares_(self) -> dict[str, float]:
