@@ -14,10 +14,11 @@ from primal_attention.analysis.registry import (
     list_analyses,
     registered_analyses,
 )
-from primal_attention.cli.folders import check_folder, new_folder
+from primal_attention.cli.folders import check_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
 from primal_attention.report.page import Report
 from primal_attention.support.command import UserError, named, progress, user_errors
+from primal_attention.support.files import new_folder
 from primal_attention.support.output import markdown_table, to_json, write_atomically
 from primal_attention.support.settings import parse
 

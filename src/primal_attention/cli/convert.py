@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.cli.folders import check_folder, new_folder
+from primal_attention.cli.folders import check_folder
 from primal_attention.cli.inputs import ModelInputs, load, one_sentence, read_batches
 from primal_attention.support.command import UserError, progress
-from primal_attention.support.files import parse_json
+from primal_attention.support.files import new_folder, parse_json
 from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:

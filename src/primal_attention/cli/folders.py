@@ -1,14 +1,11 @@
-"""Folders that a command writes whole or not at all."""
+"""Folders that a command may write."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from primal_attention.support.command import UserError
+from primal_attention.support.files import finish_save
 
-__all__ = ["check_folder", "new_folder"]
+__all__ = ["check_folder"]
 
 
 def check_folder(out: Path, marker: str, *, overwrite: bool, source: Path) -> None:
@@ -24,7 +21,9 @@ def check_folder(out: Path, marker: str, *, overwrite: bool, source: Path) -> No
         raise UserError(f"--out {out} is a file; name a folder.")
     if source.resolve().is_relative_to(out.resolve()):
         raise UserError(f"--out {out} would replace the model in {source}; name another folder.")
-    if not out.is_dir() or not any(out.iterdir()):
+    finish_save(out)
+    # hidden files stay, and a killed process may have left some
+    if not out.is_dir() or all(path.name.startswith(".") for path in out.iterdir()):
         return
     if not overwrite:
         raise UserError(f"--out {out} is not empty; name another folder or add --overwrite.")
@@ -33,26 +32,3 @@ def check_folder(out: Path, marker: str, *, overwrite: bool, source: Path) -> No
             f"--out {out} was not written by this command (it has no {marker}), so --overwrite "
             "does not replace it; name another folder."
         )
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Give a temporary folder beside ``out``, and move it to ``out`` if no error occurs.
-
-    A folder that is already there is removed only after the new one is complete.
-    """
-    out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary, old = (out.with_name(f".{out.name}.{kind}.{os.getpid()}") for kind in ("new", "old"))
-    temporary.mkdir()
-    try:
-        yield temporary
-        if out.exists():
-            out.rename(old)
-        temporary.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if old.exists() and not out.exists():
-            old.rename(out)
-        raise

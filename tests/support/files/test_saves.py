@@ -15,9 +15,11 @@ from primal_attention.support.files import (
     SealedFolder,
     finish_save,
     locked,
+    new_folder,
     save_sealed,
     write_sealed,
 )
+from primal_attention.support.output import write_atomically
 
 SIZE = 200_000
 
@@ -86,6 +88,53 @@ def test_a_killed_save_leaves_the_old_or_the_new_version(tmp_path: Path) -> None
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")}
     inner = {f"model/{name}" for name in ("w", "c", "SHA256SUMS")}
     assert names == {"a.json", "z.bin", "model", "notes.txt", "SHA256SUMS"} | inner
+
+
+def _replace_for_ever(folder: Path, version: int) -> None:
+    while True:
+        version += 1
+        with new_folder(folder) as new:
+            for name in ("a", f"only-{version}"):
+                write_atomically(new / name, f"{version:08d}" * 1000)
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    moments, start, folder = random.Random(0), time.monotonic(), tmp_path / "report"
+    with new_folder(folder) as new:
+        write_atomically(new / "a", "00000000")
+    duration, version, kills = time.monotonic() - start, 0, 0
+    while kills < 15 or version < 2:
+        kills += 1
+        pid = _forked(partial(_replace_for_ever, folder, version))
+        time.sleep(moments.uniform(0, 2 * duration))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        finish_save(folder)
+        found = int((folder / "a").read_text()[:8])
+        assert found >= version
+        assert not found or (folder / f"only-{found}").read_text() == (folder / "a").read_text()
+        version = found
+    with new_folder(folder) as new:
+        write_atomically(new / "a", "b")
+    assert [path.name for path in folder.iterdir()] == ["a"], "files of earlier versions are gone"
+
+
+def test_a_report_that_fails_leaves_no_folder_or_the_old_one(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+
+    def fail() -> None:
+        with new_folder(folder) as new:
+            write_atomically(new / "b", "half")
+            raise KeyError
+
+    for old in ([], ["a"]):
+        with pytest.raises(KeyError):
+            fail()
+        assert [path.name for path in folder.glob("*")] == old
+        assert folder.exists() == bool(old)
+        write_atomically(folder / "a", "old")
+    with new_folder(folder), pytest.raises(UserError, match="in use"), new_folder(folder):
+        pass
 
 
 @pytest.mark.slow

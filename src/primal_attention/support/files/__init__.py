@@ -6,7 +6,8 @@
     read_array, read_arrays, list_arrays .npy and .npz
     take_arrays                          arrays of an .npz that must be of a certain sort
     read_tensors                         .safetensors
-    SealedFolder, write_sealed           folders whose bytes are checked
+    SealedFolder, save_sealed            folders whose bytes are checked, saved whole or not at all
+    new_folder                           folders that are replaced whole or not at all
     locked                               folders with one writer
 
 Whatever is wrong with a file is a :class:`~primal_attention.support.command.UserError`, one

@@ -1,7 +1,15 @@
 from .arrays import list_arrays, read_array, read_arrays
 from .layouts import take_arrays
 from .locks import locked
-from .seals import SUMS, SealedFolder, UnsealedWarning, finish_save, save_sealed, write_sealed
+from .seals import (
+    SUMS,
+    SealedFolder,
+    UnsealedWarning,
+    finish_save,
+    new_folder,
+    save_sealed,
+    write_sealed,
+)
 from .tensors import parse_tensors, read_tensors, to_bytes
 from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_start, read_text
 from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
@@ -16,6 +24,7 @@ __all__ = [
     "finish_save",
     "list_arrays",
     "locked",
+    "new_folder",
     "open_text",
     "parse_json",
     "parse_tensors",

@@ -13,19 +13,26 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from primal_attention.support.command import UserError
 from primal_attention.support.files.locks import locked
 from primal_attention.support.files.text import read_bytes
-from primal_attention.support.output import flush_folder, temporary_path, write_atomically
+from primal_attention.support.output import (
+    flush_folder,
+    remove_folder,
+    temporary_path,
+    write_atomically,
+)
 
 __all__ = [
     "SUMS",
     "SealedFolder",
     "UnsealedWarning",
     "finish_save",
+    "new_folder",
     "save_sealed",
     "write_sealed",
 ]
@@ -159,6 +166,39 @@ def write_sealed(folder: Path, files: Files) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             # the caller knows the folder, not the names of files that are not complete yet
             raise OSError(error.errno, error.strerror, str(folder)) from error
+        raise
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder whose files replace those of ``folder`` if no error occurs.
+
+    Whoever is killed meanwhile leaves the old files or, for :func:`finish_save`, all new ones. The
+    folder is locked; files that the new ones do not replace are removed at the end.
+
+    Raises:
+        UserError: If another process writes into the folder.
+    """
+    try:
+        with locked(folder):
+            _move_into_place(folder)
+            new = temporary_path(folder / "new")
+            try:
+                new.mkdir()
+                yield new
+                names = {path.name for path in new.iterdir()}
+                new.rename(folder / _NEW)
+                flush_folder(folder)
+            except BaseException:
+                shutil.rmtree(new, ignore_errors=True)
+                raise
+            for path in list(folder.iterdir()):
+                if path.name not in names and not path.name.startswith("."):
+                    remove_folder(path) if path.is_dir() else path.unlink()
+            _move_into_place(folder)
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()  # if this made it, it is empty
         raise
 
 
