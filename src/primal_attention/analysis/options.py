@@ -15,15 +15,13 @@ __all__ = [
 ]
 
 
-class GraphArguments(TypedDict):
+class GraphArguments(TypedDict, total=False):
     """What :class:`GraphOptions` sets of a graph."""
 
-    heads: tuple[int, ...] | None
     alpha: float
     m: int | Literal["hidden"] | None
     tau: float | None
-    algorithm: Literal["auto", "icd", "ordered-icd", "fci", "pc"]
-    nodes: int | Literal["auto"]
+    options: dict[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +53,14 @@ class GraphOptions:
         The target is not among them, since explanations have their own.
         """
         return {
-            "heads": self.heads or None,
             "alpha": self.alpha,
             "m": self.m,
             "tau": self.tau,
-            "algorithm": self.algorithm,
-            "nodes": "auto" if self.nodes is None else self.nodes,
+            "options": {
+                "heads": self.heads or None,
+                "algorithm": self.algorithm,
+                "nodes": "auto" if self.nodes is None else self.nodes,
+            },
         }
 
 

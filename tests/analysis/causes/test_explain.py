@@ -122,7 +122,7 @@ def test_a_spent_budget_is_told(critic, words):
 
 def test_one_head_and_words_of_several_pieces(critic, words):
     text = "the films was dull but funy"
-    result = explain(critic, words, text, m=384, group="word", heads=[1])
+    result = explain(critic, words, text, m=384, options={"group": "word", "heads": [1]})
     assert [head.graph.head for head in result.heads] == [1]
     assert "films" in result.graphs.labels
     assert (2, 3) in result.graphs.nodes.members
@@ -271,7 +271,7 @@ def test_mistakes_are_named(critic, words):
     with pytest.raises(ValueError, match="max_size must be at least 1"):
         explain(critic, words, SENTENCES[0], max_size=0)
     with pytest.raises(ValueError, match="group must be"):
-        explain(critic, words, SENTENCES[0], group="phrase")
+        explain(critic, words, SENTENCES[0], options={"group": "phrase"})
     assert Evaluations(text_subject(critic, words, SENTENCES[0]), max_evals=1).used == 0
 
 

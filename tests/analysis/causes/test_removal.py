@@ -44,24 +44,24 @@ def test_drop_deletes_and_batches_equal_lengths():
 
 
 def test_resample_draws_the_same_ids_for_all_sets(words):
-    remover = choose_removal("resample", words, IDS, samples=3, seed=1)
+    remover = choose_removal(words, IDS, removal="resample", samples=3, seed=1)
     (found,) = remove(IDS, [(1,), (1, 2)], remover)
     assert found.owners == [0, 0, 0, 1, 1, 1]
     assert (found.ids[:3, 1] == found.ids[3:, 1]).all()
     assert (found.ids[:, [0, 3]] == IDS[[0, 3]]).all()
     assert not set(found.ids[:, 1].tolist()) & set(words.all_special_ids)
-    again = choose_removal("resample", words, IDS, samples=3, seed=1).replacements
+    again = choose_removal(words, IDS, removal="resample", samples=3, seed=1).replacements
     assert torch.equal(remover.replacements, again)
 
 
 @pytest.mark.raw
 def test_mistakes_say_what_to_do(words):
-    assert choose_removal("auto", words, IDS) == Remover("mask", words.mask_token_id)
-    assert choose_removal("auto", None, IDS).kind == "attend"
+    assert choose_removal(words, IDS, removal="auto") == Remover("mask", words.mask_token_id)
+    assert choose_removal(None, IDS, removal="auto").kind == "attend"
     with pytest.raises(ValueError, match="Did you mean 'mask'"):
-        choose_removal("msk", words, IDS)
+        choose_removal(words, IDS, removal="msk")
     with pytest.raises(ValueError, match="needs a mask token"):
-        choose_removal("mask", None, IDS)
+        choose_removal(None, IDS, removal="mask")
     with pytest.raises(ValueError, match="from 0 to 3, got 4"):
         remove(IDS, [(4,)], Remover("mask", 0))
     with pytest.raises(ValueError, match="makes no decision"):

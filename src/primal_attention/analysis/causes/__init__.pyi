@@ -44,6 +44,7 @@ from .primal import (
 from .recommend import RecommenderSubject
 from .removal import Removal
 from .resampling import BootstrapTest
+from .settings import CausalGraphOptions, ExplainOptions
 from .subjects import Outcome, Subject
 from .text import ClassSubject, MaskedTokenSubject, NextTokenSubject, text_subject
 from .tree import InfluenceTree, TreeEntry
@@ -58,6 +59,7 @@ __all__ = [
     "Algorithm",
     "BootstrapTest",
     "CallableTest",
+    "CausalGraphOptions",
     "CausalGraphs",
     "CausesResult",
     "ClassSubject",
@@ -66,6 +68,7 @@ __all__ = [
     "Correlation",
     "Discovery",
     "EvaluatedSet",
+    "ExplainOptions",
     "Explanation",
     "FoundSet",
     "GraphNodes",

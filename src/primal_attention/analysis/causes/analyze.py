@@ -1,9 +1,10 @@
 """The analysis ``causes`` of ``primal analyze``: why the model decides as it does."""
 
+import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from primal_attention.analysis.causes.explainer import explain_subject
 from primal_attention.analysis.causes.explanation import Explanation
 from primal_attention.analysis.causes.graph import causal_graph
 from primal_attention.analysis.causes.graph_result import CausalGraphs
+from primal_attention.analysis.causes.inputs import token_numbers
 from primal_attention.analysis.causes.page import CAVEATS, add_explorer, graph_views
 from primal_attention.analysis.causes.text import (
     NoDecisionError,
@@ -19,11 +21,14 @@ from primal_attention.analysis.causes.text import (
     text_subject,
     token_names,
 )
-from primal_attention.analysis.options import CausesOptions
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.options import CausesOptions, GraphArguments
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.hosts import Batch, batch_arguments, capture
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["CausesResult", "TokenGraphs", "analyze_causes", "graphs_around"]
 
@@ -64,7 +69,7 @@ class TokenGraphs(AnalysisResult):
         found = [(self.graphs.labels[i], float(shares[i])) for i in range(len(shares)) if shares[i]]
         return sorted(found, key=lambda item: -item[1])
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return edges and confidence of each head."""
         return self.graphs.table()
 
@@ -118,11 +123,6 @@ class CausesResult(AnalysisResult):
     inputs: tuple[Explanation | TokenGraphs, ...]
     """One result for each input."""
 
-    @property
-    def has_decisions(self) -> bool:
-        """Whether the model decides something."""
-        return isinstance(self.inputs[0], Explanation)
-
     def verdict(self) -> str:
         """Return how many decisions change, or that there is none to explain."""
         found = [one for one in self.inputs if isinstance(one, Explanation)]
@@ -147,29 +147,14 @@ class CausesResult(AnalysisResult):
         runs = sum(one.evals for one in found)
         return f"{words}. The model ran {runs} times to check."
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return decision, smallest set and scores of each input."""
-        if not self.has_decisions:
+        if isinstance(self.inputs[0], TokenGraphs):
             header = ["input", "token", "most frequent neighbours", "confidence", "edges"]
-            return header, [self._graph_row(one) for one in self.inputs]
+            return header, [_graph_row(one) for one in self.inputs if isinstance(one, TokenGraphs)]
         header = ["input", "decision", "without", "becomes", "score before", "score after", "head"]
-        header += ["runs"]
-        return header, [self._decision_row(one) for one in self.inputs]
-
-    def _graph_row(self, one: Any) -> list[Any]:
-        near = ", ".join(name for name, _ in one.nearest()[:4])
-        best = one.graphs.best
-        name = one.graphs.labels[one.graphs.nodes.target]
-        confidence = f"{best.confidence.low_margin:.2f}"
-        return [_start(one.tokens), name, near, confidence, len(best.pag.edges())]
-
-    def _decision_row(self, one: Any) -> list[Any]:
-        row = [_start(one.tokens), one.decision]
-        if not one.sets:
-            return [*row, "not found", "", f"{one.score:.3f}", "", "", one.evals]
-        best = one.sets[0]
-        scores = [f"{best.before:.3f}", f"{best.after:.3f}"]
-        return [*row, ", ".join(best.tokens), best.label, *scores, one.winner, one.evals]
+        found = [one for one in self.inputs if isinstance(one, Explanation)]
+        return [*header, "runs"], [_decision_row(one) for one in found]
 
     def plot(self) -> bytes:
         """Return the tree of the first input as PNG."""
@@ -205,6 +190,22 @@ class CausesResult(AnalysisResult):
         return page.config(dict(settings))
 
 
+def _graph_row(one: TokenGraphs) -> list[object]:
+    near = ", ".join(name for name, _ in one.nearest()[:4])
+    best = one.graphs.best
+    confidence = f"{best.confidence.low_margin:.2f}"
+    return [_start(one.tokens), one._name, near, confidence, len(best.pag.edges())]
+
+
+def _decision_row(one: Explanation) -> list[object]:
+    row: list[object] = [_start(one.tokens), one.decision]
+    if not one.sets:
+        return [*row, "not found", "", f"{one.score:.3f}", "", "", one.evals]
+    best = one.sets[0]
+    scores = [f"{best.before:.3f}", f"{best.after:.3f}"]
+    return [*row, ", ".join(best.tokens), best.label, *scores, one.winner, one.evals]
+
+
 def _start(tokens: Sequence[str]) -> str:
     text = " ".join(tokens)
     return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
@@ -214,9 +215,10 @@ def graphs_around(
     model: nn.Module,
     batch: Batch,
     *,
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     target: int | str | None = None,
-    **options: Any,
+    layer: int | str = -1,
+    **options: Unpack[GraphArguments],
 ) -> TokenGraphs:
     """Return causal graphs around one token of the first sequence of a batch.
 
@@ -226,8 +228,9 @@ def graphs_around(
         tokenizer: Its tokenizer, for names of tokens.
         target: The token: a position, a word, or ``"mean"``. By default the last token of causal
             attention, else the first.
-        options: Options of :func:`~primal_attention.analysis.causes.graph.causal_graph`, such as
-            ``layer`` and ``alpha``.
+        layer: Attention layer by its number in the order of the forward, or by name.
+        options: Threshold and options of
+            :func:`~primal_attention.analysis.causes.graph.causal_graph`.
 
     Example:
         >>> from primal_attention.attention import create_attention
@@ -236,7 +239,7 @@ def graphs_around(
         >>> found.tokens, len(found.graphs.heads)
         (('0', '1', '2', '3', '4', '5'), 2)
     """
-    captured = capture(model, batch, layers=options.pop("layer", -1))[0]
+    captured = capture(model, batch, layers=layer)[0]
     n = int(captured.query_keep[0].sum())
     names, pieces = _names(batch, tokenizer, captured.query_keep[0], n)
     if target is None:
@@ -247,12 +250,12 @@ def graphs_around(
     return TokenGraphs(tuple(names), members[0] if len(members) == 1 else None, graphs)
 
 
-def _names(batch: Batch, tokenizer: Any, keep: Tensor, n: int) -> tuple[list[str], list[str]]:
+def _names(
+    batch: Batch, tokenizer: "PreTrainedTokenizerBase | None", keep: Tensor, n: int
+) -> tuple[list[str], list[str]]:
     """Return names of the tokens for readers, and as the tokenizer writes them."""
-    args, kwargs = batch_arguments(batch)
-    ids: Any = kwargs.get("input_ids", args[0] if args else None)
-    is_ids = isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()
-    if not is_ids or ids.shape[1] != len(keep):
+    ids = token_numbers(batch, len(keep))
+    if ids is None:
         numbers = [str(i) for i in range(n)]
         return numbers, numbers
     kept = ids[0].cpu()[keep.cpu()].tolist()
@@ -261,7 +264,11 @@ def _names(batch: Batch, tokenizer: Any, keep: Tensor, n: int) -> tuple[list[str
 
 
 def analyze_causes(
-    model: nn.Module, batches: Sequence[Batch], options: CausesOptions, *, tokenizer: Any = None
+    model: nn.Module,
+    batches: Sequence[Batch],
+    options: CausesOptions,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> CausesResult | Explanation | TokenGraphs:
     """Return explanations of the model's decisions about the first inputs, or about one text.
 
@@ -271,7 +278,7 @@ def analyze_causes(
     if options.text is not None:
         if tokenizer is None:
             raise ValueError("The model has no tokenizer, so a text cannot be read; leave it out.")
-        takes = set(_parameters(model))
+        takes = inspect.signature(model.forward).parameters
         encoded = encode_text(tokenizer, options.text, model)
         row = {name: value for name, value in encoded.items() if name in takes}
         return _one(model, row, options, tokenizer)
@@ -282,7 +289,10 @@ def analyze_causes(
 
 
 def _one(
-    model: nn.Module, row: Batch, options: CausesOptions, tokenizer: Any
+    model: nn.Module,
+    row: Batch,
+    options: CausesOptions,
+    tokenizer: "PreTrainedTokenizerBase | None",
 ) -> Explanation | TokenGraphs:
     graphs = options.graph_options()
     if options.target is None and isinstance(row, dict) and "input_ids" in row:
@@ -305,12 +315,6 @@ def _one(
     return graphs_around(
         model, row, tokenizer=tokenizer, target=options.target, layer=options.layer, **graphs
     )
-
-
-def _parameters(model: nn.Module) -> list[str]:
-    import inspect
-
-    return list(inspect.signature(model.forward).parameters)
 
 
 def _rows(batches: Sequence[Batch], count: int) -> list[Batch]:

@@ -12,7 +12,7 @@ the numbering of nodes does not matter, and the graph after round ``r`` is right
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int8, Int16
@@ -93,7 +93,7 @@ class Discovery:
     that was finished."""
     num_tests: int
     """Number of tests made, those of an unfinished round included."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     """Algorithm, largest set, and what else the search was told."""
 
 
@@ -228,6 +228,10 @@ def _places(order: Sequence[int] | None, n: int, algorithm: str) -> Int[np.ndarr
     return places.astype(np.intp)
 
 
+_Tested = tuple[int, int, Int[np.ndarray, "t k"], Float[np.ndarray, " t"], Float[np.ndarray, " t"]]
+"""A pair, its sets, their correlations and thresholds."""
+
+
 class _Search:
     """Edges that are left, sets that removed the others, and the tests made so far."""
 
@@ -246,7 +250,7 @@ class _Search:
         self.separators = np.zeros((n, n, n), dtype=bool)
         self.sepsets: dict[tuple[int, int], tuple[int, ...]] = {}
         self.is_complete, self.num_tests = True, 0
-        self.log: list[tuple[int, int, Int[np.ndarray, "t k"], Any, Any]] = []
+        self.log: list[_Tested] = []
         self.ridged: list[tuple[int, int, tuple[int, ...]]] = []
         self.num_ridged = 0
 
@@ -263,7 +267,7 @@ class _Search:
         A round that exceeds the budget leaves the graph as it was.
         """
         removed: dict[tuple[int, int], tuple[int, ...]] = {}
-        log: list[tuple[int, int, Int[np.ndarray, "t k"], Any, Any]] = []
+        log: list[_Tested] = []
         has_sets = False
         for i, j in np.argwhere(np.triu(self.edge)).tolist():
             try:
@@ -286,7 +290,7 @@ class _Search:
         return has_sets
 
     def _first_separator(
-        self, i: int, j: int, sets: Int[np.ndarray, "t k"], log: list[Any]
+        self, i: int, j: int, sets: Int[np.ndarray, "t k"], log: list[_Tested]
     ) -> tuple[int, ...] | None:
         for start in range(0, len(sets), self.test.chunk):
             part = sets[start : start + self.test.chunk]
@@ -303,7 +307,9 @@ class _Search:
                 return None
         return None
 
-    def _note_ridges(self, i: int, j: int, sets: Any, ridged: Bool[np.ndarray, " t"]) -> None:
+    def _note_ridges(
+        self, i: int, j: int, sets: Int[np.ndarray, "t k"], ridged: Bool[np.ndarray, " t"]
+    ) -> None:
         if ridged.any():
             self.num_ridged += int(ridged.sum())
             if not self.ridged:

@@ -6,9 +6,10 @@ kinds of edges look different: ``→``, ``↔``, ``o→``, ``o-o``, ``-`` and ``
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from primal_attention.analysis.causes.marks import ARROW, CIRCLE, TAIL
 from primal_attention.analysis.causes.pag import PAG
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_graphs", "draw_tree"]
 
 Place = tuple[float, float]
+Point = NDArray[np.float64]
 
 _INK, _SOFT, _ACCENT = "#1c2330", "#5b6472", "#c2410c"
 _COLORS = {"→": "#c2410c", "↔": "#7c3aed", "o→": "#1d4ed8", "o-o": "#8a93a1"}
@@ -37,15 +39,6 @@ _NODE, _HEAD, _RING = 0.035, 0.07, 0.022
 """Radius of a node, length of an arrowhead, and radius of an open circle."""
 
 
-def _pyplot() -> Any:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def draw_graphs(pags: Mapping[str, PAG], *, target: int | None = None) -> "Figure":
     """Return a figure with one panel for each graph, and a legend of the kinds of edges.
 
@@ -58,7 +51,9 @@ def draw_graphs(pags: Mapping[str, PAG], *, target: int | None = None) -> "Figur
         >>> [text.get_text() for text in draw_graphs({"": pag}, target=1).axes[0].texts]
         ['rain', 'wet']
     """
-    plt = _pyplot()
+    with needs("analysis", "A picture"):
+        from matplotlib import pyplot as plt
+
     columns = min(len(pags), 4)
     rows = -(-len(pags) // columns)
     size = 6.0 if len(pags) == 1 else 3.6
@@ -98,7 +93,10 @@ def draw_tree(pag: PAG, root: int, *, max_range: int | None = 3, title: str = ""
         >>> sorted(text.get_text() for text in figure.axes[0].texts)
         ['a', 'b', 'c']
     """
-    plt = _pyplot()
+    with needs("analysis", "A picture"):
+        from matplotlib import pyplot as plt
+        from matplotlib.patches import Circle
+
     tree = pag.tree(root, max_range)
     parents: dict[int, int] = {}
     depth: dict[int, int] = {root: 0}
@@ -110,7 +108,7 @@ def draw_tree(pag: PAG, root: int, *, max_range: int | None = 3, title: str = ""
     radius = max(depth.values(), default=0) or 1
     figure, axis = plt.subplots(figsize=(6.5, 6.5), layout="constrained")
     for ring in range(1, radius + 1):
-        axis.add_patch(plt.Circle((0, 0), ring / radius, fill=False, ec="#e3e7ee", lw=1, zorder=0))
+        axis.add_patch(Circle((0, 0), ring / radius, fill=False, ec="#e3e7ee", lw=1, zorder=0))
     scaled = {node: (x / radius, y / radius) for node, (x, y) in places.items()}
     chosen = [(a, b) for a, b in pag.ordered_pairs() if parents.get(a) == b or parents.get(b) == a]
     kinds = _draw_edges(axis, pag, scaled, chosen)
@@ -173,7 +171,7 @@ def _draw_edges(
     return kinds
 
 
-def _draw_mark(axis: "Axes", mark: int, node: Any, away: Any, color: str, name: str) -> Any:
+def _draw_mark(axis: "Axes", mark: int, node: Point, away: Point, color: str, name: str) -> Point:
     """Draw the mark at a node and return where the line begins.
 
     ``away`` is the unit vector from the node along the edge.
@@ -185,7 +183,8 @@ def _draw_mark(axis: "Axes", mark: int, node: Any, away: Any, color: str, name: 
         return touch
     if mark == CIRCLE:
         center = touch + _RING * away
-        axis.add_patch(Circle(center, _RING, fc="white", ec=color, lw=1.3, zorder=3, gid=name))
+        middle = float(center[0]), float(center[1])
+        axis.add_patch(Circle(middle, _RING, fc="white", ec=color, lw=1.3, zorder=3, gid=name))
         return touch + 2 * _RING * away
     if mark != ARROW:
         raise ValueError(f"mark must be 1, 2 or 3, got {mark}.")

@@ -7,51 +7,34 @@ without them. Only a set that changes the decision is an explanation.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from torch import Tensor, nn
 
-from primal_attention.analysis.causes.covariance import Method
-from primal_attention.analysis.causes.discovery import Algorithm
 from primal_attention.analysis.causes.explanation import Explanation
 from primal_attention.analysis.causes.graph import causal_graph
-from primal_attention.analysis.causes.nodes import Columns, NodeChoice
 from primal_attention.analysis.causes.reasoning import Reasoning
 from primal_attention.analysis.causes.recommend import RecommenderSubject
-from primal_attention.analysis.causes.subjects import Subject
+from primal_attention.analysis.causes.settings import (
+    CausalGraphOptions,
+    ExplainArguments,
+    ExplainOptions,
+    Samples,
+)
+from primal_attention.analysis.causes.subjects import Names, Subject
 from primal_attention.analysis.causes.text import Target, text_subject
+from primal_attention.support.options import read_options
 
-__all__ = [
-    "ExplainOptions",
-    "explain",
-    "explain_recommendation",
-    "explain_subject",
-]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-
-class ExplainOptions(TypedDict, total=False):
-    """Options of :func:`explain_subject`, which all functions of this module take."""
-
-    heads: int | Sequence[int] | None
-    method: Method | None
-    algorithm: Algorithm | Literal["auto"]
-    alpha: float
-    m: int | Literal["hidden"] | None
-    tau: float | None
-    nodes: NodeChoice
-    group: Literal["word", "token"]
-    drop_columns: Columns
-    radius: int | None
-    search: Literal["subset", "radius"]
-    max_size: int
-    max_evals: int
-    batch_size: int
-    compare: bool
+__all__ = ["explain", "explain_recommendation", "explain_subject"]
 
 
 def explain(
     model: nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     text: str | Mapping[str, Tensor],
     *,
     layer: int | str = -1,
@@ -60,7 +43,7 @@ def explain(
     samples: int = 5,
     proposal: Sequence[int] | None = None,
     seed: int = 0,
-    **options: Unpack[ExplainOptions],
+    **options: Unpack[ExplainArguments],
 ) -> Explanation:
     """Return the smallest sets of tokens without which a model of transformers decides otherwise.
 
@@ -80,7 +63,7 @@ def explain(
         samples: Inputs to draw for each set, for ``"resample"``.
         proposal: Ids to draw from, for ``"resample"``.
         seed: Seed of the draws.
-        options: Options of :func:`explain_subject`, such as ``compare=True``.
+        options: Arguments of :func:`explain_subject`, such as ``compare=True``.
 
     Raises:
         ValueError: If the model makes no decision.
@@ -116,12 +99,12 @@ def explain_recommendation(
     *,
     mask_id: int | None = None,
     pad_id: int | None = None,
-    names: Any = None,
+    names: Names = None,
     layer: int | str = -1,
     removal: str = "auto",
     exclude_seen: bool = True,
     exclude: Sequence[int] = (),
-    **options: Unpack[ExplainOptions],
+    **options: Unpack[ExplainArguments],
 ) -> Explanation:
     """Return the items of a history without which a recommender puts another item first.
 
@@ -136,7 +119,7 @@ def explain_recommendation(
         removal: How items are removed; ``"auto"`` is ``"mask"`` with ``mask_id``, else ``"drop"``.
         exclude_seen: Whether items of the history are never recommended.
         exclude: Further ids that are never recommended.
-        options: Options of :func:`explain_subject`.
+        options: Arguments of :func:`explain_subject`.
 
     Example:
         >>> from primal_attention.models import EncoderClassifier, EncoderConfig
@@ -163,21 +146,15 @@ def explain_recommendation(
 def explain_subject(
     subject: Subject,
     *,
-    heads: int | Sequence[int] | None = None,
-    method: Method | None = None,
-    algorithm: Algorithm | Literal["auto"] = "auto",
     alpha: float = 0.01,
-    m: int | Literal["hidden"] | None = None,
+    m: Samples = None,
     tau: float | None = None,
-    nodes: NodeChoice = "auto",
-    group: Literal["word", "token"] = "word",
-    drop_columns: Columns = "auto",
-    radius: int | None = 3,
     search: Literal["subset", "radius"] = "subset",
+    radius: int | None = 3,
     max_size: int = 3,
     max_evals: int = 2000,
-    batch_size: int = 64,
     compare: bool = False,
+    options: ExplainOptions | Mapping[str, object] | None = None,
 ) -> Explanation:
     """Return the smallest sets of tokens without which a subject decides otherwise.
 
@@ -187,25 +164,16 @@ def explain_subject(
 
     Args:
         subject: The decision.
-        heads: Heads whose graphs to use; by default all.
-        method: Covariance between tokens; see
-            :mod:`~primal_attention.analysis.causes.covariance`. The search has no model for
-            ``"rollout"``.
-        algorithm: ``"icd"``, ``"ordered-icd"``, ``"fci"`` or ``"pc"``; ``"auto"`` is the second for
-            causal attention, else the first.
         alpha: Level of the tests of independence.
         m: Effective sample size of the tests; by default the width of a head.
         tau: Threshold of partial correlations, instead of ``alpha`` and ``m``.
-        nodes: Tokens of the graph; by default the 32 that the decision attends to most.
-        group: Whether to remove and count words, or the tokens that they consist of.
-        drop_columns: Columns of attention to condition on; by default the first token of decoders.
-        radius: Largest distance from the decision; ``None`` for all.
         search: ``"subset"`` tries all connected sets by size and gives sets of which no part
             suffices. ``"radius"`` removes everything within distance 1, 2, …: few runs, large sets.
+        radius: Largest distance from the decision; ``None`` for all.
         max_size: Largest sets of ``search="subset"``.
         max_evals: Largest number of sets to run the model without.
-        batch_size: Sets to run at once.
         compare: Whether to run the baselines too, each with a budget of ``max_evals``.
+        options: :class:`ExplainOptions`, or some of them by name, such as heads, nodes and group.
 
     Example:
         >>> from primal_attention.models import EncoderClassifier, EncoderConfig
@@ -217,31 +185,25 @@ def explain_subject(
     """
     if search not in ("subset", "radius"):
         raise ValueError(f"search must be 'subset' or 'radius', got {search!r}.")
-    if group not in ("token", "word"):
-        raise ValueError(f"group must be 'token' or 'word', got {group!r}.")
     if max_size < 1:
         raise ValueError(f"max_size must be at least 1, got {max_size}.")
+    chosen = read_options(ExplainOptions, options)
     captured = subject.captured()
     graphs = causal_graph(
         captured,
         tokens=getattr(subject, "pieces", None) or subject.tokens,
-        heads=heads,
-        method=method,
+        target="mean" if subject.target is None else subject.target,
         alpha=alpha,
         m=m,
         tau=tau,
-        algorithm=algorithm,
-        nodes=nodes,
-        group=group,
-        drop_columns=drop_columns,
-        target="mean" if subject.target is None else subject.target,
+        options={f.name: getattr(chosen, f.name) for f in fields(CausalGraphOptions)},
     )
-    work = Reasoning(subject, captured, graphs, radius, max_evals, batch_size)
+    work = Reasoning(subject, captured, graphs, radius, max_evals, chosen.batch_size)
     settings = {
         "search": search,
         "radius": radius,
         "max_size": max_size,
-        "batch_size": batch_size,
+        "batch_size": chosen.batch_size,
         "removal": getattr(getattr(subject, "remover", None), "kind", "of the subject"),
         "layer": graphs.layer,
         **graphs.settings,

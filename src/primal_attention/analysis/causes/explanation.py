@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from primal_attention.analysis.causes.baselines import MethodResult
 from primal_attention.analysis.causes.drawing import draw_tree
@@ -97,7 +97,7 @@ class Explanation(AnalysisResult):
     """Whether the budget sufficed for all sets up to the largest size."""
     comparison: tuple[MethodResult, ...] = ()
     """What other methods found, with ``compare=True``."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     """Layer, removal, threshold and everything else that the answer depends on."""
 
     def verdict(self) -> str:
@@ -123,10 +123,10 @@ class Explanation(AnalysisResult):
             f"Head {self.winner} led to the set, after {runs}."
         )
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the sets that change the decision, with scores before and after."""
         header = ["without", "decision", "score before", "score after", "rank", "heads"]
-        rows: list[list[Any]] = [
+        rows: list[list[object]] = [
             [
                 _words(found.tokens),
                 found.label,
@@ -253,10 +253,10 @@ class Explanation(AnalysisResult):
             found.append(consensus_view(self.graphs, self._root, self._radius))
         return found
 
-    def comparison_table(self) -> tuple[list[str], list[list[Any]]]:
+    def comparison_table(self) -> Table:
         """Return what each method found: size, sets tried, head and tokens."""
         header = ["method", "size", "tried", "head", "tokens"]
-        rows: list[list[Any]] = []
+        rows: list[list[object]] = []
         for result in self.comparison:
             size = result.note or "not found" if result.size is None else result.size
             tokens = _words([self.tokens[i] for i in result.positions or ()])
@@ -264,11 +264,11 @@ class Explanation(AnalysisResult):
             rows.append([result.method, size, result.calls, head, tokens])
         return header, rows
 
-    def _evaluated_table(self) -> tuple[list[str], list[list[Any]]]:
+    def _evaluated_table(self) -> Table:
         header = ["without", "decision", "changed", "score before", "score after", "rank"]
         # sets that change the decision first, then those that nearly do
         order = sorted(self.evaluated, key=lambda one: (not one.changed, one.score))
-        rows: list[list[Any]] = [
+        rows: list[list[object]] = [
             [
                 _words(one.tokens),
                 one.label,
@@ -293,7 +293,8 @@ class Explanation(AnalysisResult):
 
     @property
     def _radius(self) -> int | None:
-        return self.settings.get("radius")
+        radius = self.settings.get("radius")
+        return radius if isinstance(radius, int) else None
 
 
 def _confidence(head: HeadSearch) -> float:

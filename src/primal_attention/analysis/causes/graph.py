@@ -6,15 +6,14 @@ The steps are: read the attention of a layer, choose the nodes, estimate their c
 (:mod:`~primal_attention.analysis.causes.confidence`).
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from primal_attention.analysis.causes.confidence import bootstrap_stability, confidence
 from primal_attention.analysis.causes.covariance import (
-    Method,
     attention_factor,
     center_features,
     correlate,
@@ -29,13 +28,17 @@ from primal_attention.analysis.causes.inputs import AttentionSource, read_source
 from primal_attention.analysis.causes.nodes import (
     Columns,
     GraphNodes,
-    NodeChoice,
     Target,
     choose_nodes,
     drop_list,
 )
 from primal_attention.analysis.causes.primal import Matrix, captured_scores
+from primal_attention.analysis.causes.settings import CausalGraphOptions, Samples
 from primal_attention.hosts import Batch, CapturedLayer
+from primal_attention.support.options import read_options
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["causal_graph"]
 
@@ -43,6 +46,7 @@ _SCORE_RIDGE = 1e-3
 """Ridge for scores, whose rank is small."""
 _PER_HEAD = ("attention", "values", "scores", "key-scores")
 _WITH_COLUMNS = ("attention", "values", "rollout")
+_SCORES = ("scores", "key-scores")
 
 
 class _Search(NamedTuple):
@@ -72,28 +76,17 @@ class _Search(NamedTuple):
 
 
 def causal_graph(
-    model_or_attention: "nn.Module | CapturedLayer | Matrix",
+    model_or_attention: nn.Module | CapturedLayer | Matrix,
     batch: Batch | str | None = None,
     *,
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     tokens: Sequence[str] | None = None,
-    sequence: int = 0,
     layer: int | str = -1,
-    heads: int | Sequence[int] | None = None,
-    method: Method | None = None,
-    alpha: float = 0.01,
-    m: int | Literal["hidden"] | None = None,
-    tau: float | None = None,
-    algorithm: Algorithm | Literal["auto"] = "auto",
-    nodes: NodeChoice = "auto",
-    group: Literal["word", "token"] = "word",
-    drop_columns: Columns = "auto",
-    center: bool = False,
-    ridge: float | None = None,
     target: Target = None,
-    max_cond: int | None = None,
-    max_tests: int | None = None,
-    stability: int = 0,
+    alpha: float = 0.01,
+    m: Samples = None,
+    tau: float | None = None,
+    options: CausalGraphOptions | Mapping[str, object] | None = None,
 ) -> CausalGraphs:
     """Return causal graphs between the tokens of one sequence, one for each head of a layer.
 
@@ -107,146 +100,89 @@ def causal_graph(
         batch: Inputs of the model, or a text if there is a tokenizer.
         tokenizer: The model's tokenizer, for names of nodes, words and special tokens.
         tokens: Names of the tokens, where there is no tokenizer.
-        sequence: Which sequence of the batch.
         layer: Attention layer by its number in the order of the forward, or by name.
-        heads: Which heads; by default all.
-        method: Estimator of the covariance; see
-            :mod:`~primal_attention.analysis.causes.covariance`. By default ``"attention"``, and
-            ``"scores"`` for primal layers.
+        target: What to explain: the position of a token, a word, or ``"mean"`` for a node that is
+            the mean of all tokens, as in models that pool.
         alpha: Significance level.
         m: Effective number of samples: by default the width of a head, of the model or of the
             scores, by method. ``"hidden"`` is the width of the model. Matrices alone do not know
             any width, so they need ``m`` or ``tau``.
         tau: Threshold of partial correlations instead of ``alpha`` and ``m``.
-        algorithm: ``"icd"``, ``"ordered-icd"``, ``"fci"``, ``"pc"``, or ``"auto"``: ordered ICD for
-            causal attention, which knows the order of the tokens, and ICD otherwise.
-        nodes: ``"auto"`` (the 32 words with most attention from the target), ``"all"``, a number,
-            or positions and words. All other tokens act as hidden causes.
-        group: ``"word"`` joins the pieces of a word to one node, ``"token"`` does not.
-        drop_columns: Tokens to condition on: ``"first"``, ``"special"``, positions, or ``None``.
-            ``"auto"`` is ``"first"`` for causal layers, whose first token collects attention, and
-            ``None`` for other layers and for matrices.
-        center: Whether to subtract the mean of each row of attention.
-        ridge: Independent noise per token, as a share of its variance. By default 0, and 1e-3 for
-            scores.
-        target: What to explain: the position of a token, a word, or ``"mean"`` for a node that is
-            the mean of all tokens, as in models that pool.
-        max_cond: Largest conditioning set; by default 3 up to 20 nodes and 2 above. For scores
-            never more than a quarter of the rank.
-        max_tests: Budget of tests for each head.
-        stability: Number of resamples of feature columns that show how stable edges are; needs
-            ``method="values"`` or ``"hidden"``.
+        options: :class:`CausalGraphOptions`, or some of them by name: heads, method, algorithm,
+            nodes and others.
 
     Example:
         >>> import torch
         >>> effects = torch.zeros(4, 4, dtype=torch.float64)
         >>> effects[2, 0] = effects[2, 1] = effects[3, 2] = 0.6
         >>> attention = torch.linalg.inv(torch.eye(4) - effects)
-        >>> graphs = causal_graph(attention, tau=1e-6, algorithm="icd", tokens=list("abcd"))
+        >>> known = {"tau": 1e-6, "tokens": list("abcd")}
+        >>> graphs = causal_graph(attention, **known, options={"algorithm": "icd"})
         >>> graphs.heads[0].pag.edges()
         ['a o→ c', 'b o→ c', 'c → d']
     """
-    _check_choices(method, group, m, tau, alpha, stability)
+    chosen = read_options(CausalGraphOptions, options)
+    _check(chosen, m, tau, alpha)
     source = read_source(
         model_or_attention,
         batch,
         tokenizer=tokenizer,
         tokens=tokens,
-        sequence=sequence,
+        sequence=chosen.sequence,
         layer=layer,
-        method=method,
+        method=chosen.method,
     )
-    method = method or ("attention" if source.has_weights else "scores")
-    which = _heads(heads, source.num_heads, method)
-    estimate = _estimate(source, method, which, nodes, group, target, drop_columns, center)
-    is_scores = method in ("scores", "key-scores")
-    if is_scores:
-        default = 3 if len(estimate.nodes) <= 20 else 2
-        limit = estimate.factor.shape[-1] // 4
-        max_cond = min(default if max_cond is None else max_cond, limit)
+    method = chosen.method or ("attention" if source.has_weights else "scores")
+    heads = _heads(chosen.heads, source.num_heads, method)
+    dropped = _dropped(source, method, chosen)
+    nodes, words = _nodes(source, chosen, target, dropped)
+    factor = _factor(source, method, nodes, dropped, chosen.center, words)
+    factor = factor[[head or 0 for head in heads]]
+    nodes, factor, notes = _without_empty(nodes, factor, dropped)
+    auto: Algorithm = "ordered-icd" if source.is_causal and method != "key-scores" else "icd"
     search = _Search(
-        None if tau is not None and m is None else _samples(source, method, m, estimate.factor),
+        None if tau is not None and m is None else _samples(source, method, m, factor),
         alpha if tau is None else None,
         tau,
-        _algorithm(algorithm, source.is_causal and method != "key-scores"),
-        max_cond,
-        max_tests,
-        estimate.nodes.labels,
+        auto if chosen.algorithm == "auto" else chosen.algorithm,
+        _largest_set(chosen.max_cond, method, factor),
+        chosen.max_tests,
+        nodes.labels,
     )
-    noise = (_SCORE_RIDGE if is_scores else 0.0) if ridge is None else ridge
+    ridge = chosen.ridge
+    if ridge is None:
+        ridge = _SCORE_RIDGE if method in _SCORES else 0.0
     graphs = tuple(
-        _head_graph(head, x, search, noise, stability)
-        for head, x in zip(estimate.heads, estimate.factor, strict=True)
+        _head_graph(head, x, search, ridge, chosen.stability)
+        for head, x in zip(heads, factor, strict=True)
     )
     settings = {
         "method": method,
         **{name: value for name, value in search._asdict().items() if name != "labels"},
-        "nodes": nodes if isinstance(nodes, str | int) else list(nodes),
-        "group": group,
+        "nodes": chosen.nodes if isinstance(chosen.nodes, str | int) else list(chosen.nodes),
+        "group": chosen.group,
         "target": target,
-        "dropped_columns": list(estimate.dropped),
-        "dropped_tokens": [source.tokens[i] for i in estimate.dropped],
-        "center": center,
-        "ridge": noise,
-        "stability": stability,
-        "sequence": sequence,
+        "dropped_columns": list(dropped),
+        "dropped_tokens": [source.tokens[i] for i in dropped],
+        "center": chosen.center,
+        "ridge": ridge,
+        "stability": chosen.stability,
+        "sequence": chosen.sequence,
         "num_tokens": source.num_tokens,
         "is_causal": source.is_causal,
-        "notes": estimate.notes,
+        "notes": notes,
     }
-    return CausalGraphs(source.name, estimate.nodes, graphs, settings)
+    return CausalGraphs(source.name, nodes, graphs, settings)
 
 
-class _Estimate(NamedTuple):
-    """Nodes, and a factor of their covariance for each head."""
-
-    nodes: GraphNodes
-    heads: tuple[int | None, ...]
-    factor: Float[Tensor, "h k p"]
-    dropped: tuple[int, ...]
-    notes: list[str]
-
-
-def _estimate(
-    source: AttentionSource,
-    method: str,
-    heads: tuple[int | None, ...],
-    nodes: NodeChoice,
-    group: str,
-    target: Target,
-    drop_columns: Columns,
-    center: bool,
-) -> _Estimate:
-    dropped = _dropped(source, method, drop_columns, center)
-    singles: list[tuple[int, ...]] = [(i,) for i in range(source.num_tokens)]
-    words = source.words if group == "word" else singles
-    chosen = choose_nodes(
-        words,
-        [source.word([source.tokens[i] for i in word]) for word in words],
-        special=source.special,
-        nodes=nodes,
-        target=target,
-        importance=lambda weights: source.importance(weights, dropped),
-    )
-    factor = _factor(source, method, chosen, dropped, center, words if group == "word" else None)
-    factor = factor[[head or 0 for head in heads]]
-    chosen, factor, notes = _without_empty(chosen, factor, dropped)
-    return _Estimate(chosen, heads, factor, dropped, notes)
-
-
-def _check_choices(
-    method: str | None, group: str, m: Any, tau: float | None, alpha: float, stability: int
-) -> None:
-    if method is not None and method not in get_args(Method):
-        raise ValueError(f"method must be one of {get_args(Method)}, got {method!r}.")
-    if group not in ("word", "token"):
-        raise ValueError(f"group must be 'word' or 'token', got {group!r}.")
+def _check(options: CausalGraphOptions, m: Samples, tau: float | None, alpha: float) -> None:
     if isinstance(m, str) and m != "hidden":
         raise ValueError(f"m must be a number, 'hidden' or None, got {m!r}.")
     if tau is not None and not 0 <= tau < 1:
         raise ValueError(f"tau must be at least 0 and below 1, got {tau}.")
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be between 0 and 1, got {alpha}.")
+    stability, method = options.stability, options.method
     if stability < 0 or (stability and method not in ("values", "hidden")):
         raise ValueError(
             f"stability={stability} with method={method!r}: resamples need feature columns; use "
@@ -254,15 +190,15 @@ def _check_choices(
         )
 
 
-def _dropped(source: AttentionSource, method: str, drop: Columns, center: bool) -> tuple[int, ...]:
+def _dropped(source: AttentionSource, method: str, options: CausalGraphOptions) -> tuple[int, ...]:
     """Return the columns to drop; only attention has columns."""
-    asks = drop is not None and not (isinstance(drop, str) and drop == "auto")
-    if method not in _WITH_COLUMNS and (asks or center):
-        raise ValueError(
-            f"drop_columns and center change attention matrices, and method={method!r} has none; "
-            f"leave them out, or use one of {_WITH_COLUMNS}."
-        )
+    drop = options.drop_columns
     if method not in _WITH_COLUMNS:
+        if drop not in (None, "auto") or options.center:
+            raise ValueError(
+                f"drop_columns and center change attention matrices, and method={method!r} has "
+                f"none; leave them out, or use one of {_WITH_COLUMNS}."
+            )
         return ()
     is_sink = source.is_causal and isinstance(source.attention, CapturedLayer)
     default: Columns = "first" if is_sink and source.num_tokens > 2 else None
@@ -286,17 +222,37 @@ def _heads(heads: int | Sequence[int] | None, count: int, method: str) -> tuple[
     return tuple(dict.fromkeys(head % count for head in found))
 
 
+def _nodes(
+    source: AttentionSource,
+    options: CausalGraphOptions,
+    target: Target,
+    dropped: tuple[int, ...],
+) -> tuple[GraphNodes, list[tuple[int, ...]]]:
+    """Return the nodes, and the positions of the tokens of every word or single token."""
+    singles: list[tuple[int, ...]] = [(i,) for i in range(source.num_tokens)]
+    words = source.words if options.group == "word" else singles
+    nodes = choose_nodes(
+        words,
+        [source.word([source.tokens[i] for i in word]) for word in words],
+        special=source.special,
+        nodes=options.nodes,
+        target=target,
+        importance=lambda weights: source.importance(weights, dropped),
+    )
+    return nodes, words
+
+
 def _factor(
     source: AttentionSource,
     method: str,
     nodes: GraphNodes,
     dropped: tuple[int, ...],
     center: bool,
-    groups: list[tuple[int, ...]] | None,
+    words: list[tuple[int, ...]],
 ) -> Float[Tensor, "h k p"]:
     """Return the factor ``X`` of the covariance of the nodes, for each head."""
     rows = nodes.matrix()
-    if method in ("scores", "key-scores"):
+    if method in _SCORES:
         scores = captured_scores(source.layer(method), source.sequence)
         return rows @ (scores.e if method == "scores" else scores.r)
     if method == "hidden":
@@ -304,12 +260,12 @@ def _factor(
     if method == "rollout":
         layers = source.layers or [source.layer(method)]
         found = rollout_factor(layers, rows, source.sequence)[None]
-        return attention_factor(found, drop=dropped, center=center, groups=groups)
+        return attention_factor(found, drop=dropped, center=center, groups=words)
     mixed = mix_rows(source.attention, rows, source.sequence)
     if method == "values":
         values = source.layer(method).values(source.sequence)
         return values_factor(mixed, values, drop=dropped, center=center)
-    return attention_factor(mixed, drop=dropped, center=center, groups=groups)
+    return attention_factor(mixed, drop=dropped, center=center, groups=words)
 
 
 def _without_empty(
@@ -330,12 +286,12 @@ def _without_empty(
     return nodes.without(empty), factor[:, kept], [note]
 
 
-def _samples(source: AttentionSource, method: str, m: Any, factor: Tensor) -> int:
+def _samples(source: AttentionSource, method: str, m: Samples, factor: Tensor) -> int:
     if isinstance(m, int):
         if m < 4:
             raise ValueError(f"m must be at least 4, got {m}: a test needs m − 3 above zero.")
         return m
-    if method in ("scores", "key-scores") and m is None:
+    if method in _SCORES and m is None:
         found: int | None = factor.shape[-1]
     elif method in ("hidden", "rollout") or m == "hidden":
         found = source.width
@@ -349,10 +305,12 @@ def _samples(source: AttentionSource, method: str, m: Any, factor: Tensor) -> in
     return found
 
 
-def _algorithm(algorithm: Any, is_causal: bool) -> Algorithm:
-    if algorithm != "auto":
-        return algorithm
-    return "ordered-icd" if is_causal else "icd"
+def _largest_set(wanted: int | None, method: str, factor: Float[Tensor, "h k p"]) -> int | None:
+    """Return the largest conditioning set; scores determine none above a quarter of their rank."""
+    if method not in _SCORES:
+        return wanted
+    default = 3 if factor.shape[1] <= 20 else 2
+    return min(default if wanted is None else wanted, factor.shape[-1] // 4)
 
 
 def _head_graph(

@@ -20,7 +20,7 @@ from primal_attention.analysis.causes.covariance import Correlation
 from primal_attention.analysis.causes.drawing import draw_graphs, draw_tree
 from primal_attention.analysis.causes.nodes import GraphNodes
 from primal_attention.analysis.causes.pag import PAG
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -149,7 +149,7 @@ class CausalGraphs(AnalysisResult):
     def _score(graph: HeadGraph) -> str:
         return f"{graph.confidence.low_margin:.2f} or more"
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return edges, confidence and condition of each head."""
         header = [
             "head",
@@ -163,7 +163,7 @@ class CausalGraphs(AnalysisResult):
             "tests",
             "warnings",
         ]
-        rows: list[list[Any]] = []
+        rows: list[list[object]] = []
         for graph in self.heads:
             sure, rho = graph.confidence, graph.correlation
             entropy = sure.entropy_difference
@@ -273,7 +273,7 @@ class CausalGraphs(AnalysisResult):
         return page.section("Settings").config(dict(self.settings))
 
 
-def _head_record(graph: HeadGraph) -> dict[str, Any]:
+def _head_record(graph: HeadGraph) -> dict[str, object]:
     record = {
         "head": graph.head,
         "edges": graph.pag.edges(),

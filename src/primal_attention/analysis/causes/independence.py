@@ -22,10 +22,13 @@ says so in ``Outcomes.ridged``.
 import math
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
+
+from primal_attention.analysis.causes.primal import Matrix, promote
 
 __all__ = [
     "CallableTest",
@@ -119,8 +122,6 @@ def p_values(
     rho: Float[np.ndarray, " t"], thresholds: Float[np.ndarray, " t"], alpha: float
 ) -> Float[np.ndarray, " t"]:
     """Return the p-values of correlations whose thresholds have the level ``alpha``."""
-    import torch
-
     z = np.arctanh(np.minimum(np.abs(rho), LARGEST))
     # a threshold is tanh(quantile * standard error)
     error = np.arctanh(thresholds) / normal_quantile(alpha)
@@ -280,11 +281,9 @@ def _parts(
     return corr[index[:, :, None], index[:, None, :]]
 
 
-def _correlation(matrix: Any) -> Float[np.ndarray, "n n"]:
+def _correlation(matrix: Matrix) -> Float[np.ndarray, "n n"]:
     """Return a symmetric float64 correlation matrix with clipped entries."""
-    if hasattr(matrix, "detach"):
-        matrix = matrix.detach().cpu().numpy()
-    found = np.array(matrix, dtype=np.float64)
+    found = promote(matrix).numpy()
     if found.ndim != 2 or found.shape[0] != found.shape[1]:
         raise ValueError(f"A correlation matrix is square, got shape {found.shape}.")
     if not np.isfinite(found).all():

@@ -1,19 +1,28 @@
 """What a causal graph is read from: a model and a batch, a captured layer, or matrices."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from primal_attention.analysis.causes.covariance import mix_rows
 from primal_attention.analysis.causes.nodes import groups_of_ids, is_special, word_groups
-from primal_attention.analysis.causes.primal import HatMatrix, captured_scores, promote, unit_rows
+from primal_attention.analysis.causes.primal import (
+    HatMatrix,
+    Matrix,
+    captured_scores,
+    promote,
+    unit_rows,
+)
 from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, capture
 from primal_attention.training.evaluation import eval_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["AttentionSource", "read_source"]
 
@@ -93,11 +102,20 @@ class AttentionSource:
         return total / total.sum()
 
 
+class _Tokens(TypedDict):
+    """What an :class:`AttentionSource` says about its tokens."""
+
+    tokens: list[str]
+    special: list[bool]
+    words: list[tuple[int, ...]]
+    word: Callable[[Sequence[str]], str]
+
+
 def read_source(
-    model_or_attention: Any,
-    batch: Any,
+    model_or_attention: nn.Module | CapturedLayer | Matrix,
+    batch: Batch | str | None,
     *,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     tokens: Sequence[str] | None,
     sequence: int,
     layer: int | str,
@@ -117,8 +135,7 @@ def read_source(
             f"causal_graph takes a model, a layer that capture returns, or attention matrices, got "
             f"{type(model_or_attention).__name__}."
         )
-    matrices: Any = model_or_attention
-    found = promote(matrices if isinstance(matrices, Tensor) else np.asarray(matrices))
+    found = promote(model_or_attention)
     found = found[None] if found.ndim == 2 else found
     if found.ndim != 3 or found.shape[1] != found.shape[2]:
         raise ValueError(
@@ -136,7 +153,7 @@ def _from_layer(
     layer: CapturedLayer,
     sequence: int,
     tokens: Sequence[str] | None,
-    named: Mapping[str, Any] | None = None,
+    named: _Tokens | None = None,
 ) -> AttentionSource:
     if not 0 <= sequence < len(layer):
         raise ValueError(f"sequence must be between 0 and {len(layer) - 1}, got {sequence}.")
@@ -169,8 +186,8 @@ def _named(
     special: Sequence[bool] | None = None,
     words: list[tuple[int, ...]] | None = None,
     word: Callable[[Sequence[str]], str] | None = None,
-) -> dict[str, Any]:
-    """Return what an :class:`AttentionSource` says about its tokens."""
+) -> _Tokens:
+    """Return names, marks and words of tokens; by default the tokens are their numbers."""
     if tokens is not None and len(tokens) != n:
         raise ValueError(
             f"There are {len(tokens)} tokens for {n} rows of attention; give one token for each "
@@ -199,8 +216,8 @@ def _join(pieces: Sequence[str]) -> str:
 
 def _from_model(
     model: nn.Module,
-    batch: Any,
-    tokenizer: Any,
+    batch: Batch | str | None,
+    tokenizer: "PreTrainedTokenizerBase | None",
     tokens: Sequence[str] | None,
     sequence: int,
     layer: int | str,
@@ -223,33 +240,42 @@ def _from_model(
     if tokens is None and 0 <= sequence < len(last):
         named = _tokens_of(batch, tokenizer, sequence, last)
     source = _from_layer(last, sequence, tokens, named)
-    more: dict[str, Any] = {"layers": layers}
-    if method == "hidden":
-        more["block"] = _block_output(model, batch, last.name)
-    return AttentionSource(**{**source.__dict__, **more})
+    block = _block_output(model, batch, last.name) if method == "hidden" else None
+    return replace(source, layers=layers, block=block)
 
 
-def _tokens_of(batch: Any, tokenizer: Any, sequence: int, layer: CapturedLayer) -> dict[str, Any]:
-    """Return tokens and words of a sequence, as far as batch and tokenizer tell."""
+def token_numbers(batch: Batch, length: int) -> Int[Tensor, "b n"] | None:
+    """Return the token ids of a batch; ``None`` if it has none of this length."""
     args, kwargs = batch_arguments(batch)
-    ids: Any = kwargs.get("input_ids", args[0] if args else None)
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    is_ids = isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()
+    return ids if is_ids and isinstance(ids, Tensor) and ids.shape[1] == length else None
+
+
+def _tokens_of(
+    batch: Batch,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    sequence: int,
+    layer: CapturedLayer,
+) -> _Tokens:
+    """Return tokens and words of a sequence, as far as batch and tokenizer tell."""
     keep = layer.query_keep[sequence].cpu()
-    n = int(keep.sum())
-    has_ids = isinstance(ids, Tensor) and ids.ndim == 2 and not ids.is_floating_point()
-    if tokenizer is None or not has_ids or ids.shape[1] != len(keep):
-        return _named(None, n)
+    ids = token_numbers(batch, len(keep))
+    if tokenizer is None or ids is None:
+        return _named(None, int(keep.sum()))
     kept = ids[sequence].cpu()[keep].tolist()
     tokens = [str(t) for t in tokenizer.convert_ids_to_tokens(kept)]
     special = [i in set(getattr(tokenizer, "all_special_ids", ())) for i in kept]
     words = None
-    if getattr(batch, "is_fast", False):
-        numbers = batch.word_ids(sequence)
+    word_ids = getattr(batch, "word_ids", None)
+    if getattr(batch, "is_fast", False) and callable(word_ids):
+        numbers = word_ids(sequence)
         words = groups_of_ids([w for w, real in zip(numbers, keep.tolist(), strict=True) if real])
 
     def word(pieces: Sequence[str]) -> str:
         return str(tokenizer.convert_tokens_to_string(list(pieces))).strip() or _join(pieces)
 
-    return _named(tokens, n, special=special, words=words, word=word)
+    return _named(tokens, len(kept), special=special, words=words, word=word)
 
 
 @torch.no_grad()
@@ -261,7 +287,7 @@ def _block_output(model: nn.Module, batch: Batch, name: str) -> Tensor | None:
         return None
     found: list[Tensor] = []
 
-    def keep(_: nn.Module, inputs: Any, output: Any) -> None:
+    def keep(_: nn.Module, inputs: object, output: Batch) -> None:
         while not isinstance(output, Tensor):
             output = next(iter(output.values() if isinstance(output, Mapping) else output))
         found.append(output.detach())

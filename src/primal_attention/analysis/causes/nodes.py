@@ -8,7 +8,7 @@ tokens, the mean of all.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -168,7 +168,7 @@ def drop_list(drop: Columns, n: int, special: Sequence[bool], default: Columns) 
     return found
 
 
-def _position(i: Any, n: int, what: str) -> int:
+def _position(i: object, n: int, what: str) -> int:
     if isinstance(i, bool) or not isinstance(i, int) or not -n <= i < n:
         raise ValueError(
             f"{what} has {i!r}, which is no position of a token; positions are between 0 and "

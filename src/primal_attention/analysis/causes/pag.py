@@ -15,7 +15,7 @@
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeGuard
 
 import numpy as np
 from jaxtyping import Bool, Int8
@@ -223,7 +223,7 @@ class PAG:
             return cls(matrix, None if names is None else tuple(names), tuple(warnings or ()))
 
 
-def _is_matrix(rows: Any) -> bool:
+def _is_matrix(rows: object) -> TypeGuard[list[list[int]]]:
     """Return whether rows are a square matrix of whole numbers that numpy can hold."""
     return isinstance(rows, list) and all(
         isinstance(row, list)
@@ -233,7 +233,7 @@ def _is_matrix(rows: Any) -> bool:
     )
 
 
-def _are_words(words: Any) -> bool:
+def _are_words(words: object) -> TypeGuard[list[str]]:
     return isinstance(words, list) and all(isinstance(word, str) for word in words)
 
 

@@ -1,7 +1,6 @@
 """The search around one decision, in the graphs of all heads."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -111,7 +110,7 @@ class Reasoning:
             yield [(number, iter(found[level : level + 1])) for number, found in enumerate(sets)]
 
     def run(
-        self, search: str, max_size: int, compare: bool, settings: dict[str, Any]
+        self, search: str, max_size: int, compare: bool, settings: dict[str, object]
     ) -> Explanation:
         """Return the explanation."""
         found = search_levels(self.evaluations, self._levels(search, max_size))

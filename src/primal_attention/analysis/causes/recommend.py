@@ -1,8 +1,7 @@
 """Recommendations to explain: which items of the history lead to the recommended one."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -94,7 +93,7 @@ class RecommenderSubject(ModelSubject):
         """Return the name of an item."""
         return option_name(self.names, option)
 
-    def abduct(self) -> Tensor | Mapping[str, Any]:
+    def abduct(self) -> Tensor:
         """Return the history with the recommended item at its end."""
         return torch.cat([self.ids, torch.tensor([self.choice])])[None].to(self._device)
 
@@ -133,4 +132,6 @@ class RecommenderSubject(ModelSubject):
             with torch.no_grad():
                 size = self._forward(ids[None], torch.ones(1, 1, dtype=torch.bool)).shape[-1]
             proposal = [i for i in range(size) if i not in special]
-        return choose_removal(removal, None, ids, samples=samples, proposal=proposal, seed=seed)
+        return choose_removal(
+            None, ids, removal=removal, samples=samples, proposal=proposal, seed=seed
+        )

@@ -11,13 +11,16 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from primal_attention.support.command import did_you_mean
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Removal", "Removed", "Remover", "choose_removal", "remove"]
 
@@ -58,10 +61,10 @@ class Remover(NamedTuple):
 
 
 def choose_removal(
-    removal: str,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     ids: Int[Tensor, " n"],
     *,
+    removal: str = "auto",
     samples: int = 5,
     proposal: Sequence[int] | None = None,
     seed: int = 0,
@@ -69,10 +72,10 @@ def choose_removal(
     """Return the removal for a tokenizer.
 
     Args:
-        removal: A removal, or ``"auto"``: ``"mask"`` if the tokenizer has a mask token, else
-            ``"attend"``.
         tokenizer: Tokenizer of transformers, or ``None``.
         ids: Ids of the tokens of the input.
+        removal: A removal, or ``"auto"``: ``"mask"`` if the tokenizer has a mask token, else
+            ``"attend"``.
         samples: Inputs to draw for each set, for ``"resample"``.
         proposal: Ids to draw from, for ``"resample"``; by default all ordinary tokens of the
             vocabulary.
@@ -97,7 +100,9 @@ def choose_removal(
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}.")
     if proposal is None:
-        special = set(getattr(tokenizer, "all_special_ids", ()))
+        if tokenizer is None:
+            raise ValueError("removal='resample' needs a tokenizer, or proposal, ids to draw from.")
+        special = set(tokenizer.all_special_ids)
         proposal = [i for i in range(len(tokenizer)) if i not in special]
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(proposal), (samples, len(ids)), generator=generator)

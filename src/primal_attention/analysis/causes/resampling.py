@@ -9,8 +9,6 @@ that are drawn again, with replacement, give other correlations. Their spread ``
 So no number of samples ``m`` has to be assumed.
 """
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -21,6 +19,7 @@ from .independence import (
     inverse_correlations,
     normal_quantile,
 )
+from .primal import Matrix, promote
 
 __all__ = ["BootstrapTest"]
 
@@ -48,16 +47,16 @@ class BootstrapTest:
 
     def __init__(
         self,
-        values: Float[np.ndarray, "m d"],
-        attention: Float[np.ndarray, "n m"] | None = None,
+        values: Matrix,
+        attention: Matrix | None = None,
         *,
         alpha: float = 0.01,
         replicates: int = 100,
         seed: int = 0,
     ) -> None:
-        features = _array(values)
+        features = promote(values).numpy()
         if attention is not None:
-            features = _array(attention) @ features
+            features = promote(attention).numpy() @ features
         if features.ndim != 2 or features.shape[1] < 4:
             raise ValueError(
                 f"values must have a row for each token and at least 4 columns, got shape "
@@ -87,12 +86,6 @@ class BootstrapTest:
     def strength(self) -> Float[np.ndarray, "n n"]:
         """Return the absolute correlations of all columns."""
         return self._whole.strength()
-
-
-def _array(matrix: Any) -> Float[np.ndarray, "a b"]:
-    if hasattr(matrix, "detach"):
-        matrix = matrix.detach().cpu().numpy()
-    return np.asarray(matrix, dtype=np.float64)
 
 
 def _covariance(features: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n n"]:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -116,7 +116,7 @@ class ModelSubject(ABC):
         """Return the name of an option."""
 
     @abstractmethod
-    def abduct(self) -> Mapping[str, Any] | Tensor:
+    def abduct(self) -> Mapping[str, Tensor] | Tensor:
         """Return the input of the model with the decision in its place."""
 
     def evaluate(self, sets: Sequence[tuple[int, ...]]) -> list[Outcome]:
@@ -188,7 +188,7 @@ def vote(
     return Outcome(most != choice, name(most), score, rank)
 
 
-def pooled_token(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> int | None:
+def pooled_token(model: nn.Module, batch: Mapping[str, Tensor] | Tensor) -> int | None:
     """Return the token that the head of a classifier reads, ``None`` for several.
 
     Behind the last attention layer tokens do not meet again before the head. So the gradient of the

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,9 @@ from primal_attention.analysis.causes.removal import Removed, choose_removal
 from primal_attention.analysis.causes.subjects import ModelSubject, pooled_token
 from primal_attention.hosts import capture
 from primal_attention.training.evaluation import eval_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "ClassSubject",
@@ -35,6 +38,21 @@ class NoDecisionError(ValueError):
     """The output of a model has no logits, so there is no decision to explain."""
 
 
+class RemovalArguments(TypedDict, total=False):
+    """Arguments of :func:`~primal_attention.analysis.causes.removal.choose_removal`."""
+
+    removal: str
+    samples: int
+    proposal: Sequence[int] | None
+    seed: int
+
+
+class SubjectArguments(RemovalArguments, total=False):
+    """Arguments of :class:`TextSubject`."""
+
+    layer: int | str
+
+
 class TextSubject(ModelSubject):
     """A decision of a model of transformers about one text.
 
@@ -43,20 +61,18 @@ class TextSubject(ModelSubject):
         tokenizer: Its tokenizer; ``None`` if ``encoded`` comes from elsewhere.
         encoded: Arguments of the forward for one sequence, from :func:`encode_text`.
         layer: Attention layer to read.
-        removal: How tokens are removed; see
+        options: How tokens are removed: arguments of
             :func:`~primal_attention.analysis.causes.removal.choose_removal`.
-        options: Further options of that function.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase | None",
         encoded: Mapping[str, Tensor],
         *,
         layer: int | str = -1,
-        removal: str = "auto",
-        **options: Any,
+        **options: Unpack[RemovalArguments],
     ) -> None:
         ids = encoded["input_ids"][0].cpu()
         self.tokenizer = tokenizer
@@ -67,17 +83,15 @@ class TextSubject(ModelSubject):
             if name in self._takes and name not in ("input_ids", "attention_mask")
         }
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        super().__init__(
-            model, ids, choose_removal(removal, tokenizer, ids, **options), layer=layer
-        )
+        super().__init__(model, ids, choose_removal(tokenizer, ids, **options), layer=layer)
         self.tokens = token_names(tokenizer, ids)
         self.pieces = _pieces(tokenizer, ids)
         special = {getattr(tokenizer, f"{name}_token_id", None) for name in _SPECIAL}
         self.candidates = [i for i, token in enumerate(ids.tolist()) if token not in special]
 
-    def arguments(self, removed: Removed) -> dict[str, Any]:
+    def arguments(self, removed: Removed) -> dict[str, Tensor]:
         """Return the arguments of the forward for inputs without some tokens."""
-        found: dict[str, Any] = {"input_ids": removed.ids}
+        found: dict[str, Tensor] = {"input_ids": removed.ids}
         if "attention_mask" in self._takes:
             found["attention_mask"] = removed.keep.long()
         elif not removed.keep.all():
@@ -88,11 +102,11 @@ class TextSubject(ModelSubject):
         found |= {name: value[removed.positions] for name, value in self._extra.items()}
         return {name: value.to(self._device) for name, value in found.items()}
 
-    def abduct(self) -> Mapping[str, Any]:
+    def abduct(self) -> Mapping[str, Tensor]:
         """Return the input of the model with the decision in its place."""
         return self._single(self.ids)
 
-    def _single(self, ids: Int[Tensor, " n"]) -> dict[str, Any]:
+    def _single(self, ids: Int[Tensor, " n"]) -> dict[str, Tensor]:
         """Return the arguments of the forward for one sequence of ids, nothing removed."""
         n = len(ids)
         positions = torch.arange(n).clamp(max=len(self.ids) - 1)[None]
@@ -115,11 +129,11 @@ class ClassSubject(TextSubject):
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase | None",
         encoded: Mapping[str, Tensor],
         *,
         target: Target = "auto",
-        **options: Any,
+        **options: Unpack[SubjectArguments],
     ) -> None:
         super().__init__(model, tokenizer, encoded, **options)
         n = len(self.tokens)
@@ -158,7 +172,11 @@ class NextTokenSubject(TextSubject):
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: Any, encoded: Mapping[str, Tensor], **options: Any
+        self,
+        model: nn.Module,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        encoded: Mapping[str, Tensor],
+        **options: Unpack[SubjectArguments],
     ) -> None:
         super().__init__(model, tokenizer, encoded, **options)
         self.tokens = [*self.tokens, self.decision]
@@ -173,17 +191,16 @@ class NextTokenSubject(TextSubject):
         if self.remover.kind == "attend":
             # positions must not depend on the mask
             arguments |= _positions(self._takes, arguments["input_ids"])
-        if "use_cache" in self._takes:
-            arguments["use_cache"] = False
-        if "logits_to_keep" in self._takes:
-            arguments["logits_to_keep"] = 1
-        return self.model(**arguments).logits[:, -1]
+        # the cache and the other positions would only cost memory
+        saved = {"use_cache": False, "logits_to_keep": 1}
+        saved = {name: value for name, value in saved.items() if name in self._takes}
+        return self.model(**arguments, **saved).logits[:, -1]
 
     def name_option(self, option: int) -> str:
         """Return a token of the vocabulary."""
         return token_names(self.tokenizer, [option])[0]
 
-    def abduct(self) -> Mapping[str, Any]:
+    def abduct(self) -> Mapping[str, Tensor]:
         """Return the text with the next token at its end."""
         return self._single(torch.cat([self.ids, torch.tensor([self.choice])]))
 
@@ -202,11 +219,11 @@ class MaskedTokenSubject(TextSubject):
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase | None",
         encoded: Mapping[str, Tensor],
         *,
         target: Target = "auto",
-        **options: Any,
+        **options: Unpack[SubjectArguments],
     ) -> None:
         ids = encoded["input_ids"].cpu().clone()
         mask = getattr(tokenizer, "mask_token_id", None)
@@ -249,7 +266,7 @@ class MaskedTokenSubject(TextSubject):
         """Return a token of the vocabulary."""
         return token_names(self.tokenizer, [option])[0]
 
-    def abduct(self) -> Mapping[str, Any]:
+    def abduct(self) -> Mapping[str, Tensor]:
         """Return the text with the prediction in place of the mask."""
         ids = self.ids.clone()
         ids[self._place] = self.choice
@@ -258,11 +275,11 @@ class MaskedTokenSubject(TextSubject):
 
 def text_subject(
     model: nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     text: str | Mapping[str, Tensor],
     *,
     target: Target = "auto",
-    **options: Any,
+    **options: Unpack[SubjectArguments],
 ) -> TextSubject:
     """Return the decision of a model about a text, of the kind that its output has.
 
@@ -287,7 +304,12 @@ def text_subject(
         >>> subject.target, subject.candidates, len(subject.evaluate([(1,), (1, 3)]))
         (2, [1, 3], 2)
     """
-    encoded = encode_text(tokenizer, text, model) if isinstance(text, str) else _unpadded(text)
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError("A text needs a tokenizer; give one, or arguments of the forward.")
+        encoded = encode_text(tokenizer, text, model)
+    else:
+        encoded = _unpadded(text)
     takes = inspect.signature(model.forward).parameters
     arguments = {name: value for name, value in encoded.items() if name in takes}
     with torch.no_grad(), eval_mode(model):
@@ -308,7 +330,9 @@ def text_subject(
     return NextTokenSubject(model, tokenizer, encoded, **options)
 
 
-def encode_text(tokenizer: Any, text: str, model: nn.Module | None = None) -> dict[str, Tensor]:
+def encode_text(
+    tokenizer: "PreTrainedTokenizerBase", text: str, model: nn.Module | None = None
+) -> dict[str, Tensor]:
     """Return a text as arguments of the forward, cut to the longest input of the model."""
     limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     # some models count positions from the id of the padding token on
@@ -334,7 +358,9 @@ def _unpadded(encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def token_names(tokenizer: Any, ids: Tensor | Sequence[int]) -> list[str]:
+def token_names(
+    tokenizer: "PreTrainedTokenizerBase | None", ids: Tensor | Sequence[int]
+) -> list[str]:
     """Return tokens as a reader writes them; word pieces keep their marks.
 
     Example:
@@ -347,12 +373,12 @@ def token_names(tokenizer: Any, ids: Tensor | Sequence[int]) -> list[str]:
     found = []
     for number in numbers:
         # byte-level tokenizers write spaces and accents as other characters
-        word = tokenizer.decode([number])
+        word = str(tokenizer.decode([number]))
         found.append(word.strip() or word.replace(" ", "␣").replace("\n", "⏎") or str(number))
     return found
 
 
-def _pieces(tokenizer: Any, ids: Int[Tensor, " n"]) -> list[str]:
+def _pieces(tokenizer: "PreTrainedTokenizerBase | None", ids: Int[Tensor, " n"]) -> list[str]:
     """Return tokens as the tokenizer writes them; its marks tell which of them form a word."""
     numbers = ids.tolist()
     return list(

@@ -13,7 +13,7 @@ from .evaluation import (
 )
 from .factors import AssociationKernel, CountFactors, count_factors
 from .heat_maps import plot_weights
-from .layers import CorpusLayer, attention_from_counts, split_directions
+from .layers import CorpusLayer, CountLogits, attention_from_counts, split_directions
 from .probe import CountsResult, HeadAssociation, probe_heads, qk_circuit
 from .probe_plots import count_weights, plot_head_beside_counts, word_weights
 from .projection import (
@@ -38,6 +38,7 @@ __all__ = [
     "CorpusLayer",
     "CountAttention",
     "CountFactors",
+    "CountLogits",
     "CountsResult",
     "DistributionalAttention",
     "HeadAssociation",

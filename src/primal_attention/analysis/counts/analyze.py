@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from primal_attention.analysis.options import CountsOptions
 from primal_attention.hosts import Batch, batch_arguments
 from primal_attention.report.page import to_png
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["analyze_counts"]
 
 _VOCABULARY = 4000
@@ -22,7 +25,11 @@ _VOCABULARY = 4000
 
 
 def analyze_counts(
-    model: nn.Module, batches: Sequence[Batch], options: CountsOptions, *, tokenizer: Any = None
+    model: nn.Module,
+    batches: Sequence[Batch],
+    options: CountsOptions,
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> CountsResult:
     """Return how much the heads of a model follow the word pairs of texts; see ``probe_heads``.
 
@@ -81,8 +88,9 @@ def _token_rows(batches: Sequence[Batch]) -> Iterator[Tensor]:
             yield row[kept]
 
 
-def _texts(batches: Sequence[Batch], tokenizer: Any) -> list[str]:
-    return [tokenizer.decode(row, skip_special_tokens=True) for row in _token_rows(batches)]
+def _texts(batches: Sequence[Batch], tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    rows = _token_rows(batches)
+    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
 
 
 def _count_ids(model: nn.Module, batches: Sequence[Batch]) -> Cooccurrence:

@@ -15,15 +15,20 @@ see. ``content_backward`` does not.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
 __all__ = ["Association", "Targets", "asymmetry", "spearman"]
 
+Words = Sequence[str] | Sequence[int] | NDArray[np.int64]
+"""Words, or their numbers in the counts."""
 _FEWEST = 30
 """Pairs without which a correlation says nothing."""
 
@@ -78,10 +83,10 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
         >>> round(spearman([1, 2, 3, 4], [10, 30, 20, 40]), 3)
         0.8
     """
-    return float(_standard_ranks(np.asarray(a)) @ _standard_ranks(np.asarray(b)))
+    return float(_standard_ranks(np.asarray(a, float)) @ _standard_ranks(np.asarray(b, float)))
 
 
-def _standard_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+def _standard_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ranks, centred and of length one; zeros if all values are equal."""
     order = np.argsort(values)
     ranks = np.empty(len(values))
@@ -99,7 +104,7 @@ def _standard_ranks(values: NDArray[Any]) -> NDArray[np.float64]:
 class _Pairs:
     """Pairs of words with enough counts, and the ranks of their PMI."""
 
-    def __init__(self, counts: Any, chosen: NDArray[np.int64], min_count: float) -> None:
+    def __init__(self, counts: "csr_array", chosen: NDArray[np.int64], min_count: float) -> None:
         rows, columns = (np.asarray(counts.sum(axis)).ravel() for axis in (1, 0))
         part = counts[chosen][:, chosen].tocoo()
         kept = part.data >= min_count
@@ -168,7 +173,7 @@ class Targets:
     def __init__(
         self,
         cooccurrence: Cooccurrence,
-        words: Sequence[str] | Sequence[int] | NDArray[Any],
+        words: Words,
         min_count: float = 8.0,
     ) -> None:
         if not min_count > 0:
@@ -219,9 +224,9 @@ class Targets:
         )
 
 
-def _numbers(cooccurrence: Cooccurrence, words: Any) -> NDArray[np.int64]:
+def _numbers(cooccurrence: Cooccurrence, words: Words) -> NDArray[np.int64]:
     """Return the numbers of words in the counts, all known and different."""
-    found = cooccurrence.encode(list(words) if not isinstance(words, np.ndarray) else words)
+    found = cooccurrence.encode(words)
     if (found < 0).any():
         unknown = [word for word, number in zip(words, found, strict=True) if number < 0]
         raise ValueError(

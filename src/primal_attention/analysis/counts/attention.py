@@ -11,8 +11,8 @@ A truncated SVD ``PMI ≈ W_Q W_Kᵀ`` gives queries and keys of width ``s``.
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Self, get_args
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, get_args
 
 import numpy as np
 import torch
@@ -27,8 +27,12 @@ from primal_attention.analysis.counts.factors import (
     smoothed_counts,
     type_key_bias,
 )
-from primal_attention.analysis.counts.transforms import Transform
-from primal_attention.analysis.counts.vocabulary import Document
+from primal_attention.analysis.counts.transforms import Transform, TransformArguments, to_dense
+from primal_attention.analysis.counts.vocabulary import Document, Splitter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
 
 __all__ = ["CountAttention", "DistributionalAttention"]
 
@@ -108,7 +112,7 @@ class DistributionalAttention(nn.Module):
         temperature: float = 1.0,
         trainable: bool = False,
         dtype: torch.dtype | None = None,
-        **options: Any,
+        **options: Unpack[TransformArguments],
     ) -> None:
         super().__init__()
         _check(rank, transform, positional, diag, temperature)
@@ -137,7 +141,7 @@ class DistributionalAttention(nn.Module):
             self.register_buffer(name, table)
 
     def _store_logits(
-        self, cooc: Cooccurrence, key_bias: KeyBias | None, options: Mapping[str, Any]
+        self, cooc: Cooccurrence, key_bias: KeyBias | None, options: TransformArguments
     ) -> None:
         if self.rank is not None:
             factors = count_factors(
@@ -155,14 +159,17 @@ class DistributionalAttention(nn.Module):
         # the logarithm of zero counts is −∞, which is weight zero
         logarithm = self.transform in ("counts", "probability")
         kind: Transform = "log" if logarithm else self.transform
-        matrix = cooc.transform(kind, directional=self.directional, **options)
-        table = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+        table = to_dense(cooc.transform(kind, directional=self.directional, **options))
         bias = type_key_bias(cooc, self.transform, key_bias, self.directional, options)
         self._store("logit_table", torch.from_numpy(table))
         self._store("key_bias", bias)
 
     def _value_table(
-        self, cooc: Cooccurrence, counts: Any, values: Any, options: Mapping[str, Any]
+        self,
+        cooc: Cooccurrence,
+        counts: "csr_array | NDArray[np.float64]",
+        values: Literal["rows", "svd"] | Tensor | None,
+        options: TransformArguments,
     ) -> Tensor:
         if values is None:
             values = "rows" if self.rank is None else "svd"
@@ -174,7 +181,7 @@ class DistributionalAttention(nn.Module):
                 )
             return values
         if values == "rows":
-            rows = counts if isinstance(counts, np.ndarray) else counts.toarray()
+            rows = to_dense(counts)
             total = rows.sum(1, keepdims=True)
             return torch.from_numpy(rows / np.where(total > 0, total, 1.0))
         if values != "svd":
@@ -189,7 +196,7 @@ class DistributionalAttention(nn.Module):
     def from_corpus(
         cls,
         texts: Iterable[str],
-        tokenizer: Any = None,
+        tokenizer: Splitter = None,
         *,
         top_k: int | None = None,
         window: int = 5,
@@ -232,7 +239,7 @@ class DistributionalAttention(nn.Module):
         *,
         key_mask: Bool[Tensor, "b m"] | None = None,
         return_weights: bool = False,
-    ) -> Any:
+    ) -> Float[Tensor, "b n v"] | CountAttention:
         """Return the mean of the values of the keys, ``[b n v]``.
 
         Args:

@@ -14,14 +14,20 @@ distributional similarity with lessons learned from word embeddings*, 2015.
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypedDict, Unpack, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from primal_attention.analysis.counts.transforms import Transform, transform_counts
+from primal_attention.analysis.counts.transforms import (
+    Transform,
+    TransformArguments,
+    transform_counts,
+)
 from primal_attention.analysis.counts.vocabulary import (
     Document,
+    Splitter,
     Vocabulary,
     as_numbers,
     chunks,
@@ -29,6 +35,9 @@ from primal_attention.analysis.counts.vocabulary import (
     word_splitter,
 )
 from primal_attention.support.command import needs
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = ["Boundary", "Cooccurrence", "Totals", "Weighting"]
 
@@ -46,6 +55,18 @@ Boundary = Literal["document", "stream"]
 _CHUNK = 1 << 20
 # above this window the least common multiple has too many digits for exact sums
 _EXACT_WINDOW = 20
+
+
+class CountingArguments(TypedDict, total=False):
+    """Arguments of :class:`Cooccurrence`, without the vocabulary."""
+
+    top_k: int | None
+    window: int
+    weighting: Weighting
+    directional: bool
+    boundary: Boundary
+    min_count: int
+    smoothing: float
 
 
 class Totals(NamedTuple):
@@ -129,7 +150,9 @@ class Cooccurrence:
         self.num_tokens = self.num_documents = 0
 
     @classmethod
-    def from_corpus(cls, texts: Iterable[str], tokenizer: Any = None, **options: Any) -> Self:
+    def from_corpus(
+        cls, texts: Iterable[str], tokenizer: Splitter = None, **options: Unpack[CountingArguments]
+    ) -> Self:
         """Return the counts of texts.
 
         Args:
@@ -147,7 +170,10 @@ class Cooccurrence:
 
     @classmethod
     def from_counts(
-        cls, counts: ArrayLike | Any, vocab: Sequence[str] | None = None, **options: Any
+        cls,
+        counts: "csr_array | ArrayLike",
+        vocab: Sequence[str] | None = None,
+        **options: Unpack[CountingArguments],
     ) -> Self:
         """Return an object with given counts, dense or sparse.
 
@@ -261,18 +287,18 @@ class Cooccurrence:
         return self.vocabulary.encode(document)
 
     @property
-    def forward(self) -> Any:
+    def forward(self) -> "csr_array":
         """``F`` as a sparse CSR array: ``F[i, j]`` counts ``j`` after ``i``."""
         return self._sums / self._unit
 
     @property
-    def symmetric(self) -> Any:
+    def symmetric(self) -> "csr_array":
         """``S = F + Fᵀ`` as a sparse CSR array."""
         forward = self.forward
         return (forward + forward.T).tocsr()
 
     @property
-    def counts(self) -> Any:
+    def counts(self) -> "csr_array":
         """:attr:`forward` if directional, otherwise :attr:`symmetric`."""
         return self.forward if self.directional else self.symmetric
 
@@ -284,8 +310,12 @@ class Cooccurrence:
         return Totals(rows, columns, float(rows.sum()))
 
     def transform(
-        self, kind: Transform = "ppmi", *, directional: bool | None = None, **options: Any
-    ) -> Any:
+        self,
+        kind: Transform = "ppmi",
+        *,
+        directional: bool | None = None,
+        **options: Unpack[TransformArguments],
+    ) -> "csr_array | NDArray[np.float64]":
         """Return an association measure of the counts; see :func:`transform_counts`.
 
         Args:
@@ -302,7 +332,7 @@ class Cooccurrence:
                    [0.  , 0.69, 0.  ]])
         """
         wanted = self.directional if directional is None else directional
-        options = {"smoothing": self.smoothing, **options}
+        options.setdefault("smoothing", self.smoothing)
         return transform_counts(self.forward if wanted else self.symmetric, kind, **options)
 
     def restrict(self, words: Iterable[str]) -> "Cooccurrence":
@@ -355,13 +385,13 @@ class Cooccurrence:
         return load_counts(cls, Path(path), max_bytes)
 
 
-def _sparse() -> Any:
+def _sparse() -> ModuleType:
     with needs("sklearn", "Co-occurrence counting"):
         import scipy.sparse
     return scipy.sparse
 
 
-def _documents(documents: Any) -> Iterable[Any]:
+def _documents(documents: Iterable[Document] | NDArray[np.int64]) -> Iterable[Document]:
     if isinstance(documents, str):
         raise TypeError("documents is one text; give a list of texts, even if it has one.")
     if isinstance(documents, np.ndarray) and documents.ndim == 1 and documents.dtype != object:
@@ -369,7 +399,7 @@ def _documents(documents: Any) -> Iterable[Any]:
     return documents
 
 
-def _count_pairs(ids: NDArray[np.int64], start: int, distance: int, n: int) -> Any:
+def _count_pairs(ids: NDArray[np.int64], start: int, distance: int, n: int) -> "csr_array":
     """Return how often number ``j`` stands ``distance`` places after ``i``, as a CSR array.
 
     Pairs inside the first ``start`` places are left out: they were counted before.

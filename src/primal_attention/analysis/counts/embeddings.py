@@ -10,16 +10,20 @@ The classical PMI-SVD word vectors are ``H_e Σ^p``: the word scores at ``p = 1`
 feature map at ``p = ½``. GloVe fits ``log C_ij ≈ w_i·w̃_j + b_i + b̃_j`` to the counted pairs.
 """
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, Unpack, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
-from primal_attention.analysis.counts.transforms import Transform
+from primal_attention.analysis.counts.transforms import Transform, TransformArguments, to_dense
 from primal_attention.analysis.counts.word_vectors import WordVectors
 from primal_attention.ksvd.solvers import KernelTriplets, dense_svd, matrix_free_svd
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
 
 __all__ = ["association_svd", "glove_fit", "ksvd_embeddings", "pmi_svd"]
 
@@ -28,7 +32,12 @@ _DENSE_ROWS = 2000
 
 
 def association_svd(
-    matrix: Any, rank: int, *, tol: float = 1e-6, max_passes: int = 50, seed: int = 0
+    matrix: "csr_array | NDArray[np.float64]",
+    rank: int,
+    *,
+    tol: float = 1e-6,
+    max_passes: int = 50,
+    seed: int = 0,
 ) -> KernelTriplets:
     """Return the leading singular triplets of a square association matrix, in float64.
 
@@ -50,8 +59,7 @@ def association_svd(
         raise ValueError(f"rank is {rank}; it must be from 1 to the number of words, {n}.")
 
     def rows(x: Tensor, y: Tensor) -> Tensor:
-        block = matrix[x[:, 0].long().numpy()]
-        return torch.from_numpy(block if isinstance(block, np.ndarray) else block.toarray())
+        return torch.from_numpy(to_dense(matrix[x[:, 0].long().numpy()]))
 
     number = torch.arange(n, dtype=torch.float64)[:, None]
     if n <= _DENSE_ROWS:
@@ -104,7 +112,7 @@ def ksvd_embeddings(
     transform: Transform = "ppmi",
     directional: bool | None = None,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[TransformArguments],
 ) -> WordVectors:
     """Return the kernel-SVD scores of words and of contexts, ``H_e Σ`` and ``H_r Σ``.
 
@@ -223,7 +231,7 @@ def _adagrad(
 
 
 def _lbfgs(
-    tables: Tensor, at: Tensor, weight: Tensor, target: Tensor, epochs: int, *_: Any
+    tables: Tensor, at: Tensor, weight: Tensor, target: Tensor, epochs: int, *_: object
 ) -> None:
     """Change the tables in place, with the exact gradient of all pairs."""
     free = tables.clone().requires_grad_(True)

@@ -1,7 +1,6 @@
 """Queries, keys and key bias of word types from counts, and the kernel between words they give."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 import torch
@@ -10,8 +9,16 @@ from torch import Tensor
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 from primal_attention.analysis.counts.embeddings import association_svd
-from primal_attention.analysis.counts.transforms import Transform, context_probability
+from primal_attention.analysis.counts.transforms import (
+    Transform,
+    TransformArguments,
+    context_probability,
+)
 from primal_attention.kernels.base import FeatureMap
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from scipy.sparse import csr_array
 
 __all__ = ["AssociationKernel", "CountFactors", "KeyBias", "count_factors"]
 
@@ -78,7 +85,7 @@ def count_factors(
     transform: Transform = "pmi",
     key_bias: KeyBias | None = "auto",
     directional: bool = True,
-    **options: Any,
+    **options: Unpack[TransformArguments],
 ) -> CountFactors:
     """Return the factors of an association matrix, in float64.
 
@@ -107,7 +114,9 @@ def count_factors(
     return CountFactors(left * root, right * root, bias, sigma)
 
 
-def smoothed_counts(cooc: Cooccurrence, directional: bool, options: Mapping[str, Any]) -> Any:
+def smoothed_counts(
+    cooc: Cooccurrence, directional: bool, options: TransformArguments
+) -> "csr_array | NDArray[np.float64]":
     """Return the counts with smoothing."""
     smoothing = options.get("smoothing", cooc.smoothing)
     return cooc.transform("counts", directional=directional, smoothing=smoothing)
@@ -118,7 +127,7 @@ def type_key_bias(
     transform: Transform,
     key_bias: KeyBias | None,
     directional: bool,
-    options: Mapping[str, Any],
+    options: TransformArguments,
 ) -> Float[Tensor, " words"]:
     """Return the key bias of every word, zero if there is none."""
     if key_bias not in (None, *get_args(KeyBias)):

@@ -1,9 +1,10 @@
 """Heat maps of attention between words."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from primal_attention.report.plots import panel_layout
 from primal_attention.support.command import needs
@@ -17,7 +18,9 @@ __all__ = ["plot_weights"]
 _WITH_NUMBERS = 12
 
 
-def plot_weights(panels: Mapping[str, tuple[Sequence[str], Any]], *, columns: int = 3) -> "Figure":
+def plot_weights(
+    panels: Mapping[str, tuple[Sequence[str], ArrayLike]], *, columns: int = 3
+) -> "Figure":
     """Return a figure with a heat map for each panel: rows are queries, columns are keys.
 
     Args:
@@ -51,9 +54,10 @@ def plot_weights(panels: Mapping[str, tuple[Sequence[str], Any]], *, columns: in
             )
         axis.imshow(matrix, cmap="Oranges", vmin=0, vmax=1)
         # words may have a dollar sign, which is no formula
-        plain: Any = {"fontsize": 8, "parse_math": False}
-        axis.set_xticks(range(len(words)), words, rotation=60, ha="right", **plain)
-        axis.set_yticks(range(len(words)), words, **plain)
+        axis.set_xticks(
+            range(len(words)), words, rotation=60, ha="right", fontsize=8, parse_math=False
+        )
+        axis.set_yticks(range(len(words)), words, fontsize=8, parse_math=False)
         axis.set_title(title, fontsize=9, parse_math=False)
         axis.set_xlabel("key", fontsize=8)
         axis.set_ylabel("query", fontsize=8)

@@ -1,6 +1,8 @@
 """Layers that start at the counts of a corpus."""
 
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -10,8 +12,31 @@ from primal_attention.analysis.counts.cooccurrence import Cooccurrence
 from primal_attention.analysis.counts.factors import KeyBias, count_factors
 from primal_attention.analysis.counts.transforms import Transform
 from primal_attention.attention import DistributionalTokenAttention
+from primal_attention.support.options import read_options
 
-__all__ = ["CorpusLayer", "attention_from_counts", "split_directions"]
+__all__ = ["CorpusLayer", "CountLogits", "attention_from_counts", "split_directions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountLogits:
+    """How the counts of a pair of words become the logit of a query and a key."""
+
+    transform: Transform = "pmi"
+    """The association."""
+    key_bias: KeyBias | None = "auto"
+    """As in :class:`DistributionalAttention`; every head has the whole bias."""
+    directional: bool = True
+    """Whether to use directional counts."""
+    smoothing: float | None = None
+    """Added to every count; by default that of the counts."""
+    shift: float = 1.0
+    """``log shift`` is subtracted from PMI and PPMI."""
+    context_smoothing: float = 1.0
+    """Exponent of the context distribution."""
+    epsilon: float = 0.0
+    """Added inside the logarithm of ``"log"``."""
+    pmi_min: float = -10.0
+    """PMI of pairs without counts, and the least of all others."""
 
 
 class CorpusLayer(NamedTuple):
@@ -41,12 +66,9 @@ def attention_from_counts(
     num_heads: int = 8,
     *,
     rank: int | None = None,
-    transform: Transform = "pmi",
-    key_bias: KeyBias | None = "auto",
-    directional: bool = True,
     weighting: Literal["unigram"] | None = "unigram",
     dropout: float = 0.0,
-    **options: Any,
+    options: CountLogits | Mapping[str, object] | None = None,
 ) -> CorpusLayer:
     """Return a layer of the name ``distributional`` whose queries and keys come from counts.
 
@@ -59,12 +81,9 @@ def attention_from_counts(
         embedding: Token vectors of the words, in the order of ``cooc.words``.
         num_heads: Number of heads; singular directions are dealt to them in turn.
         rank: Directions of one head; by default and at most the head width minus one.
-        transform: The association.
-        key_bias: As in :class:`DistributionalAttention`; every head has the whole bias.
-        directional: Whether to use directional counts.
         weighting: ``"unigram"``: frequent words count more in the fit.
         dropout: Probability of dropping an element of the output in training.
-        options: Options of the transform.
+        options: :class:`CountLogits`, or some of them by name, such as ``transform``.
 
     Example:
         >>> texts = ["the river bank flooded", "the bank gave a loan"]
@@ -89,13 +108,18 @@ def attention_from_counts(
             f"rank is {rank}; with {num_heads} heads of width {layer.head_dim} and {words} words "
             f"it must be from 1 to {each}."
         )
+    logits = read_options(CountLogits, options)
     factors = count_factors(
         cooc,
         rank * num_heads,
-        transform=transform,
-        key_bias=key_bias,
-        directional=directional,
-        **options,
+        transform=logits.transform,
+        key_bias=logits.key_bias,
+        directional=logits.directional,
+        smoothing=cooc.smoothing if logits.smoothing is None else logits.smoothing,
+        shift=logits.shift,
+        context_smoothing=logits.context_smoothing,
+        epsilon=logits.epsilon,
+        pmi_min=logits.pmi_min,
     )
     frequency = torch.from_numpy(cooc.unigram) if weighting == "unigram" else None
     explained = layer.fit_tables_(

@@ -8,7 +8,7 @@ each kind of model. ``B`` is compared with the PMI of a corpus by :func:`compare
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -22,13 +22,14 @@ from primal_attention.analysis.counts.probe_models import (
     queries_keys,
     token_ids,
 )
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import COLORS, panel_layout
 from primal_attention.support.output import to_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["CountsResult", "HeadAssociation", "probe_heads", "qk_circuit"]
 
@@ -43,7 +44,7 @@ def qk_circuit(
     head: int | None,
     words: Sequence[str] | Sequence[int],
     *,
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     offset: int | None = None,
     positions: Sequence[int] = POSITIONS,
 ) -> Float[Tensor, "*h n n"]:
@@ -86,7 +87,7 @@ def _check_head(head: int, count: int) -> None:
         raise ValueError(f"there is no head {head}; the layer has {count}, counted from 0.")
 
 
-def _offset(model: nn.Module, ids: Any) -> int:
+def _offset(model: nn.Module, ids: np.ndarray) -> int:
     return int(is_rotary(model, ids))
 
 
@@ -156,10 +157,12 @@ class CountsResult(AnalysisResult):
             f"words give {best.association.null_mean:.2f} ± {best.association.null_spread:.2f}."
         )
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the correlations of every head at every distance."""
         header = ["head", *_SHOWN.values(), *(f"content {name}" for name in _SHOWN)]
-        rows = [[self._label(head), *_cells(head.association)] for head in self.heads]
+        rows: list[list[object]] = [
+            [self._label(head), *_cells(head.association)] for head in self.heads
+        ]
         if self.embeddings is not None:
             rows.append(["token embeddings", *_cells(self.embeddings)])
         return [*header, "asymmetry", "permuted words"], rows
@@ -233,7 +236,7 @@ def _cells(found: Association) -> list[str]:
 
 def probe_heads(
     model: nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     cooccurrence: Cooccurrence,
     *,
     words: int = 1500,
@@ -296,7 +299,7 @@ def probe_heads(
 
 
 def _choose_words(
-    tokenizer: Any, cooccurrence: Cooccurrence, count: int
+    tokenizer: "PreTrainedTokenizerBase | None", cooccurrence: Cooccurrence, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the most frequent words that are one token, and these tokens."""
     if count < 2:
@@ -317,11 +320,12 @@ def _choose_words(
     return chosen, ids[chosen]
 
 
-def _embeddings(model: Any, ids: np.ndarray) -> np.ndarray | None:
+def _embeddings(model: nn.Module, ids: np.ndarray) -> np.ndarray | None:
     """Return inner products of the token embeddings; ``None`` without a table."""
     table = getattr(model, "embed", None)
-    if hasattr(model, "get_input_embeddings"):
-        table = model.get_input_embeddings()
+    named = getattr(model, "get_input_embeddings", None)
+    if callable(named):
+        table = named()
     if not isinstance(table, nn.Embedding):
         return None
     rows = table.weight.detach()[ids].double().cpu().numpy()

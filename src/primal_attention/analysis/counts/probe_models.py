@@ -11,9 +11,9 @@ places after the keys, by the model's own code.
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from primal_attention.attention import Attention, PrimalAttention
 from primal_attention.models import sinusoidal_positions
 from primal_attention.models.sequence import SequenceModel
 from primal_attention.training.evaluation import eval_mode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "POSITIONS",
@@ -60,7 +63,7 @@ class QueriesKeys(NamedTuple):
         return self.scale * self.q @ self.k.transpose(-1, -2)
 
 
-def token_ids(tokenizer: Any, words: Sequence[str]) -> np.ndarray:
+def token_ids(tokenizer: "PreTrainedTokenizerBase | None", words: Sequence[str]) -> np.ndarray:
     """Return the token of every word, ``-1`` for words that are not one token.
 
     A word is read as inside a text, after a space. If the words are tokens already, with the marks
@@ -182,7 +185,7 @@ def _run(model: Any, tokens: Tensor, layer: int | str, position: int) -> Queries
     if getattr(config, "is_encoder_decoder", False):
         model = model.get_encoder()
     takes = inspect.signature(model.forward).parameters
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Tensor | bool] = {}
     if "position_ids" in takes:
         kwargs["position_ids"] = torch.full_like(tokens[:, None], position)
     if "use_cache" in takes:
@@ -201,24 +204,25 @@ def _run(model: Any, tokens: Tensor, layer: int | str, position: int) -> Queries
 
 
 @contextmanager
-def _fused(model: Any) -> Iterator[None]:
+def _fused(model: nn.Module) -> Iterator[None]:
     """Let a model of transformers attend by ``scaled_dot_product_attention`` in the context."""
     before = getattr(getattr(model, "config", None), "_attn_implementation", "sdpa")
-    if before == "sdpa" or not hasattr(model, "set_attn_implementation"):
+    change = getattr(model, "set_attn_implementation", None)
+    if before == "sdpa" or not callable(change):
         yield
         return
-    model.set_attn_implementation("sdpa")
+    change("sdpa")
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        change(before)
 
 
 @contextmanager
 def _fixed_tables(model: nn.Module, positions: Sequence[int]) -> Iterator[None]:
     """Let every table of absolute positions return the mean of these positions."""
 
-    def mean_of(table: nn.Embedding) -> Any:
+    def mean_of(table: nn.Embedding) -> Callable[..., Tensor]:
         # tables of BART and OPT begin with unused rows, those of RoBERTa after the padding row
         first = getattr(table, "offset", 0 if table.padding_idx is None else table.padding_idx + 1)
         rows = [position + first for position in positions]
@@ -312,7 +316,7 @@ class _Watch(TorchFunctionMode):
 def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
     """Tell the watch which module is running, and read our layers and those of ``torch.nn``."""
 
-    def enter(name: str) -> Any:
+    def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             watch.running.append(name)
             if isinstance(module, Attention | nn.MultiheadAttention):
@@ -322,7 +326,7 @@ def _hooks(model: nn.Module, watch: _Watch) -> Iterator[None]:
 
         return hook
 
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
+    def leave(module: nn.Module, args: object, output: object) -> None:
         watch.running.pop()
         watch.closed -= isinstance(module, Attention | nn.MultiheadAttention)
 

@@ -1,6 +1,6 @@
 """A sentence in the eyes of counts and of a head: two matrices side by side."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from primal_attention.report.plots import panel_layout, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["count_weights", "plot_head_beside_counts", "word_weights"]
 
@@ -40,7 +41,12 @@ def count_weights(cooccurrence: Cooccurrence, words: list[str]) -> Weights:
 
 
 def word_weights(
-    model: nn.Module, tokenizer: Any, text: str, *, layer: int | str = 0, head: int = 0
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    text: str,
+    *,
+    layer: int | str = 0,
+    head: int = 0,
 ) -> tuple[list[str], Weights]:
     """Return the words of a text and the attention of a head between them.
 
@@ -76,7 +82,7 @@ def word_weights(
 
 def plot_head_beside_counts(
     model: nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     cooccurrence: Cooccurrence,
     text: str,
     *,

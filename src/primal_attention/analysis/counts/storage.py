@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,24 +79,30 @@ def _check_about(about: dict[str, Any]) -> None:
     if about.get("format") != _FORMAT:
         raise ValueError(f"its format is not {_FORMAT!r}")
     options = about.get("options")
-    sorts: dict[str, Any] = {"window": int, "directional": bool, "smoothing": float | int}
+    sorts = {"window": (int,), "directional": (bool,), "smoothing": (float, int)}
     if not isinstance(options, dict) or set(options) != set(_OPTIONS):
         raise ValueError(f"its options are not {', '.join(_OPTIONS)}")
     for name, value in options.items():
-        sort = sorts.get(name, str)
-        if not isinstance(value, sort) or (isinstance(value, bool) and sort is not bool):
+        sort = sorts.get(name, (str,))
+        if not isinstance(value, sort) or (isinstance(value, bool) and bool not in sort):
             raise ValueError(f"its option {name} is {str(value)[:40]!r}")
     for name in ("num_tokens", "num_documents"):
         if type(about.get(name)) is not int or about[name] < 0:
             raise ValueError(f"its {name} is not a whole number of at least 0")
 
 
-def _build(kind: type[Counts], about: dict[str, Any], words: Any, arrays: Any) -> Counts:
+def _build(
+    kind: type[Counts],
+    about: dict[str, Any],
+    words: list[object],
+    arrays: Mapping[str, NDArray[Any]],
+) -> Counts:
     import scipy.sparse
 
-    if not all(isinstance(word, str) for word in words):
+    names = [word for word in words if isinstance(word, str)]
+    if len(names) < len(words):
         raise ValueError("its vocabulary is not a list of words")
-    found = kind(words, **{name: about["options"][name] for name in _OPTIONS})
+    found = kind(names, **{name: about["options"][name] for name in _OPTIONS})
     n = len(found)
     sums = scipy.sparse.csr_array(
         (arrays["data"].astype(np.float64), arrays["indices"], arrays["indptr"]), shape=(n, n)
@@ -115,5 +122,5 @@ def _build(kind: type[Counts], about: dict[str, Any], words: Any, arrays: Any) -
     return found
 
 
-def _pack(value: Any) -> NDArray[np.uint8]:
+def _pack(value: object) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)

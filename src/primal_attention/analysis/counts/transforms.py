@@ -9,15 +9,29 @@ samples of the skip-gram model that factorises the same matrix (Levy, Goldberg 2
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Transform", "context_probability", "transform_counts"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["Transform", "TransformArguments", "context_probability", "to_dense", "transform_counts"]
 
 Transform = Literal["counts", "probability", "log1p", "pmi", "ppmi", "log"]
 """Name of an association measure; ``"log"`` is ``log(C + epsilon)``."""
+
+
+class TransformArguments(TypedDict, total=False):
+    """Arguments of :func:`transform_counts`."""
+
+    smoothing: float
+    shift: float
+    context_smoothing: float
+    epsilon: float
+    pmi_min: float
+
 
 # a dense matrix of this many rows has 3.2 GB
 _MAX_DENSE = 20_000
@@ -39,7 +53,7 @@ def context_probability(
 
 
 def transform_counts(
-    counts: Any,
+    counts: "csr_array | ArrayLike",
     kind: Transform = "ppmi",
     *,
     smoothing: float = 0.0,
@@ -47,7 +61,7 @@ def transform_counts(
     context_smoothing: float = 1.0,
     epsilon: float = 0.0,
     pmi_min: float = -10.0,
-) -> Any:
+) -> "csr_array | NDArray[np.float64]":
     """Return an association measure of counts: a sparse CSR array or a dense array.
 
     ``"counts"``, ``"probability"``, ``"log1p"`` and ``"ppmi"`` are sparse if ``smoothing`` is 0.
@@ -90,6 +104,11 @@ def transform_counts(
         sparse.data = np.maximum(value - math.log(shift), 0.0)
         sparse.eliminate_zeros()
     return sparse
+
+
+def to_dense(matrix: "csr_array | NDArray[np.float64]") -> NDArray[np.float64]:
+    """Return a dense array of a sparse or dense one."""
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
 def _dense(

@@ -3,16 +3,27 @@
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["Document", "Vocabulary", "split_words"]
 
-Document = str | Sequence[str] | Sequence[int] | NDArray[Any]
+Document = str | Sequence[str] | Sequence[int] | NDArray[np.int64]
 """A text, its words, or the numbers of its words."""
 
+
+class _Tokenizer(Protocol):
+    """An object that splits texts, such as a tokenizer of Hugging Face."""
+
+    def tokenize(self, text: str) -> Sequence[str]:
+        """Return the words of a text."""
+        ...
+
+
+Splitter = Callable[[str], Sequence[str]] | _Tokenizer | None
+"""What splits texts; ``None`` for :func:`split_words`."""
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
@@ -57,8 +68,7 @@ class Vocabulary:
         if len(document) == 0:
             return np.empty(0, np.int64)
         if isinstance(document[0], str):
-            get: Any = self._index.get
-            found = (get(word, -1) for word in document)
+            found = (self._index.get(str(word), -1) for word in document)
             return np.fromiter(found, np.int64, len(document))
         ids = as_numbers(document)
         return np.where((ids >= 0) & (ids < len(self)), ids, -1)
@@ -68,7 +78,7 @@ class Vocabulary:
         return [self.words[i] if 0 <= i < len(self) else "?" for i in ids]
 
 
-def as_numbers(document: Any) -> NDArray[np.int64]:
+def as_numbers(document: ArrayLike) -> NDArray[np.int64]:
     """Return one document of token numbers as an array, checked."""
     ids = np.asarray(document)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -114,7 +124,7 @@ def learn_vocabulary(
     return Vocabulary(words[i] for i in chosen), [number[ids] for ids in coded]
 
 
-def word_splitter(tokenizer: Any) -> Callable[[str], Sequence[str]]:
+def word_splitter(tokenizer: Splitter) -> Callable[[str], Sequence[str]]:
     """Return a function from text to words: the default, a callable, or ``tokenizer.tokenize``."""
     if tokenizer is None:
         return split_words

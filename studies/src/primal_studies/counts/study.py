@@ -110,7 +110,8 @@ def _operator(cell: Cell, data: Path | None) -> dict[str, Any]:
     from primal_studies.counts.corpus import imdb_counts
 
     counts = imdb_counts(cell["words"], data=data)
-    forward, ppmi = counts.forward, counts.transform("ppmi", directional=True)
+    forward = counts.forward
+    ppmi: Any = counts.transform("ppmi", directional=True)  # sparse without smoothing
     sigma = np.sort(svds(ppmi, 300, return_singular_vectors=False, random_state=0))[::-1]
     total = float((ppmi.data**2).sum())
 
