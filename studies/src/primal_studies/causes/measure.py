@@ -97,10 +97,9 @@ def _graphs(
     return causal_graph(
         captured,
         tokens=[str(i) for i in range(attention.shape[1])],
-        nodes=sorted(chosen),
         target=subject.target,
-        group="token",
         m=m,
+        options={"nodes": sorted(chosen), "group": "token"},
     )
 
 
