@@ -72,7 +72,7 @@ def _age(folder: Path) -> list[str]:
         options = parse(kind, words[3:], prog=" ".join(words[:3]), default=start).study
         found = measured_cells(study, options, folder)
         lacks = f", without {', '.join(found.without)}" if found.without else ""
-        cells = f"{found.measured} of {found.count}{lacks}"
+        cells = f"{found.measured} of {found.cells}{lacks}"
     except UserError as error:  # the cells of some studies depend on their data
         cells = "unknown without the data"
         progress(f"{folder.name}: {error}")

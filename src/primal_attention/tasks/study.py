@@ -191,7 +191,7 @@ def _measure(study: Study[Any], cell: Cell, options: Any, out: Path) -> list[Row
 class Progress(NamedTuple):
     """How much of a study a folder holds."""
 
-    count: int
+    cells: int
     """Cells of the study with the options of the folder."""
     measured: int
     """Those that the folder has, even if rivals were added to them since."""
@@ -215,7 +215,7 @@ def _added(wanted: Cell, cells: Sequence[Cell]) -> list[str] | None:
     """Return what the lists of a cell have and those of a finished one lack; none if no such."""
     for cell in cells:
         different = [key for key in {*wanted, *cell} if wanted.get(key) != cell.get(key)]
-        pairs = [(wanted.get(key), cell.get(key)) for key in different]
+        pairs: list[tuple[Any, Any]] = [(wanted.get(key), cell.get(key)) for key in different]
         if all(isinstance(part, list) for pair in pairs for part in pair):
             return [_label(part) for new, old in pairs for part in new if part not in old]
     return None

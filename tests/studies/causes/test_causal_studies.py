@@ -14,13 +14,13 @@ from primal_attention.tasks.study import run_study
 from primal_studies.causes.compare import (
     ATTENTION,
     GRAPH,
-    Comparison,
     Estimate,
+    Explanations,
+    estimate_verdict,
     mean_interval,
-    verdict,
 )
 from primal_studies.causes.measure import (
-    Settings,
+    SearchSettings,
     _consensus,
     _influence,
     _Runner,
@@ -38,7 +38,7 @@ from primal_studies.causes.recommenders import (
     question,
     ranking_scores,
     ranks_of,
-    read_ratings,
+    read_histories,
     train_recommender,
 )
 from primal_studies.causes.sentiment import _masked, _passage, _sentence
@@ -58,7 +58,7 @@ def write(path, events, header=""):
 
 @pytest.mark.parametrize("header", ["", HEADER])
 def test_histories_are_in_order_of_time(tmp_path, header):
-    ratings = read_ratings(write(tmp_path / "ratings", EVENTS, header), fewest=5)
+    ratings = read_histories(write(tmp_path / "ratings", EVENTS, header), fewest=5)
     # user 0 and the short user 2 are out; ties keep the order of the file; 50 counts once
     assert ratings.users == ("1",)
     assert [ratings.items[i - 1] for i in ratings.histories[0]] == ["50", "9", "11", "7", "12"]
@@ -72,19 +72,19 @@ def test_histories_are_in_order_of_time(tmp_path, header):
         ("1\t\t3\t4\n", "must not be empty"),
         ("1\t2\t3\tnan\n", "must not be empty"),
         ("1\t2\t3\t4\n", "no user with 5 items"),
-        (b"\xff\xfe", "no text"),
+        (b"\xff\xfe", "is not text in UTF-8"),
     ],
 )
 def test_a_wrong_file_of_ratings_is_refused(tmp_path, content, words):
     path = tmp_path / "ratings"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=words):
-        read_ratings(path)
+        read_histories(path)
 
 
 def test_a_missing_file_of_ratings_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"nothing: No such file.*give the file"):
-        read_ratings(tmp_path / "nothing")
+    with pytest.raises(UserError, match="nothing: No such file"):
+        read_histories(tmp_path / "nothing")
 
 
 def test_windows_hide_items_and_label_only_those():
@@ -160,7 +160,7 @@ def small_subject(is_causal, seed=0):
 
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_every_method_is_measured_under_the_same_conditions(is_causal):
-    settings = Settings(max_evals=100, max_size=3, is_exhaustive=True, nodes=8)
+    settings = SearchSettings(max_evals=100, max_size=3, is_exhaustive=True, nodes=8)
     smallest = set()
     for seed in range(6):
         subject = small_subject(is_causal, seed)
@@ -181,7 +181,7 @@ def test_every_method_is_measured_under_the_same_conditions(is_causal):
 
 def test_budgets_and_best_orders_count_their_own_sets():
     subject = small_subject(True)
-    runner = _Runner(subject, Settings(4, 3, True, 8))
+    runner = _Runner(subject, SearchSettings(4, 3, True, 8))
     outcome = {i: subject.evaluate([(i,)])[0].changed for i in subject.candidates}
     flips = [i for i, changed in outcome.items() if changed]
     stays = [i for i, changed in outcome.items() if not changed]
@@ -192,7 +192,7 @@ def test_budgets_and_best_orders_count_their_own_sets():
     got = runner.prefixes([[stays[0], flips[0]], [flips[0]], stays])
     assert got[0] == 1
     assert got[1] <= 3
-    assert _Runner(subject, Settings(0, 3, True, 8)).prefixes([flips]) == [None, 0, None]
+    assert _Runner(subject, SearchSettings(0, 3, True, 8)).prefixes([flips]) == [None, 0, None]
 
 
 def test_graphs_are_read_by_position():
@@ -222,7 +222,7 @@ ROWS = [
 
 
 def test_a_method_without_a_set_counts_with_all_tokens():
-    methods = Comparison(ROWS, ROWS[:2])
+    methods = Explanations(ROWS, ROWS[:2])
     assert methods.sizes(GRAPH) == [2, 7]
     assert methods.sizes(ATTENTION) == [1, 3]
     assert methods.means[GRAPH].mean == 4.5
@@ -230,7 +230,8 @@ def test_a_method_without_a_set_counts_with_all_tokens():
     assert methods.share(GRAPH) == pytest.approx(1 / 3)
     assert methods.ranks(GRAPH) == [3]
     assert methods.rank_ratio(GRAPH, ATTENTION).mean == pytest.approx(1.5)
-    header, lines = methods.table("tokens", with_ranks=True)
+    table = methods.table("tokens", with_ranks=True).splitlines()
+    header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table]
     assert [line[0] for line in lines] == [ATTENTION, "exhaustive", GRAPH]
     assert dict(zip(header, lines[-1], strict=True))["found"] == "33%"
 
@@ -246,10 +247,12 @@ def test_intervals_are_those_of_the_mean():
 def test_the_verdict_follows_the_interval():
     choices = "less", "equal", "more"
     values = [Estimate(d, d - 0.1, d + 0.1) for d in (-0.2, -0.05, 0.05, 0.2)]
-    words = [verdict("G", "A", found, choices).split()[1] for found in values]
+    words = [estimate_verdict("G", "A", found, choices).split()[1] for found in values]
     assert words == ["less", "equal", "equal", "more"]
     ratios = [Estimate(1 + d, 1 + low, 1 + high) for d, low, high in values]
-    words = [verdict("G", "A", found, choices, is_ratio=True).split()[1] for found in ratios]
+    words = [
+        estimate_verdict("G", "A", found, choices, is_ratio=True).split()[1] for found in ratios
+    ]
     assert words == ["less", "equal", "equal", "more"]
 
 

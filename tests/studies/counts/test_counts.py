@@ -23,11 +23,11 @@ from primal_studies.counts.corpus import low_rank_distances
 from primal_studies.counts.corpus_init_tables import (
     _half_width,
     corpus_init_tables,
+    corpus_init_verdict,
     differences,
 )
-from primal_studies.counts.corpus_init_tables import verdict as init_verdict
 from primal_studies.counts.prediction import evaluate_prediction, next_word_cases, next_word_scores
-from primal_studies.counts.tables import METHODS, counts_tables, verdict
+from primal_studies.counts.tables import METHODS, counts_tables, counts_verdict
 
 ORDER = ("inverse-distance", "directional", "symmetric", "projection")
 
@@ -227,7 +227,7 @@ def test_tables_and_verdict_come_from_the_rows():
     files = counts_tables(_rows())
     assert {"prediction.md", "rank.md", "operator.md", "heads.md", "similarity.md"} <= set(files)
     assert files["picture.png"].startswith(b"\x89PNG")
-    text = verdict(_rows())
+    text = counts_verdict(_rows())
     assert "no better than the unigram: MRR 0.121 against 0.120" in text
     assert "Direction adds +10%" in text
     assert "raw projection holds" in text
@@ -236,8 +236,8 @@ def test_tables_and_verdict_come_from_the_rows():
     worse = [
         {**row, "mrr": 0.2} if row.get("predictor") == "projection" else row for row in _rows()
     ]
-    assert "is better than the unigram" in verdict(worse)
-    assert "raw projection does not hold" in verdict(worse)
+    assert "is better than the unigram" in counts_verdict(worse)
+    assert "raw projection does not hold" in counts_verdict(worse)
     assert "| unigram " in files["prediction.md"]
     assert "0.115" in files["prediction.md"]
     # a study that was stopped
@@ -258,7 +258,7 @@ def test_gains_are_paired_by_seed():
     found = differences(rows, "projections", "random", 2)
     assert found["imdb, primal"] == pytest.approx([0.02] * 3)
     assert found["wikitext-2, primal"] == pytest.approx([0.02] * 3)  # a smaller loss is a gain
-    text = init_verdict(rows)
+    text = corpus_init_verdict(rows)
     assert "Embeddings from counts are better in 0 of 2 comparisons after 5 steps and in 2" in text
     assert "are better in 0 of 4 comparisons after 5 steps and in 2 of 4 after 10" in text
     assert "the largest mean difference of projections at the end is 0.020" in text

@@ -8,21 +8,22 @@ decision among the options of the original input.
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from primal_attention.support.command import needs
+from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import Column, Picture, columns_table
 
 __all__ = [
     "ATTENTION",
     "GRAPH",
-    "Comparison",
     "Estimate",
+    "Explanations",
+    "estimate_picture",
+    "estimate_verdict",
     "mean_interval",
-    "picture",
     "size_verdict",
-    "verdict",
 ]
 
 GRAPH, ATTENTION = "graph order, best head", "attention, best head"
@@ -57,7 +58,7 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     return Estimate(float(numbers.mean()), float(low), float(high))
 
 
-class Comparison:
+class Explanations:
     """What methods found for the same decisions.
 
     Args:
@@ -65,9 +66,7 @@ class Comparison:
         counted: Decisions of which means are taken; the same for every method.
     """
 
-    def __init__(
-        self, rows: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], counted: Sequence[Row]) -> None:
         self.rows, self.counted = rows, counted
         means = {name: mean_interval(self.sizes(name)) for name in rows[0]["found"]}
         self.means = dict(sorted(means.items(), key=lambda item: item[1].mean))
@@ -105,18 +104,25 @@ class Comparison:
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         return Estimate(*np.exp(mean_interval([math.log(a / b) for a, b in known])).tolist())
 
-    def table(self, what: str, *, with_ranks: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Return header and lines of the table, smallest sets first."""
-        header = ["method", f"{what} [95 %]", "median", "difference", "found", "calls"]
-        lines = []
-        for name, mean in self.means.items():
-            gap = "" if name == ATTENTION else str(self.difference(name, ATTENTION))
-            calls, ranks = f"{median(self.calls(name)):g}", self.ranks(name)
-            middle, share = f"{median(self.sizes(name)):g}", f"{self.share(name):.0%}"
-            line = [name, str(mean), middle, gap, share, calls]
-            rank = f"{median(ranks):g}" if ranks else ""
-            lines.append([*line, rank] if with_ranks else line)
-        return [*header, "rank"] if with_ranks else header, lines
+    def table(self, what: str, *, with_ranks: bool = False) -> str:
+        """Return one line a method, smallest sets first."""
+
+        def middle(values: Sequence[float]) -> str:
+            return f"{median(values):g}" if values else ""
+
+        columns: dict[str, Column] = {
+            "method": str,
+            f"{what} [95 %]": lambda name: self.means[name],
+            "median": lambda name: middle(self.sizes(name)),
+            "difference": lambda name: (
+                "" if name == ATTENTION else self.difference(name, ATTENTION)
+            ),
+            "found": lambda name: f"{self.share(name):.0%}",
+            "calls": lambda name: middle(self.calls(name)),
+        }
+        if with_ranks:
+            columns["rank"] = lambda name: middle(self.ranks(name))
+        return columns_table(self.means, columns)
 
     def estimates(self, what: str) -> dict[str, Estimate]:
         """Return ``"sizes"``, ``"calls"`` or ``"ranks"`` of every method with intervals."""
@@ -124,7 +130,7 @@ class Comparison:
         return {name: mean_interval(found) for name, found in values.items()}
 
 
-def verdict(
+def estimate_verdict(
     name: str, rival: str, found: Estimate, words: tuple[str, str, str], *, is_ratio: bool = False
 ) -> str:
     """Return one sentence about two methods, by the interval of a difference or of a ratio.
@@ -138,7 +144,7 @@ def verdict(
 
     Example:
         >>> words = "needs fewer tokens than", "does not differ from", "needs more tokens than"
-        >>> verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), words)
+        >>> estimate_verdict("The graph", "attention", Estimate(-0.02, -0.09, 0.05), words)
         'The graph does not differ from attention (-0.02 [-0.09, +0.05]).'
     """
     equal = 1 if is_ratio else 0
@@ -147,7 +153,7 @@ def verdict(
     return f"{name} {which} {rival} ({'ratio ' if is_ratio else ''}{mean} [{low}, {high}])."
 
 
-def size_verdict(methods: Comparison, what: str) -> str:
+def size_verdict(methods: Explanations, what: str) -> str:
     """Return how the graph compares with attention and with chance, both with a choice of heads."""
     chance = next(name for name in methods.means if name.startswith("random, best"))
     words = (
@@ -155,58 +161,44 @@ def size_verdict(methods: Comparison, what: str) -> str:
         f"needs about as many {what} as",
         f"needs more {what} than",
     )
+    rivals = (
+        ("With the best head, the order of the graph", ATTENTION),
+        ("It", chance),
+    )
+    named = {ATTENTION: "the order of attention with its best head"}
     return " ".join(
-        [
-            verdict(
-                "With the best head, the order of the graph",
-                "the order of attention with its best head",
-                methods.difference(GRAPH, ATTENTION),
-                words,
-            ),
-            verdict(
-                "It",
-                "the best of as many random orders",
-                methods.difference(GRAPH, chance),
-                words,
-            ),
-        ]
+        estimate_verdict(
+            subject,
+            named.get(rival, "the best of as many random orders"),
+            methods.difference(GRAPH, rival),
+            words,
+        )
+        for subject, rival in rivals
     )
 
 
-def picture(panels: Mapping[str, Mapping[str, Estimate]], *, xlabels: Sequence[str]) -> bytes:
+def estimate_picture(
+    panels: Mapping[str, Mapping[str, Estimate]], *, xlabels: Sequence[str]
+) -> bytes:
     """Return a PNG: panels with one dot and interval a method; graphs are red.
 
     Args:
         panels: Title, then method, then its estimate; all panels have the methods of the first.
         xlabels: What the horizontal axes show; one of calls is logarithmic.
     """
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report.page import to_png
-
     names = list(next(iter(panels.values())))[::-1]
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(2.4 + 3.2 * len(panels), 1.0 + 0.28 * len(names)),
-        squeeze=False,
-        sharey=True,
-        layout="constrained",
-    )
-    for axis, (title, panel), xlabel in zip(axes[0], panels.items(), xlabels, strict=True):
+    size = (2.4 + 3.2 * len(panels), 1.0 + 0.28 * len(names))
+    picture = Picture(len(panels), size=size, share="y", is_spaced=False)
+    for number, ((title, panel), xlabel) in enumerate(zip(panels.items(), xlabels, strict=True)):
+        axis = picture.axes[number]
         for place, name in enumerate(names):
             mean, low, high = panel[name]
             color = "tab:red" if "graph" in name else "tab:blue"
             axis.plot([low, high], [place, place], color=color, linewidth=1.5)
             axis.plot([mean], [place], "o", color=color, markersize=5)
-        axis.grid(alpha=0.3, axis="x")
         axis.set(title=title, xlabel=xlabel)
         if "calls" in xlabel:
             axis.set_xscale("log")
-            axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
-            axis.minorticks_off()
-    axes[0][0].set_yticks(range(len(names)), names)
-    return to_png(figure)
+            picture.ticks(number, _TICKS)
+    picture.axes[0].set_yticks(range(len(names)), names)
+    return picture.png(along="x", is_open=False)

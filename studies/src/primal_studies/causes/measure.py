@@ -11,13 +11,13 @@ from primal_attention.analysis.causes.graph_result import CausalGraphs, HeadGrap
 from primal_attention.analysis.causes.search import Evaluations, Influence, legal_subsets
 from primal_studies.causes.compare import GRAPH
 
-__all__ = ["Settings", "explain_by_all"]
+__all__ = ["SearchSettings", "explain_by_all"]
 
 RADIUS = 3
 Positions = tuple[int, ...]
 
 
-class Settings(NamedTuple):
+class SearchSettings(NamedTuple):
     """What all methods share."""
 
     max_evals: int
@@ -32,7 +32,7 @@ class Settings(NamedTuple):
 
 def explain_by_all(
     subject: Any,
-    settings: Settings,
+    settings: SearchSettings,
     *,
     seed: int = 0,
     orders: Mapping[str, Sequence[int]] | None = None,
@@ -89,7 +89,7 @@ def explain_by_all(
 
 
 def _graphs(
-    subject: Any, captured: Any, attention: Any, settings: Settings, m: Any
+    subject: Any, captured: Any, attention: Any, settings: SearchSettings, m: Any
 ) -> CausalGraphs:
     """Return the graphs of all heads over the candidates with the most attention."""
     strongest = attention.max(0).values
@@ -128,7 +128,7 @@ def _consensus(graphs: CausalGraphs, candidates: Sequence[int], attention: Any) 
 class _Runner:
     """Runs sets of one decision; all methods share the results, and each counts its own."""
 
-    def __init__(self, subject: Any, settings: Settings) -> None:
+    def __init__(self, subject: Any, settings: SearchSettings) -> None:
         self.settings = settings
         # the budget is that of a method; together they may run more
         self.evaluations = Evaluations(subject, max_evals=10**9)

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.support.command import UserError
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 from primal_studies.causes.compare import (
     ATTENTION,
     GRAPH,
-    Comparison,
     Estimate,
-    picture,
+    Explanations,
+    estimate_picture,
+    estimate_verdict,
     size_verdict,
-    verdict,
 )
+from primal_studies.kit.tables import Column, Files, columns_table
 
 __all__ = ["RecommendOptions", "RecommendStudy"]
 
@@ -83,7 +84,7 @@ class RecommendStudy(Study[RecommendOptions]):
             popularity,
             ranking_scores,
             ranks_of,
-            read_ratings,
+            read_histories,
             train_recommender,
         )
 
@@ -92,7 +93,7 @@ class RecommendStudy(Study[RecommendOptions]):
                 "the file of ratings is missing: give --ratings with the path of u.data of "
                 "MovieLens-100K, or of ml-100k.inter of RecBole."
             )
-        users, items, histories = read_ratings(options.ratings)
+        users, items, histories = read_histories(options.ratings)
         known = [history[:-1] for history in histories]
         if cell["part"] == "popularity":
             scores = popularity(known, len(items))
@@ -112,7 +113,7 @@ class RecommendStudy(Study[RecommendOptions]):
     def tables(self, rows: Sequence[Row], options: RecommendOptions) -> Mapping[str, str | bytes]:
         """Return the quality of the recommenders, and for each the table of explanations."""
         quality = [row for row in rows if row["part"] != "explain"]
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         if quality:
             files["quality.md"] = _quality(quality)
         panels: dict[str, dict[str, Estimate]] = {}
@@ -122,7 +123,7 @@ class RecommendStudy(Study[RecommendOptions]):
             easy = [r for r in explained if any(f[0] is not None for f in r["found"].values())]
             if not easy:
                 continue
-            methods = Comparison(explained, easy)
+            methods = Explanations(explained, easy)
             files[f"{kind}.md"] = _page(style, methods)
             panels |= {
                 f"as {style}: size": methods.estimates("sizes"),
@@ -130,7 +131,7 @@ class RecommendStudy(Study[RecommendOptions]):
             }
             xlabels += ["items", "rank of the new item"]
         if panels:
-            files["picture.png"] = picture(panels, xlabels=xlabels)
+            files["picture.png"] = estimate_picture(panels, xlabels=xlabels)
         return files
 
 
@@ -142,7 +143,7 @@ def _choose(count: int, wanted: int) -> list[int]:
 def _explain(model: Any, history: Sequence[int], user: int, cell: Cell) -> Row:
     """Return what every method finds for the recommendation of one user."""
     from primal_attention.analysis.causes.recommend import RecommenderSubject
-    from primal_studies.causes.measure import Settings, explain_by_all
+    from primal_studies.causes.measure import SearchSettings, explain_by_all
     from primal_studies.causes.recommenders import MASK, MAX_LENGTH, LastItem
 
     is_masked = cell["kind"] == "masked"
@@ -152,7 +153,7 @@ def _explain(model: Any, history: Sequence[int], user: int, cell: Cell) -> Row:
         mask_id=MASK if is_masked else None,
         exclude=[MASK, *history],
     )
-    settings = Settings(cell["budget"], MAX_SIZE, is_exhaustive=False, nodes=NODES)
+    settings = SearchSettings(cell["budget"], MAX_SIZE, is_exhaustive=False, nodes=NODES)
     return {
         "user": user,
         "tokens": len(subject.candidates),
@@ -164,26 +165,22 @@ def _explain(model: Any, history: Sequence[int], user: int, cell: Cell) -> Row:
 
 
 def _quality(rows: Sequence[Row]) -> str:
-    """Return the table of the recommenders."""
     caption = (
         "Rank of the last film of every user among all films that the user has not watched: share "
         "of users with a rank of at most ten (HR@10), and NDCG@10. Training leaves out the last "
         "two films; the one before the last chooses the epoch."
     )
     names = {"popularity": "popularity"} | {k: f"{k}, as {style}" for k, style in STYLES.items()}
-    lines = [
-        [
-            names[row.get("kind", "popularity")],
-            str(row.get("passes", "")),
-            f"{row['hits']:.3f}",
-            f"{row['gain']:.3f}",
-        ]
-        for row in rows
-    ]
-    return page(caption, markdown_table(["recommender", "passes", "HR@10", "NDCG@10"], lines))
+    columns: dict[str, Column] = {
+        "recommender": lambda row: names[row.get("kind", "popularity")],
+        "passes": lambda row: row.get("passes", ""),
+        "HR@10": "{hits:.3f}",
+        "NDCG@10": "{gain:.3f}",
+    }
+    return page(caption, columns_table(rows, columns))
 
 
-def _page(style: str, methods: Comparison) -> str:
+def _page(style: str, methods: Explanations) -> str:
     """Return verdict and table of one recommender."""
     budget = methods.rows[0]["budget"]
     caption = (
@@ -194,7 +191,7 @@ def _page(style: str, methods: Comparison) -> str:
         f"most {budget}. *Rank*: median rank of the new film in the original list; 2 is the "
         f"runner-up. Intervals: bootstrap over users."
     )
-    ranks = verdict(
+    ranks = estimate_verdict(
         "Its new film",
         "that of attention with its best head",
         methods.rank_ratio(GRAPH, ATTENTION),
@@ -205,11 +202,11 @@ def _page(style: str, methods: Comparison) -> str:
         ),
         is_ratio=True,
     )
-    latest = verdict(
+    latest = estimate_verdict(
         "It",
         "the plain order *latest first*",
         methods.difference(GRAPH, LATEST),
         ("needs fewer items than", "needs about as many items as", "needs more items than"),
     )
     words = f"{size_verdict(methods, 'items')} {latest} {ranks}"
-    return page(words, caption, markdown_table(*methods.table("items", with_ranks=True)))
+    return page(words, caption, methods.table("items", with_ranks=True))

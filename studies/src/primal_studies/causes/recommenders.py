@@ -35,7 +35,7 @@ __all__ = [
     "question",
     "ranking_scores",
     "ranks_of",
-    "read_ratings",
+    "read_histories",
     "train_recommender",
 ]
 
@@ -58,7 +58,7 @@ class Ratings(NamedTuple):
     """Items of every user, numbered from one."""
 
 
-def read_ratings(path: Path, *, fewest: int = 5) -> Ratings:
+def read_histories(path: Path, *, fewest: int = 5) -> Ratings:
     """Return the histories in a file of ratings, ``user item rating time`` with tabs between.
 
     The file is ``u.data`` of MovieLens-100K, or the same with the header of RecBole

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from primal_attention.support.command import UserError
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.causes.compare import ATTENTION, Comparison, picture, size_verdict
+from primal_studies.causes.compare import ATTENTION, Explanations, estimate_picture, size_verdict
 
 __all__ = ["TextOptions", "TextStudy", "choose_sentences"]
 
@@ -145,11 +145,11 @@ def choose_sentences(
 def _explain(model: Any, text: str, label: int, number: int) -> Row:
     """Return what every method finds for one sentence; its words are not stored."""
     from primal_attention.analysis.causes.text import text_subject
-    from primal_studies.causes.measure import Settings, explain_by_all
+    from primal_studies.causes.measure import SearchSettings, explain_by_all
     from primal_studies.kit.pretrained import minilm
 
     subject = text_subject(model, minilm()[1], text, removal="mask")
-    settings = Settings(BUDGET, MAX_SIZE, is_exhaustive=True, nodes=MOST)
+    settings = SearchSettings(BUDGET, MAX_SIZE, is_exhaustive=True, nodes=MOST)
     return {
         "sentence": number,
         "class": label,
@@ -164,7 +164,7 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
     easy = [row for row in explained if row["found"]["exhaustive"][0] is not None]
     if not easy:
         return {"table.md": page(f"None of {len(explained)} sentences changes its class.")}
-    methods, certain = Comparison(explained, easy), explained[0].get("certain", CERTAIN)
+    methods, certain = Explanations(explained, easy), explained[0].get("certain", CERTAIN)
     caption = (
         f"{len(explained)} held-out sentences of {FEWEST} to {MOST} word pieces, classified as "
         f"their review with a probability of at least {certain}; the mask token replaces what is "
@@ -181,8 +181,9 @@ def summary(explained: Sequence[Row], models: Sequence[Row]) -> dict[str, str | 
         for row in models[:1]
     ]
     panels = {"size": methods.estimates("sizes"), "cost": methods.estimates("calls")}
-    table = markdown_table(*methods.table("tokens"))
     return {
-        "table.md": page(size_verdict(methods, "tokens"), caption, *accuracies, table),
-        "picture.png": picture(panels, xlabels=["tokens", "calls of the model"]),
+        "table.md": page(
+            size_verdict(methods, "tokens"), caption, *accuracies, methods.table("tokens")
+        ),
+        "picture.png": estimate_picture(panels, xlabels=["tokens", "calls of the model"]),
     }

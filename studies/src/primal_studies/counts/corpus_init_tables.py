@@ -1,16 +1,15 @@
 """Table, picture and verdict of the study of starts at the counts of a corpus."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean, stdev
-from typing import Any
 
 from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
+from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import Column, Files, Picture, columns_table, grouped, spread
 
-__all__ = ["corpus_init_tables", "differences", "verdict"]
-
-Row = Mapping[str, Any]
+__all__ = ["corpus_init_tables", "corpus_init_verdict", "differences"]
 
 _SCORES = {"imdb": ("accuracy", 1.0), "wikitext-2": ("loss of the next word in nats", -1.0)}
 """What is scored, and the sign with which more is better."""
@@ -25,50 +24,45 @@ _COMPARED = (("embeddings", "random"), ("projections", "random"), ("both", "embe
 """Starts that are compared, each with the one that it adds to."""
 
 
-def corpus_init_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
+def corpus_init_tables(rows: Sequence[Row]) -> Files:
     """Return the files of the study; the order of the rows does not matter."""
     starts = list(_STARTS)
     rows = sorted(
         rows, key=lambda r: (r["task"], r["attention"], starts.index(r["start"]), r["seed"])
     )
-    groups = _groups(rows)
     steps = [0, *rows[0]["steps"]]
+    columns: dict[str, Column] = {
+        "attention": "{attention}",
+        "start": lambda mine: _STARTS[mine[0]["start"]],
+        "fit of queries, keys": _fit,
+    }
+    for place, step in enumerate(steps):
+        columns[str(step)] = _scores_at(place)
     parts = []
-    for task, (score, _) in _SCORES.items():
-        body = [
-            [attention, _STARTS[start], _fit(mine), *(_spread(mine, i) for i in range(len(steps)))]
-            for (name, attention, start), mine in groups.items()
-            if name == task
+    by_task = grouped(rows, "task")
+    for task in (task for task in _SCORES if task in by_task):
+        count = len({row["seed"] for row in by_task[task]})
+        score = _SCORES[task][0]
+        parts += [
+            f"{task}, {score} by step: mean and standard deviation over {count} seeds.",
+            columns_table(grouped(by_task[task], "attention", "start").values(), columns),
         ]
-        if body:
-            count = len({row["seed"] for row in rows if row["task"] == task})
-            caption = f"{task}, {score} by step: mean and standard deviation over {count} seeds."
-            header = ["attention", "start", "fit of queries, keys", *map(str, steps)]
-            parts += [caption, markdown_table(header, body)]
-    files: dict[str, str | bytes] = {"table.md": page(*parts)}
-    files["picture.png"] = _picture(groups, steps)
-    files["gains.md"] = _gains_table(rows)
-    files["verdict.md"] = page(verdict(rows))
-    return files
+    return {
+        "table.md": page(*parts),
+        "picture.png": _picture(rows, steps),
+        "gains.md": _gains_table(rows),
+        "verdict.md": page(corpus_init_verdict(rows)),
+    }
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["attention"], row["start"]), []).append(row)
-    return groups
+def _scores_at(place: int) -> Column:
+    return lambda rows: spread([row["curve"][place] for row in rows], 3)
 
 
 def _fit(rows: Sequence[Row]) -> str:
     if "fit" not in rows[0]:
         return "—"
     return ", ".join(f"{mean(row['fit'][i] for row in rows):.2f}" for i in range(2))
-
-
-def _spread(rows: Sequence[Row], place: int) -> str:
-    values = [row["curve"][place] for row in rows]
-    spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{mean(values):.3f}{spread}"
 
 
 def differences(rows: Sequence[Row], start: str, base: str, place: int) -> dict[str, list[float]]:
@@ -125,7 +119,7 @@ def _places(rows: Sequence[Row]) -> tuple[int, int]:
     return (last + 1) // 2, last
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def corpus_init_verdict(rows: Sequence[Row]) -> str:
     """Return the findings in sentences whose numbers come from the rows."""
     steps, places = [0, *rows[0]["steps"]], _places(rows)
 
@@ -158,36 +152,24 @@ def verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def _picture(groups: Mapping[tuple[str, str, str], Sequence[Row]], steps: Sequence[int]) -> bytes:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import COLORS
-
-    panels = list(dict.fromkeys((task, attention) for task, attention, _ in groups))
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 3.8), squeeze=False, layout="constrained"
-    )
-    for axis, (task, attention) in zip(axes[0], panels, strict=True):
+def _picture(rows: Sequence[Row], steps: Sequence[int]) -> bytes:
+    panels = grouped(rows, "task", "attention")
+    picture = Picture(len(panels), size=(4.2 * len(panels), 3.8), is_spaced=False)
+    for number, ((task, attention), group) in enumerate(panels.items()):
+        axis, by_start = picture.axes[number], grouped(group, "start")
         # the loss before training would hide all others
         first = int(_SCORES[task][1] < 0)
-        for color, (start, label) in zip(COLORS, _STARTS.items(), strict=False):
-            mine = groups.get((task, attention, start), ())
-            for number, row in enumerate(mine):
+        for color, (start, label) in zip(picture.colors, _STARTS.items(), strict=False):
+            mine = by_start.get(start, [])
+            for place, row in enumerate(mine):
                 axis.plot(steps[first:], row["curve"][first:], color=color, lw=0.7, alpha=0.5)
-                if number == 0:
+                if place == 0:
                     axis.plot([], [], color=color, label=label)
             if mine:
                 means = [mean(row["curve"][i] for row in mine) for i in range(len(steps))]
                 axis.plot(steps[first:], means[first:], "o-", ms=3, color=color)
         axis.set(title=f"{task}, {attention}", xlabel="steps", ylabel=_SCORES[task][0])
         axis.set_xscale("symlog", linthresh=max(steps[1], 1))
-        axis.set_xticks(steps[first:], [str(step) for step in steps[first:]], fontsize=8)
-        axis.minorticks_off()
-        axis.grid(alpha=0.25)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    return to_png(figure)
+        picture.ticks(number, steps[first:], "{}", fontsize=8)
+    picture.legend()
+    return picture.png(grid=0.25, is_open=False)

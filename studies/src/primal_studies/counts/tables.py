@@ -6,14 +6,22 @@ Rotten Tomatoes. Our counts are of the 25,000 training reviews of IMDb.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
-from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
+from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import (
+    GREY,
+    Column,
+    Files,
+    Picture,
+    columns_table,
+    group_lines,
+    grouped,
+    number,
+    plot_lines,
+)
 
-__all__ = ["METHODS", "POSITIONS", "RANKS", "SHARES", "counts_tables", "verdict"]
-
-Row = Mapping[str, Any]
+__all__ = ["METHODS", "POSITIONS", "RANKS", "SHARES", "counts_tables", "counts_verdict"]
 
 RANKS = (1, 4, 16, 32, 64, 128, 256, 512, 1000)
 """Numbers of singular directions of the table of low rank."""
@@ -74,13 +82,14 @@ _HEADS = {
 }
 _CORRELATIONS = ("symmetric", "forward", "backward")
 _ALL = (*_CORRELATIONS, *(f"content_{name}" for name in _CORRELATIONS))
+_TITLES = ("ρ(B, sym)", "ρ(B, fwd)", "ρ(Bᵀ, fwd)", "content sym", "content fwd", "content back")
+_CORRELATION_COLUMNS: dict[str, Column] = {
+    title: f"{{{name}:.3f}}" for title, name in zip(_TITLES, _ALL, strict=True)
+}
 
 
-def counts_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
+def counts_tables(rows: Sequence[Row]) -> Files:
     """Return the files of the study that its rows allow."""
-    by_table: dict[str, list[Row]] = {}
-    for row in rows:
-        by_table.setdefault(row["table"], []).append(row)
     makers = {
         "prediction": _prediction,
         "operator": _operator,
@@ -88,11 +97,12 @@ def counts_tables(rows: Sequence[Row]) -> dict[str, str | bytes]:
         "heads": _heads,
         "similarity": _similarity,
     }
-    files: dict[str, str | bytes] = {}
+    by_table = grouped(rows, "table")
+    files: Files = {}
     for name, mine in by_table.items():
         files |= makers[name](mine)
     if _is_complete(rows):
-        files["verdict.md"] = page(verdict(rows))
+        files["verdict.md"] = page(counts_verdict(rows))
         files["picture.png"] = _picture(by_table)
     return files
 
@@ -104,58 +114,53 @@ def _is_complete(rows: Sequence[Row]) -> bool:
     return wanted <= {row[key] for row in rows for key in keys if key in row}
 
 
-def _number(value: Any, digits: int = 3) -> str:
-    if value is None:
-        return "—"
-    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-
-
-def _prediction(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    first = rows[0]
-    body = []
-    for row in rows:
-        label, *expected = _PREDICTORS[row["predictor"]]
-        ours = [_number(row["mrr"]), _number(row["top10"]), f"{row['median_rank']:.0f}"]
-        body.append([label, *ours, *(_number(value) for value in expected)])
+def _prediction(rows: Sequence[Row]) -> Files:
     caption = (
-        f"Next word among {first['words']:,}: {first['tokens']:,} counted tokens of IMDb, "
-        f"{first['coverage']:.0%} of them in the vocabulary, {first['cases']:,} cases of the test "
-        "reviews with eight known words before."
+        "Next word among {words:,}: {tokens:,} counted tokens of IMDb, {coverage:.0%} of them in "
+        "the vocabulary, {cases:,} cases of the test reviews with eight known words before."
     )
-    header = ["predictor", "MRR", "top 10", "median rank"]
-    header += ["expected MRR", "expected top 10", "expected median"]
-    return {"prediction.md": page(caption, markdown_table(header, body))}
+    columns: dict[str, Column] = {
+        "predictor": lambda r: _PREDICTORS[r["predictor"]][0],
+        "MRR": "{mrr:.3f}",
+        "top 10": "{top10:.3f}",
+        "median rank": "{median_rank:.0f}",
+    }
+    for i, name in enumerate(("MRR", "top 10", "median"), 1):
+        columns[f"expected {name}"] = _expected(i)
+    return {"prediction.md": page(caption.format(**rows[0]), columns_table(rows, columns))}
 
 
-def _operator(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    row = rows[-1]
+def _expected(place: int) -> Column:
+    return lambda row: number(_PREDICTORS[row["predictor"]][place])
+
+
+def _operator(rows: Sequence[Row]) -> Files:
     names = {
         "asymmetry of counts": "‖F − Fᵀ‖ / ‖F + Fᵀ‖ of the counts",
         "asymmetry of PPMI": "the same of directional PPMI",
         **{f"share of {k}": f"squared norm of PPMI in {k} directions" for k in SHARES},
     }
-    body = [[label, row[key], _OPERATOR[key]] for key, label in names.items()]
+    body = [[label, rows[-1][key], _OPERATOR[key]] for key, label in names.items()]
     return {"operator.md": page(markdown_table(["operator", "ours", "expected"], body))}
 
 
-def _rank(rows: Sequence[Row]) -> dict[str, str | bytes]:
+def _rank(rows: Sequence[Row]) -> Files:
     found = {(row["sequences"], row["k"]): row["distance"] for row in rows}
-    body = [
-        [f"rank {k}" if k.isdigit() else k]
-        + [_number(found.get((source, k))) for source in ("drawn", "text")]
-        + [_number(expected)]
-        for k, expected in _DISTANCES.items()
-    ]
+    columns: dict[str, Column] = {
+        "weights": lambda k: f"rank {k}" if k.isdigit() else k,
+        "words drawn by frequency": lambda k: number(found.get(("drawn", k))),
+        "stretches of text": lambda k: number(found.get(("text", k))),
+        "expected": lambda k: number(_DISTANCES[k]),
+    }
     caption = (
         "Mean total variation between approximate and exact count attention, 1,000 words, PMI of "
         "F + 0.5, 400 sequences of eight words."
     )
-    header = ["weights", "words drawn by frequency", "stretches of text", "expected"]
-    return {"rank.md": page(caption, markdown_table(header, body))}
+    return {"rank.md": page(caption, columns_table(_DISTANCES, columns))}
 
 
-def _heads(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    files: dict[str, str | bytes] = {}
+def _heads(rows: Sequence[Row]) -> Files:
+    files: Files = {}
     trained = [row for row in rows if row.get("positions") == "5-14" and row["model"] == "MiniLM"]
     if trained:
         files["heads.md"] = _minilm_table(trained, rows)
@@ -166,51 +171,36 @@ def _heads(rows: Sequence[Row]) -> dict[str, str | bytes]:
 
 
 def _minilm_table(trained: Sequence[Row], rows: Sequence[Row]) -> str:
-    first = trained[0]
-    body = []
-    for row in trained:
-        expected = _HEADS.get(row["head"], ())
-        body.append(
-            [
-                row["head"],
-                *(_number(row[name]) for name in _ALL),
-                _number(row["asymmetry"], 2),
-                _null(row),
-                ", ".join(_number(value) for value in expected[:3]) or "—",
-                _number(expected[3] if len(expected) > 3 else None, 2),
-            ]
-        )
     caption = (
-        f"First layer of all-MiniLM-L6-v2, {first['probed']:,} words, pairs with a weighted count "
-        f"of at least 8: {first['pairs']:,} symmetric, {first['directional pairs']:,} directional."
+        "First layer of all-MiniLM-L6-v2, {probed:,} words, pairs with a weighted count of at "
+        "least 8: {pairs:,} symmetric, {directional pairs:,} directional."
     )
-    header = ["head", "ρ(B, sym)", "ρ(B, fwd)", "ρ(Bᵀ, fwd)"]
-    header += ["content sym", "content fwd", "content back", "asymmetry", "permuted words"]
-    header += ["expected ρ", "expected asymmetry"]
-    parts = [caption, markdown_table(header, body)]
+    columns: dict[str, Column] = {"head": "{head}", **_CORRELATION_COLUMNS}
+    columns["asymmetry"] = lambda r: number(r["asymmetry"], 2)
+    columns["permuted words"] = "{null_mean:.3f} ± {null_spread:.3f}"
+    columns["expected ρ"] = lambda r: ", ".join(map(number, _HEADS.get(r["head"], ())[:3])) or "—"
+    columns["expected asymmetry"] = lambda r: number(
+        (*_HEADS.get(r["head"], ()), *[None] * 4)[3], 2
+    )
+    parts = [caption.format(**trained[0]), columns_table(trained, columns)]
     if others := _settings(rows):
         parts += ["Other settings of the same layer:", others]
     return page(*parts)
 
 
-def _null(row: Row) -> str:
-    return f"{row['null_mean']:.3f} ± {row['null_spread']:.3f}"
-
-
 def _settings(rows: Sequence[Row]) -> str:
     """Return how many heads follow the corpus by model and positions."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if "positions" in row and row["head"] != "embeddings":
-            groups.setdefault((row["model"], row["positions"]), []).append(row)
-    body = [
-        [model, where, _count(mine, "evident"), _count(mine, "content")]
-        + [_number(max(row[name] for row in mine)) for name in ("symmetric", "content_symmetric")]
-        for (model, where), mine in groups.items()
-    ]
-    header = ["model", "mean over positions", "heads with ρ > 0.1", "with content ρ > 0.1"]
-    header += ["largest ρ(B, sym)", "largest content sym"]
-    return markdown_table(header, body) if len(body) > 1 else ""
+    heads = [row for row in rows if "positions" in row and row["head"] != "embeddings"]
+    columns: dict[str, Column] = {
+        "model": "{model}",
+        "mean over positions": "{positions}",
+        "heads with ρ > 0.1": lambda mine: _count(mine, "evident"),
+        "with content ρ > 0.1": lambda mine: _count(mine, "content"),
+        "largest ρ(B, sym)": lambda mine: number(max(r["symmetric"] for r in mine)),
+        "largest content sym": lambda mine: number(max(r["content_symmetric"] for r in mine)),
+    }
+    groups = grouped(heads, "model", "positions")
+    return columns_table(groups.values(), columns) if len(groups) > 1 else ""
 
 
 def _count(rows: Sequence[Row], key: str) -> str:
@@ -219,42 +209,48 @@ def _count(rows: Sequence[Row], key: str) -> str:
 
 
 def _smollm2_table(rows: Sequence[Row]) -> str:
-    body = []
-    for offset in dict.fromkeys(row["offset"] for row in rows):
-        mine = [row for row in rows if row["offset"] == offset and row["head"] != "embeddings"]
-        cells = [_largest(mine, name) for name in _ALL]
-        body.append([offset, _count(mine, "evident"), _count(mine, "content"), *cells])
     caption = (
         "First layer of SmolLM2-135M-Instruct at distance δ from key to query: how many heads "
         "follow the corpus, and the largest correlation with its head."
     )
-    header = ["δ", "heads with ρ > 0.1", "with content ρ > 0.1", "ρ(B, sym)", "ρ(B, fwd)"]
-    header += ["ρ(Bᵀ, fwd)", "content sym", "content fwd", "content back"]
-    return page(caption, markdown_table(header, body))
+    columns: dict[str, Column] = {
+        "δ": "{offset}",
+        "heads with ρ > 0.1": lambda mine: _count(mine, "evident"),
+        "with content ρ > 0.1": lambda mine: _count(mine, "content"),
+    }
+    for title, name in zip(_CORRELATION_COLUMNS, _ALL, strict=True):
+        columns[title] = _largest(name)
+    heads = [row for row in rows if row["head"] != "embeddings"]
+    return page(caption, columns_table(grouped(heads, "offset").values(), columns))
 
 
-def _largest(rows: Sequence[Row], name: str) -> str:
-    best = max(rows, key=lambda row: row[name])
-    return f"{best[name]:.3f} ({best['head']})"
+def _largest(name: str) -> Column:
+    """Return a column of groups: the largest of a correlation, and its head."""
+
+    def cell(rows: Sequence[Row]) -> str:
+        best = max(rows, key=lambda row: row[name])
+        return f"{best[name]:.3f} ({best['head']})"
+
+    return cell
 
 
-def _similarity(rows: Sequence[Row]) -> dict[str, str | bytes]:
-    names = ["WordSim-353", "SimLex-999"]
-    body = [
-        [row["method"]]
-        + [f"{row[name]:.3f} ({row[f'{name} pairs']})" for name in names]
-        + [_number(row["built-in pairs"]), _number(row["built-in analogies"]), row["seconds"]]
-        for row in rows
-    ]
+def _similarity(rows: Sequence[Row]) -> Files:
     caption = (
-        f"Rank correlation of cosines with human judgements (pairs with known words), "
-        f"{rows[0]['words']:,} words of IMDb, width 100; processor seconds without counting."
+        "Rank correlation of cosines with human judgements (pairs with known words), {words:,} "
+        "words of IMDb, width 100; processor seconds without counting."
     )
-    header = ["vectors", *names, "built-in pairs", "built-in analogies", "seconds"]
-    return {"similarity.md": page(caption, markdown_table(header, body))}
+    columns: dict[str, Column] = {
+        "vectors": "{method}",
+        "WordSim-353": "{WordSim-353:.3f} ({WordSim-353 pairs})",
+        "SimLex-999": "{SimLex-999:.3f} ({SimLex-999 pairs})",
+        "built-in pairs": lambda r: number(r["built-in pairs"]),
+        "built-in analogies": lambda r: number(r["built-in analogies"]),
+        "seconds": "{seconds}",
+    }
+    return {"similarity.md": page(caption.format(**rows[0]), columns_table(rows, columns))}
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def counts_verdict(rows: Sequence[Row]) -> str:
     """Return the findings in sentences whose numbers come from the rows."""
     mrr = {row["predictor"]: row["mrr"] for row in rows if row["table"] == "prediction"}
     gain = mrr["projection"] - mrr["unigram"]
@@ -279,16 +275,9 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def _heads_verdict(rows: Sequence[Row]) -> str:
-    def of(model: str) -> list[Row]:
-        return [
-            row
-            for row in rows
-            if row["table"] == "heads"
-            and row["model"] == model
-            and row.get("positions", "5-14") == "5-14"
-        ]
-
-    trained, untrained = of("MiniLM"), of("MiniLM, untrained")
+    at_five = [r for r in rows if r["table"] == "heads" and r.get("positions", "5-14") == "5-14"]
+    by_model = grouped(at_five, "model")
+    trained, untrained = by_model["MiniLM"], by_model["MiniLM, untrained"]
     heads = [row for row in trained if row["head"] != "embeddings"]
     best = max(heads, key=lambda row: row["symmetric"])
     return (
@@ -313,59 +302,51 @@ def _similarity_verdict(rows: Sequence[Row]) -> str:
 
 
 def _picture(tables: Mapping[str, Sequence[Row]]) -> bytes:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import COLORS
-
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    picture = Picture(3, size=(15, 4), is_spaced=False)
+    colors, (words, ranks, heads) = picture.colors, picture.axes
     rows = tables["prediction"]
     names = [_PREDICTORS[row["predictor"]][0].replace("`", "") for row in rows]
-    colors = ["#5b6472", "#b91c1c", "#b91c1c", *[COLORS[1]] * (len(rows) - 3)]
-    axes[0].barh(names, [row["mrr"] for row in rows], color=colors[: len(rows)])
-    axes[0].invert_yaxis()
-    axes[0].tick_params(axis="y", labelsize=8)
-    axes[0].set(title="next word", xlabel="mean reciprocal rank")
-    for color, source in zip(COLORS, ("drawn", "text"), strict=False):
-        found = {row["k"]: row["distance"] for row in tables["rank"] if row["sequences"] == source}
-        ranks = [k for k in RANKS if str(k) in found]
-        axes[1].plot(ranks, [found[str(k)] for k in ranks], "o-", color=color, label=source)
-        axes[1].axhline(found["key bias only"], color=color, ls=":", lw=1)
-    axes[1].set(title="rank of the logits", xlabel="k", ylabel="total variation", xscale="log")
-    axes[1].legend(frameon=False, title="dotted: key bias only")
-    heads = [
+    shades = [GREY, "#b91c1c", "#b91c1c", *[colors[1]] * (len(rows) - 3)]
+    words.barh(names, [row["mrr"] for row in rows], color=shades[: len(rows)])
+    words.invert_yaxis()
+    words.tick_params(axis="y", labelsize=8)
+    words.set(title="next word", xlabel="mean reciprocal rank")
+    by_source = grouped(tables["rank"], "sequences")
+    for color, (source, mine) in zip(colors, by_source.items(), strict=False):
+        found = {row["k"]: row["distance"] for row in mine}
+        known = [k for k in RANKS if str(k) in found]
+        ranks.plot(known, [found[str(k)] for k in known], "o-", color=color, label=source)
+        ranks.axhline(found["key bias only"], color=color, ls=":", lw=1)
+    ranks.set(title="rank of the logits", xlabel="k", ylabel="total variation", xscale="log")
+    ranks.legend(frameon=False, title="dotted: key bias only")
+    mine = [
         row
         for row in tables["heads"]
         if row["model"] == "MiniLM" and row["positions"] == "5-14" and row["head"] != "embeddings"
     ]
-    for shift, (name, color) in enumerate(zip(_CORRELATIONS, COLORS, strict=False)):
-        place = [row["head"] + 0.26 * (shift - 1) for row in heads]
-        axes[2].bar(place, [row[name] for row in heads], 0.24, color=color, label=name)
-        content = [row[f"content_{name}"] for row in heads]
-        axes[2].plot(place, content, "_", color="black", ms=6, label="content" if not shift else "")
-    axes[2].axhline(0, color="#5b6472", lw=0.8)
-    axes[2].set(title="first layer of MiniLM", xlabel="head", ylabel="rank correlation")
-    axes[2].set_xticks([row["head"] for row in heads])
-    low, high = axes[2].get_ylim()
-    axes[2].set_ylim(low, high + 0.2 * (high - low))
-    axes[2].legend(frameon=False, fontsize=8, ncols=4, loc="upper center")
-    return to_png(figure)
+    for shift, (name, color) in enumerate(zip(_CORRELATIONS, colors, strict=False)):
+        place = [row["head"] + 0.26 * (shift - 1) for row in mine]
+        heads.bar(place, [row[name] for row in mine], 0.24, color=color, label=name)
+        content = [row[f"content_{name}"] for row in mine]
+        heads.plot(place, content, "_", color="black", ms=6, label="content" if not shift else "")
+    heads.axhline(0, color=GREY, lw=0.8)
+    heads.set(title="first layer of MiniLM", xlabel="head", ylabel="rank correlation")
+    heads.set_xticks([row["head"] for row in mine])
+    low, high = heads.get_ylim()
+    heads.set_ylim(low, high + 0.2 * (high - low))
+    heads.legend(frameon=False, fontsize=8, ncols=4, loc="upper center")
+    return picture.png(grid=0, is_open=False)
 
 
 def _distance_picture(rows: Sequence[Row]) -> bytes:
-    from primal_studies.kit.tables import plot_lines
-
-    heads = [row for row in rows if row["head"] != "embeddings"]
     titles = {"symmetric": "ρ(B, PMI sym)", "content_symmetric": "content symmetric"}
     titles |= {"content_backward": "content backward"}
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for name, title in titles.items():
-        for row in heads:
-            line = panels.setdefault(title, {}).setdefault(f"head {row['head']}", [])
-            line.append((row["offset"], row[name]))
+    panels = group_lines(
+        (title, f"head {row['head']}", row["offset"], row[name])
+        for name, title in titles.items()
+        for row in rows
+        if row["head"] != "embeddings"
+    )
     return plot_lines(
         panels, xlabel="places from key to query", ylabels=["rank correlation"], is_log=False
     )

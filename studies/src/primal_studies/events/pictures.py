@@ -1,22 +1,11 @@
 """Pictures of the studies of events."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any
 
-from primal_attention.support.command import needs
 from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import Picture, grouped
 
 __all__ = ["codes_picture", "peers_picture", "planted_picture"]
-
-
-def _pyplot() -> Any:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    return plt
 
 
 def codes_picture(points: Sequence[tuple[str, str, Sequence[Row]]]) -> bytes:
@@ -25,32 +14,22 @@ def codes_picture(points: Sequence[tuple[str, str, Sequence[Row]]]) -> bytes:
     Args:
         points: Name of a row, its reference time, and its seeds.
     """
-    plt = _pyplot()
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import COLORS
-
+    size = (10, 0.4 * len(points) + 1.4)
+    picture = Picture(2, size=size, share="y", is_spaced=False)
     words = {
         "target": "the wait is known (t_ref=target)",
         "last_event": "the wait is not known (t_ref=last_event)",
         "–": "no time",
     }
-    shade = dict(zip(words, COLORS, strict=False))
-    figure, axes = plt.subplots(
-        1, 2, figsize=(10, 0.4 * len(points) + 1.4), sharey=True, layout="constrained"
-    )
-    labels = {"accuracy": "test accuracy, %", "nll": "test NLL of the type, nats"}
-    for axis, (key, label) in zip(axes, labels.items(), strict=True):
+    shade = dict(zip(words, picture.colors, strict=False))
+    columns = (("accuracy", 100, "test accuracy, %"), ("nll", 1, "test NLL of the type, nats"))
+    for panel, (key, factor, label) in enumerate(columns):
         for place, (_, t_ref, group) in enumerate(points):
-            values = [(100 if key == "accuracy" else 1) * row[key] for row in group]
-            axis.plot(values, [place] * len(values), "o", ms=4, alpha=0.4, color=shade[t_ref])
-            axis.plot(fmean(values), place, "D", ms=7, color=shade[t_ref])
-        axis.grid(alpha=0.3)
-        axis.set_xlabel(label)
-    axes[0].set_yticks(range(len(points)), [name for name, _, _ in points])
-    axes[0].invert_yaxis()
-    handles = [plt.Line2D([], [], color=c, marker="D", ls="") for c in shade.values()]
-    figure.legend(handles, words.values(), loc="outside upper center", ncols=3, frameon=False)
-    return to_png(figure)
+            picture.seeds(panel, [factor * row[key] for row in group], place, shade[t_ref])
+        picture.axes[panel].set_xlabel(label)
+    picture.name_lines([name for name, _, _ in points])
+    picture.legend({words[key]: shade[key] for key in words}, columns=3, marker="D")
+    return picture.png(is_open=False)
 
 
 def peers_picture(trained: Mapping[str, Sequence[Row]], timed: Sequence[Row]) -> bytes:
@@ -60,42 +39,33 @@ def peers_picture(trained: Mapping[str, Sequence[Row]], timed: Sequence[Row]) ->
         trained: Seeds of every model.
         timed: Seconds of a step by model and length.
     """
-    plt = _pyplot()
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import add_legend, model_colors, panel_layout
-
-    color = model_colors([*trained, *(row["model"] for row in timed)])
     count = 2 if timed else 1
-    figure, axes = plt.subplots(
-        1, count, figsize=(5.5 * count, 4.2), squeeze=False, layout=panel_layout()
-    )
-    left, right = axes[0, 0], axes[0, -1]
+    picture = Picture(count, size=(5.5 * count, 4.2))
+    from primal_attention.report.plots import model_colors
+
+    by_model = grouped(timed, "model")
+    color = model_colors([*trained, *by_model])
     for model, group in trained.items():
         costs = [row["event_microseconds"] for row in group]
-        values = [row["log_likelihood"] for row in group]
-        left.plot(costs, values, "o", ms=4, alpha=0.4, color=color[model])
-        left.plot(fmean(costs), fmean(values), "D", ms=8, color=color[model])
-    left.set(
+        picture.seeds(0, costs, [row["log_likelihood"] for row in group], color[model], (4, 8))
+    picture.axes[0].set(
         xscale="log",
         xlabel="µs of training per event",
         ylabel="test log-likelihood, nats per event",
         title="StackOverflow badges",
     )
+    for model, group in by_model.items():
+        points = sorted((row["n"], row["seconds"]) for row in group)
+        picture.axes[1].plot(*zip(*points, strict=True), marker=".", color=color[model])
     if timed:
-        for model in dict.fromkeys(row["model"] for row in timed):
-            points = sorted((row["n"], row["seconds"]) for row in timed if row["model"] == model)
-            right.plot(*zip(*points, strict=True), marker=".", color=color[model])
-        right.set(
+        picture.axes[1].set(
             xscale="log",
             yscale="log",
             xlabel="events of one sequence",
             ylabel="seconds of a training step",
             title="Cost over length",
         )
-    for axis in axes[0]:
-        axis.grid(alpha=0.3)
-    add_legend(figure, color)
-    return to_png(figure)
+    return picture.png(is_open=False, models=color)
 
 
 def planted_picture(panels: Sequence[tuple[str, Row]]) -> bytes:
@@ -104,18 +74,11 @@ def planted_picture(panels: Sequence[tuple[str, Row]]) -> bytes:
     Args:
         panels: Title, and a row with its curves.
     """
-    plt = _pyplot()
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import COLORS
-
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(5 * len(panels), 3.6), squeeze=False, layout="constrained"
-    )
-    for axis, (title, row) in zip(axes[0], panels, strict=True):
+    picture = Picture(len(panels), size=(5 * len(panels), 3.6), is_spaced=False)
+    for axis, (title, row) in zip(picture.axes, panels, strict=True):
         axis.plot(row["curve_gaps"], row["curve_planted"], color="0.6", lw=5, label="planted")
-        axis.plot(row["curve_gaps"], row["curve"], color=COLORS[0], label="learned")
+        axis.plot(row["curve_gaps"], row["curve"], color=picture.colors[0], label="learned")
         axis.set(title=title, xlabel="gap Δ", ylabel="ψ(Δ)")
-        axis.grid(alpha=0.3)
         axis.margins(y=0.15)
         axis.legend(frameon=False, ncols=2, loc="upper right")
-    return to_png(figure)
+    return picture.png(is_open=False)

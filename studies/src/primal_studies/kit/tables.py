@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, mean, stdev
 from typing import TYPE_CHECKING, Any, Literal
 
 from primal_attention.support.command import needs
@@ -23,6 +23,8 @@ __all__ = [
     "exponent",
     "group_lines",
     "grouped",
+    "mean_of",
+    "number",
     "pivot",
     "plot_lines",
     "rows_table",
@@ -71,8 +73,30 @@ def spread(values: Sequence[float], digits: int, factor: float = 1.0) -> str:
     """
     if not values:
         return "–"
-    mean = f"{factor * fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {factor * stdev(values):.{digits}f}"
+    shown = f"{factor * mean(values):.{digits}f}"
+    return shown if len(values) < 2 else f"{shown} ± {factor * stdev(values):.{digits}f}"
+
+
+def mean_of(key: str, digits: int = 1, factor: float = 1.0) -> Callable[[Sequence[Row]], str]:
+    """Return a column of groups of rows: the mean of a key over seeds, and its deviation.
+
+    Example:
+        >>> mean_of("error", 2)([{"error": 0.5}, {"error": 0.7}])
+        '0.60 ± 0.14'
+    """
+    return lambda rows: spread([row[key] for row in rows if key in row], digits, factor)
+
+
+def number(value: object, digits: int = 3) -> str:
+    """Return a float with a number of digits, anything else as it is, and a dash for nothing.
+
+    Example:
+        >>> number(0.12345), number(12), number(None)
+        ('0.123', '12', '—')
+    """
+    if value is None:
+        return "—"
+    return f"{value:.{digits}f}" if isinstance(value, float) else str(value)
 
 
 def exponent(points: Iterable[tuple[float, float]]) -> float:
@@ -112,7 +136,8 @@ def columns_table(
     """Return a Markdown table with one line an item.
 
     Args:
-        items: Rows, groups, or whatever the functions of the columns take.
+        items: Rows, groups of rows, or whatever the functions of the columns take. The first row
+            of a group stands for what its rows share, so a format shows that one.
         columns: Title and content of every column; pairs if titles are repeated.
 
     Example:
@@ -122,11 +147,14 @@ def columns_table(
         | 4,096  | 8192  |
     """
     pairs = list(columns.items() if isinstance(columns, Mapping) else columns)
-    body = [
-        [cell.format_map(item) if isinstance(cell, str) else cell(item) for _, cell in pairs]
-        for item in items
-    ]
+    body = [[_cell(item, content) for _, content in pairs] for item in items]
     return markdown_table([name for name, _ in pairs], body)
+
+
+def _cell(item: Any, content: Column) -> object:
+    if not isinstance(content, str):
+        return content(item)
+    return content.format_map(item[0] if isinstance(item, list) else item)
 
 
 def pivot(
@@ -252,6 +280,31 @@ class Picture:
         self.colors: tuple[str, ...] = COLORS
         """Colours in the order in which they are used."""
 
+    def legend(
+        self,
+        labels: Mapping[str, str] | None = None,
+        *,
+        where: Literal["outside upper center", "outside lower center"] = "outside upper center",
+        columns: int = 4,
+        marker: str = "",
+    ) -> None:
+        """Add a legend outside of the panels.
+
+        Args:
+            labels: Colours by label; by default the labels of the first panel.
+            where: Place.
+            columns: Labels in a row.
+            marker: Shape of the dots that stand for colours; lines by default.
+        """
+        from matplotlib.lines import Line2D
+
+        handles, names = self.axes[0].get_legend_handles_labels()
+        if labels is not None:
+            line = "" if marker else "-"
+            handles = [Line2D([], [], color=c, marker=marker, ls=line) for c in labels.values()]
+            names = list(labels)
+        self.figure.legend(handles, names, loc=where, ncols=columns, frameon=False)
+
     def name_lines(self, names: Sequence[str], panel: int = 0) -> None:
         """Name the places 0, 1, … at the left of a panel, from the top down."""
         self.axes[panel].set_yticks(range(len(names)), names)
@@ -288,7 +341,7 @@ class Picture:
         """Return the picture as PNG.
 
         Args:
-            grid: How dark the grid is.
+            grid: How dark the grid is; none by zero.
             along: Directions of the grid.
             is_open: Whether panels have no line above and at the right.
             models: Colours by name, for a legend above all panels.
@@ -297,7 +350,8 @@ class Picture:
         from primal_attention.report.plots import add_legend
 
         for axis in self.axes:
-            axis.grid(alpha=grid, axis=along)
+            if grid:
+                axis.grid(alpha=grid, axis=along)
             if is_open:
                 axis.spines[["top", "right"]].set_visible(False)
         if models:

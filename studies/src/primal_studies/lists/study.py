@@ -94,7 +94,7 @@ class RerankStudy(Study[RerankOptions]):
 
     def tables(self, rows: Sequence[Row], options: RerankOptions) -> Mapping[str, str | bytes]:
         """Return a table for each set and length, a verdict, and a picture."""
-        from primal_studies.lists.tables import picture, verdict
+        from primal_studies.lists.tables import gain_picture, rerank_verdict
 
         header = ["method", *(f"{s}, {k} results" for s in _SETS for k in _LENGTHS)]
         caption = (
@@ -109,8 +109,8 @@ class RerankStudy(Study[RerankOptions]):
             "transfer.md": page(
                 "The same after training on the other set.", markdown_table(header, _cells(away))
             ),
-            "verdict.md": verdict(rows),
-            "picture.png": picture(rows),
+            "verdict.md": rerank_verdict(rows),
+            "picture.png": gain_picture(rows),
         }
 
 

@@ -5,16 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from primal_attention.report import to_png
 from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import GREY, Picture
 
-__all__ = ["picture", "verdict"]
+__all__ = ["gain_picture", "rerank_verdict"]
 
 _OURS, _RIVAL = "context, dual-tied", "diffusion, list"
+_CASES = tuple((name, length) for name in ("coil20", "palm") for length in (150, 400))
+"""Sets and numbers of results that are told and shown."""
 
 
 def _values(
-    rows: Sequence[Row], method: str, name: str, length: int, source: str | None
+    rows: Sequence[Row], method: str, name: str, length: int, source: str | None = None
 ) -> list[float]:
     return [
         r["map"]
@@ -24,28 +26,22 @@ def _values(
     ]
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def rerank_verdict(rows: Sequence[Row]) -> str:
     """Return in words how the trained re-ranker does beside diffusion on the list.
 
     The difference is that of equal splits; the interval is two standard errors over splits.
     """
     sentences = []
-    for name, other in (("coil20", "palm"), ("palm", "coil20")):
-        for length in (150, 400):
-            rival = _values(rows, _RIVAL, name, length, None)
-            first = _values(rows, "first search", name, length, None)
-            for source, words in (
-                (name, "trained on its other groups"),
-                (other, f"trained on {other}"),
-            ):
-                ours = _values(rows, _OURS, name, length, source)
-                count = min(len(ours), len(rival))
-                if not count:
-                    continue
+    for name, length in _CASES:
+        other = "palm" if name == "coil20" else "coil20"
+        rival, first = (_values(rows, m, name, length) for m in (_RIVAL, "first search"))
+        for source, words in ((name, "its other groups"), (other, other)):
+            ours = _values(rows, _OURS, name, length, source)
+            if count := min(len(ours), len(rival)):
                 gap = np.array(ours[:count]) - np.array(rival[:count])
                 sentences.append(
-                    f"On {name} with {length} results, {words}, it reaches {np.mean(ours):.1f} "
-                    f"({np.mean(first):.1f} before); {_beside(gap)}."
+                    f"On {name} with {length} results, trained on {words}, it reaches "
+                    f"{np.mean(ours):.1f} ({np.mean(first):.1f} before); {_beside(gap)}."
                 )
     return "The dual-tied re-ranker with both kernels. " + " ".join(sentences) + "\n"
 
@@ -61,41 +57,27 @@ def _beside(gap: NDArray[np.float64]) -> str:
     return f"it is {words} list diffusion ({mean:+.1f} ± {error:.1f})"
 
 
-def picture(rows: Sequence[Row]) -> bytes:
+def gain_picture(rows: Sequence[Row]) -> bytes:
     """Return the gain of each method over the first search, one panel a set and length."""
-    from matplotlib import pyplot as plt
-    from matplotlib.lines import Line2D
-
-    panels = [(name, length) for name in ("coil20", "palm") for length in (150, 400)]
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if m != "first search"]
-    figure, axes = plt.subplots(1, 4, figsize=(13, 4.2), sharey=True, layout="constrained")
-    for axis, (name, length) in zip(axes, panels, strict=True):
-        base = np.array(_values(rows, "first search", name, length, None))
+    picture = Picture(4, size=(13, 4.2), share="y", is_spaced=False)
+    colors = {
+        "without training, or same set": picture.colors[1],
+        "trained on the other set": picture.colors[0],
+    }
+    for axis, (name, length) in zip(picture.axes, _CASES, strict=True):
+        base = np.array(_values(rows, "first search", name, length))
         for y, method in enumerate(methods):
-            for source, color, shift in (("home", "#1d4ed8", 0.0), ("away", "#c2410c", 0.25)):
-                found = [
-                    r["map"]
-                    for r in sorted(rows, key=lambda r: r["seed"])
-                    if (r["method"], r["set"], r["candidates"]) == (method, name, length)
-                    and (r["source"] in ("", name)) == (source == "home")
-                ]
+            for place, color in enumerate(colors.values()):
+                near = [r for r in rows if (r["source"] not in ("", name)) == bool(place)]
+                found = _values(near, method, name, length)
                 gains = np.array(found[: len(base)]) - base[: len(found)]
                 if len(gains):
-                    axis.scatter(
-                        gains, np.full(len(gains), y + shift), s=12, color=color, alpha=0.5
-                    )
-                    axis.plot(gains.mean(), y + shift, "|", ms=13, mew=2, color=color)
-        axis.axvline(0, color="#5b6472", lw=0.8)
+                    height = y + 0.25 * place
+                    axis.scatter(gains, np.full(len(gains), height), s=12, color=color, alpha=0.5)
+                    axis.plot(gains.mean(), height, "|", ms=13, mew=2, color=color)
+        axis.axvline(0, color=GREY, lw=0.8)
         axis.set(title=f"{name}, {length} results", xlabel="points of mAP gained")
-        axis.grid(axis="x", alpha=0.25)
-    axes[0].set_yticks(range(len(methods)), methods)
-    axes[0].invert_yaxis()
-    handles = [
-        Line2D([], [], color=c, marker="o", ls="", label=label)
-        for c, label in (
-            ("#1d4ed8", "without training, or same set"),
-            ("#c2410c", "trained on the other set"),
-        )
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
-    return to_png(figure)
+    picture.name_lines(methods)
+    picture.legend(colors, where="outside lower center", columns=2, marker="o")
+    return picture.png(grid=0.25, along="x", is_open=False)
