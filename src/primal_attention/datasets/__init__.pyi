@@ -1,4 +1,3 @@
-from .emoji import Emoji, EmojiSplit, load_emoji, split_emoji
 from .events.generators import (
     EventProcess,
     GapMarks,
@@ -19,8 +18,6 @@ from .scenes import Scene, SceneItem, Scenes, draw_scenes, sample_scenes
 from .tables import Table, load_table
 
 __all__ = [
-    "Emoji",
-    "EmojiSplit",
     "EventProcess",
     "EventSequences",
     "GapMarks",
@@ -46,10 +43,8 @@ __all__ = [
     "find_set",
     "generate_listops",
     "generate_pathfinder",
-    "load_emoji",
     "load_table",
     "public_sets",
     "read_listops",
     "sample_scenes",
-    "split_emoji",
 ]

@@ -2,12 +2,9 @@
 
 import os
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from primal_attention.datasets.emoji import STYLES, load_emoji
-from primal_attention.datasets.public import find_set
 from primal_attention.support.command import UserError
 from primal_attention.tasks.lists.report import _picture
 from primal_attention.tasks.pairs import ImageError, list_images, read_image
@@ -78,27 +75,3 @@ def test_pictures_of_a_report_have_the_same_limits(pictures, monkeypatch):
     monkeypatch.setattr("primal_attention.support.files.images._MAX_PIXELS", 60)
     with pytest.raises(UserError, match="pixels; reduce it first"):
         _picture(template, 9)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"color": np.zeros((2, 4, 4, 3))}, "'color' must hold bytes"),
-        ({"black": np.zeros((2, 4, 4), np.uint8)}, "'black' must hold bytes"),
-        ({"text": np.array([1, 2])}, "'text' must hold words"),
-        ({"text": np.array(["a"])}, "differ in number or size"),
-        ({"black": np.zeros((2, 8, 8, 3), np.uint8)}, "differ in number or size"),
-    ],
-)
-def test_a_damaged_file_of_emoji_is_one_sentence(tmp_path, change, words):
-    good = {style: np.zeros((2, 4, 4, 3), np.uint8) for style in STYLES}
-    good |= {"text": np.array(["cat", "dog"]), "tags": np.array(["pet", ""])}
-    found = find_set("emoji")
-    path = tmp_path / found.folder / next(iter(found.files))
-    path.parent.mkdir(parents=True)
-    np.savez(path, **good)
-    assert len(load_emoji(tmp_path)) == 2
-    np.savez(path, **{**good, **change})
-    with pytest.raises(UserError, match=path.name) as caught:
-        load_emoji(tmp_path)
-    assert words in str(caught.value)

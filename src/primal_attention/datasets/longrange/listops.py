@@ -10,7 +10,7 @@ Every expression has a generator of its own, seeded by (seed, split, index): wha
 neither on the number of processes nor on how many expressions are asked for.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ import numpy as np
 from primal_attention.datasets.longrange.sequences import TokenSequences, in_processes
 from primal_attention.support.command import UserError, user_errors
 from primal_attention.support.files import read_lines
-from primal_attention.support.output import write_atomically
 
 __all__ = [
     "LISTOPS_TOKENS",
@@ -31,7 +30,6 @@ __all__ = [
     "evaluate_expression",
     "generate_listops",
     "read_listops",
-    "write_listops",
 ]
 
 LISTOPS_TOKENS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
@@ -238,14 +236,3 @@ def encode_line(expression: str, where: str) -> list[int]:
     if not ids:
         raise UserError(f"{where} has no expression; remove the line, or write one.")
     return ids
-
-
-def write_listops(path: Path, data: TokenSequences) -> None:
-    """Write expressions as Long Range Arena does, without the round brackets."""
-    write_atomically(Path(path), "".join(_lines(data)))
-
-
-def _lines(data: TokenSequences) -> Iterable[str]:
-    yield "Source\tTarget\n"
-    for index, label in enumerate(data.labels):
-        yield " ".join(LISTOPS_TOKENS[i] for i in data.row(index)) + f"\t{label}\n"

@@ -57,8 +57,8 @@ class EmojiStudy(Study[EmojiOptions]):
 
     def run(self, cell: Cell, options: EmojiOptions, scratch: Path) -> list[Row]:
         """Train a model and return a row for each of its stages."""
-        from primal_attention.datasets.emoji import load_emoji, split_emoji
         from primal_studies.pairs import emoji_models as models
+        from primal_studies.pairs.emoji_data import load_emoji, split_emoji
 
         emoji = load_emoji(options.data)
         split = split_emoji(emoji, unseen=cell["held_out"], seed=cell["seed"])
@@ -115,31 +115,21 @@ def _title(row: Row) -> str:
     return _NAMES[row["model"]] + (f", {row['stage']}" if row["stage"] else "")
 
 
-def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda r: _MODELS.index(r["model"])):
-        found.setdefault(_title(row), []).append(row)
-    return found
-
-
-def _percent(values: Sequence[float]) -> str:
-    mean = f"{100 * fmean(values):.1f}"
-    return mean if len(values) < 2 else f"{mean} ± {100 * stdev(values):.1f}"
+def _by_title(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    rows = sorted(rows, key=lambda r: _MODELS.index(r["model"]))
+    return grouped([{**row, "title": _title(row)} for row in rows], "title")
 
 
 def _table(rows: Sequence[Row], done: int, wanted: int) -> str:
-    lines = [
-        [
-            name,
-            len(group),
-            f"{group[0]['parameters']:,}",
-            f"{fmean(r['seconds'] for r in group):.0f}",
-            *(_percent([r[part][score] for r in group]) for part in _PARTS for score in _SCORES),
-        ]
-        for name, group in _grouped(rows).items()
-    ]
-    header = ["model", "seeds", "parameters", "seconds"]
-    header += [f"{part}, {s.replace(' to ', ' → ')}" for part in _PARTS for s in _SCORES]
+    columns: dict[str, Column] = {
+        "model": lambda group: _title(group[0]),
+        "seeds": len,
+        "parameters": "{parameters:,}",
+        "seconds": lambda group: f"{fmean(r['seconds'] for r in group):.0f}",
+    }
+    for part in _PARTS:
+        for score in _SCORES:
+            columns[f"{part}, {score.replace(' to ', ' → ')}"] = _recall(part, score)
     first = rows[0]
     chance = " and ".join(f"{100 / first[f'{part} candidates']:.2f}" for part in _PARTS)
     caption = (
@@ -148,23 +138,23 @@ def _table(rows: Sequence[Row], done: int, wanted: int) -> str:
         f"{first['unseen candidates']} that were not; R@1 of chance is {chance}. Seconds are "
         "processor seconds of training. Mean ± standard deviation over seeds."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(_by_title(rows).values(), columns))
+
+
+def _recall(part: str, score: str) -> Column:
+    return lambda group: spread([row[part][score] for row in group], 1, 100)
 
 
 def _verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
     """Return who finds most at the first place, in both directions together, and who is missing."""
-    means = {
-        part: {
-            name: fmean(fmean((r[part][_SCORES[0]], r[part][_SCORES[2]])) for r in group)
-            for name, group in _grouped(rows).items()
-        }
-        for part in _PARTS
-    }
     said = []
-    for found in means.values():
+    for part in _PARTS:
+        found = {
+            name: fmean(fmean((r[part][_SCORES[0]], r[part][_SCORES[2]])) for r in group)
+            for name, group in _by_title(rows).items()
+        }
         order = sorted(found, key=lambda name: -found[name])
-        ranked = ", ".join(f"{name} {100 * found[name]:.1f} %" for name in order)
-        said.append(ranked)
+        said.append(", ".join(f"{name} {100 * found[name]:.1f} %" for name in order))
     seeds = len({row["seed"] for row in rows})
     missing = [_NAMES[m] for m in models if all(row["model"] != m for row in rows)]
     return (
@@ -177,25 +167,16 @@ def _verdict(rows: Sequence[Row], models: Sequence[str]) -> str:
 
 def _picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG of R@1 and R@5 of every model."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    picture = Picture(2, size=(11, 3.6))
+    from primal_attention.report.plots import model_colors
 
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import add_legend, model_colors, panel_layout
-
-    groups = _grouped(rows)
+    groups = _by_title(rows)
     colors = model_colors(groups)
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.6), layout=panel_layout())
-    for axis, part in zip(axes, _PARTS, strict=True):
+    for axis, part in zip(picture.axes, _PARTS, strict=True):
         for i, (name, group) in enumerate(groups.items()):
             heights = [100 * fmean(r[part][score] for r in group) for score in _SCORES]
             places = [j + 0.8 * (i + 0.5) / len(groups) - 0.4 for j in range(len(_SCORES))]
             axis.bar(places, heights, 0.75 / len(groups), color=colors[name])
         axis.set_xticks(range(len(_SCORES)), [s.replace(" R@", "\nR@") for s in _SCORES])
         axis.set(title=f"{part} concepts, third style", ylabel="found, %")
-        axis.grid(alpha=0.3, axis="y")
-        axis.spines[["top", "right"]].set_visible(False)
-    add_legend(figure, colors)
-    return to_png(figure)
+    return picture.png(along="y", models=colors)

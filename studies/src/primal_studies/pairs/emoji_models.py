@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from primal_attention.datasets.emoji import Emoji, EmojiSplit
 from primal_attention.datasets.scenes import encode_captions
 from primal_attention.support.command import needs
 from primal_attention.tasks.pairs.config import MultimodalConfig
@@ -25,6 +24,7 @@ from primal_attention.tasks.pairs.objectives import CollapseWatch
 from primal_attention.tasks.pairs.pairs import to_pixel_values
 from primal_attention.tasks.pairs.scoring import make_search
 from primal_attention.tasks.pairs.searching import find_images, find_texts
+from primal_studies.pairs.emoji_data import Emoji, EmojiSplit
 
 __all__ = [
     "EmojiPairs",
@@ -72,7 +72,7 @@ class EmojiPairs:
         split: Which are seen.
 
     Example:
-        >>> from primal_attention.datasets.emoji import split_emoji
+        >>> from primal_studies.pairs.emoji_data import split_emoji
         >>> names = ["red cat", "blue cat", "red dog", "blue dog"]
         >>> emoji = Emoji(np.zeros((3, 4, 32, 32, 3), np.uint8), names, [[]] * 4)
         >>> pairs = EmojiPairs(emoji, split_emoji(emoji, unseen=1))

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from primal_attention.datasets.emoji import (
+from primal_attention.datasets.public import find_set
+from primal_attention.support.command import UserError
+from primal_attention.tasks.pairs.model import VisualParser
+from primal_studies.pairs import emoji_models
+from primal_studies.pairs.emoji_data import (
+    STYLES,
     Emoji,
     EmojiSplit,
     crop_to_content,
@@ -15,9 +20,6 @@ from primal_attention.datasets.emoji import (
     load_emoji,
     split_emoji,
 )
-from primal_attention.support.command import UserError
-from primal_attention.tasks.pairs.model import VisualParser
-from primal_studies.pairs import emoji_models
 from primal_studies.pairs.emoji_models import EmojiPairs, recalls
 
 DATA = Path(os.environ.get("PRIMAL_DATA", "no data"))
@@ -216,3 +218,27 @@ def test_training_leaves_the_global_seed_alone():
     scores = [run.scores(*pairs.test(np.arange(6)))["both stages"][0] for run in runs]
     torch.testing.assert_close(scores[0], scores[1])
     assert not torch.allclose(scores[0], scores[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"color": np.zeros((2, 4, 4, 3))}, "'color' must hold bytes"),
+        ({"black": np.zeros((2, 4, 4), np.uint8)}, "'black' must hold bytes"),
+        ({"text": np.array([1, 2])}, "'text' must hold words"),
+        ({"text": np.array(["a"])}, "differ in number or size"),
+        ({"black": np.zeros((2, 8, 8, 3), np.uint8)}, "differ in number or size"),
+    ],
+)
+def test_a_damaged_file_of_emoji_is_one_sentence(tmp_path, change, words):
+    good = {style: np.zeros((2, 4, 4, 3), np.uint8) for style in STYLES}
+    good |= {"text": np.array(["cat", "dog"]), "tags": np.array(["pet", ""])}
+    found = find_set("emoji")
+    path = tmp_path / found.folder / next(iter(found.files))
+    path.parent.mkdir(parents=True)
+    np.savez(path, **good)
+    assert len(load_emoji(tmp_path)) == 2
+    np.savez(path, **{**good, **change})
+    with pytest.raises(UserError, match=path.name) as caught:
+        load_emoji(tmp_path)
+    assert words in str(caught.value)
