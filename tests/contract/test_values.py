@@ -217,8 +217,9 @@ def test_any_length_works(mode_case, n):
 
 @masked_modes
 @each("n", [0, 6])
-def test_an_empty_batch_gives_an_empty_result(mode_case, n):
-    y = mode_case.run(mode_case.build(), mode_case.inputs(b=0, n=n))
+@each("training", [True, False])
+def test_an_empty_batch_gives_an_empty_result(mode_case, n, training):
+    y = mode_case.run(mode_case.build().train(training), mode_case.inputs(b=0, n=n))
     assert y.shape == (0, n, 16)
     y.sum().backward()
 

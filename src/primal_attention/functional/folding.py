@@ -78,7 +78,8 @@ def fold_weights(
     b, both, d, s = w.shape
     by_side = concat.weight.view(-1, 2, 1, s).permute(1, 2, 3, 0)  # [2 1 s e]
     folded = w.view(b, 2, both // 2, d, s) @ by_side
-    return folded.transpose(1, 2).reshape(b, both // 2, 2 * d, -1)
+    # the width is said, because a batch may be empty
+    return folded.transpose(1, 2).reshape(b, both // 2, 2 * d, folded.shape[-1])
 
 
 def fold_weights_backward(
