@@ -247,8 +247,11 @@ def _greedy(tally: _Tally, candidates: Sequence[int]) -> Positions | None:
     while len(chosen) < len(candidates):
         sets = [tuple(sorted((*chosen, i))) for i in candidates if i not in chosen]
         outcomes = tally.every(sets)
+        # a round beyond the budget is not begun: half of it would favour early tokens
         if outcomes is None:
             return None
+        # A set that changes the decision comes before a lower score: with many classes the score
+        # may be lowest where the decision stays. Of equal sets the earlier token stays first.
         ranked = sorted(
             zip(sets, outcomes, strict=True), key=lambda x: (not x[1].changed, x[1].score)
         )

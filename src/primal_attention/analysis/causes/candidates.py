@@ -96,6 +96,7 @@ class InfluenceCandidates:
             return Candidates(sets, np.ones(len(sets), dtype=np.intp))
         reach = near | _far(self.steps, root, near, allowed, size)
         sets = subsets(np.flatnonzero(reach), size)
+        # without far nodes every set is connected, and no path needs a search
         if (reach == near).all():
             return Candidates(sets, np.full(len(sets), size))
         depth = _depths(self.steps, root, near, sets)
@@ -168,7 +169,8 @@ def _far(
     radius: int,
 ) -> Bool[np.ndarray, " n"]:
     """Return the allowed nodes at the end of a path of 2 to ``radius`` edges in allowed nodes."""
-    # [v, w]: the path steps from v to w
+    # The search walks over edges, not nodes: whether a path may go on to w depends on the node
+    # before v. [v, w]: the path steps from v to w
     state = steps[root] & near[:, None] & allowed
     far = state.any(0)
     total = state

@@ -351,6 +351,7 @@ def _icd(search: _Search, selection_bias: bool) -> Int8[np.ndarray, "n n"]:
     marks = search.fresh_marks()
     for size in range(search.limit + 1):
         before = search.edge.copy()
+        # possible causes come from the graph of smaller sets, so later rounds try few sets
         has_sets = search.round(size, InfluenceCandidates(marks, search.places))
         if (search.edge != before).any():
             marks = orient_colliders(search.fresh_marks(), search.separators)
@@ -374,6 +375,7 @@ def _pc(search: _Search, _: bool) -> Int8[np.ndarray, "n n"]:
 
 def _fci(search: _Search, selection_bias: bool) -> Int8[np.ndarray, "n n"]:
     _pc_skeleton(search)
+    # with hidden causes the set that separates a pair may lie outside of its neighbours
     if search.is_complete:
         marks = orient_colliders(search.fresh_marks(), search.separators)
         groups = SubsetCandidates(

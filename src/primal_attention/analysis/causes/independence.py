@@ -11,12 +11,12 @@ the same as ``|ρ| < τ(|S|)`` with::
 
     τ(|S|) = tanh(Φ⁻¹(1 − α/2) / √(m − |S| − 3)).
 
-The correlation matrix of an attention matrix is not a sample. So ``p`` is not a statement about
-sampling: ``m`` and ``α`` only set the effect size ``τ`` below which a correlation counts as none.
+An attention matrix is no sample of anything, so ``p`` says nothing about chance here. ``m`` and
+``α`` only choose the threshold ``τ`` below which a correlation counts as zero.
 
-A test never raises for a singular matrix and never returns NaN. Where the part of the matrix that
-belongs to a test has a condition number above 1e12, the test adds ``1e-8`` to its eigenvalues and
-says so in ``Outcomes.ridged``.
+Singular matrices neither raise nor give NaN. A test uses the rows and columns of its own nodes
+only. If the condition number of this part is above 1e12, the test adds ``1e-8`` to its eigenvalues
+and sets ``Outcomes.ridged``.
 """
 
 import math
@@ -141,9 +141,10 @@ def inverse_correlations(
         >>> bool(abs(rho[0]) < 1e-12), bool(ridged[0])
         (True, False)
     """
+    # eigh instead of inv: eigenvalues show which matrices are singular, and can be raised
     values, vectors = np.linalg.eigh(_parts(corr, i, j, sets))
     ridged = values[:, 0] <= values[:, -1] / _MAX_CONDITION
-    # the maximum also mends matrices that no data can have
+    # clipped correlations may have negative eigenvalues, which no data have
     safe = np.where(ridged[:, None], np.maximum(values + _RIDGE, _RIDGE), values)
     first, second = vectors[:, -2], vectors[:, -1]  # [t k]: the rows of i and j
     p_ii, p_jj = (first**2 / safe).sum(1), (second**2 / safe).sum(1)
@@ -255,6 +256,7 @@ def _eliminate(
     determinant = np.ones(len(part))
     with np.errstate(all="ignore"):
         while part.shape[1] > 2:
+            # one step of Gaussian elimination: what is left is the covariance given this node
             pivot, column = part[:, 0, 0], part[:, 1:, 0]
             determinant *= pivot
             part = (
@@ -263,7 +265,9 @@ def _eliminate(
         v_i, v_j, c_ij = part[:, 0, 0], part[:, 1, 1], part[:, 0, 1]
         determinant *= v_i * v_j - c_ij**2
         rho = np.clip(c_ij / np.sqrt(v_i * v_j), -LARGEST, LARGEST)
-    # The condition number is at most e * size / determinant. A negated comparison catches NaN.
+    # A determinant is cheap here, a condition number is not. For a correlation matrix the condition
+    # number is at most e * size / determinant, so only small determinants need the slow way.
+    # The negated comparison is also true for NaN.
     doubtful = ~(determinant > math.e * size / _MAX_CONDITION)
     if size > 2 and doubtful.any():
         ridged = doubtful.copy()

@@ -59,6 +59,7 @@ def orient_pc(marks: Marks, separators: Separated) -> Marks:
     """
     marks = _finish_edges(orient_colliders(marks, separators))
     while True:
+        # Meek's fourth rule only matters with orientations that are known beforehand
         found = marks
         for rule in (_rule_1, _rule_2, _rule_3):
             found = _finish_edges(_set(found, *rule(found, separators)))
@@ -92,6 +93,7 @@ def _finish_edges(marks: Marks) -> Marks:
 
 def _exists(left: Flags, right: Flags) -> Flags:
     """Return ``[i, j]`` = there is a ``k`` with ``left[i, k]`` and ``right[k, j]``."""
+    # products of float32 use the fast matrix product; bool would not
     found: Flags = (left.astype(np.float32) @ right.astype(np.float32)) > 0
     return found
 
@@ -121,6 +123,8 @@ def _rule_2(marks: Marks, _: Separated) -> tuple[Flags, Flags]:
 def _rule_3(marks: Marks, _: Separated) -> tuple[Flags, Flags]:
     """``a *→ b ←* c``, ``a *-o t o-* c``, a and c not adjacent, ``t *-o b``: ``t *→ b``."""
     arrows, apart = np.zeros(marks.shape, dtype=bool), _apart(marks)
+    # t is no collider between a and c, so it causes one of them. If b caused t, b would cause that
+    # one too, but the arrowheads at b say that it does not.
     for t, b in np.argwhere(marks == CIRCLE).tolist():
         ends = np.flatnonzero((marks[:, b] == ARROW) & (marks[:, t] == CIRCLE))
         arrows[t, b] = apart[np.ix_(ends, ends)].any()
@@ -140,7 +144,9 @@ def _rule_4(marks: Marks, separators: Separated) -> tuple[Flags, Flags]:
             starts = _discriminating_starts(marks, directed, a, b, c)
             if not starts:
                 continue
+            # c is an effect of b or shares a cause with it, either way an arrowhead
             arrows[b, c] = True
+            # several paths may contradict each other; the tail is set only if all agree
             if separators[starts, c, b].all():
                 tails[c, b] = True
             else:
@@ -163,6 +169,7 @@ def _discriminating_starts(marks: Marks, directed: Flags, a: int, b: int, c: int
                 # an inner vertex is a parent of c and a collider: v has an arrowhead into it
                 elif directed[u, c] and marks[v, u] == ARROW:
                     following.add(u)
+        # all starts at the smallest distance, so that the numbering of nodes cannot decide
         if starts:
             return sorted(starts)
         seen |= following
@@ -239,7 +246,8 @@ def _rule_10(marks: Marks, _: Separated) -> tuple[Flags, Flags]:
         parents = [p for p in np.flatnonzero(directed[:, c]).tolist() if p != a]
         if len(parents) < 2:
             continue
-        # parents of c at the end of a path that begins with a, u; the path avoids c
+        # For each neighbour u of a: the parents of c that a path beginning with a, u can end at.
+        # The path avoids c. One search per pair (u, parent) serves all pairs of paths.
         without = step.copy()
         without[:, c] = False
         ends = {
@@ -247,6 +255,7 @@ def _rule_10(marks: Marks, _: Separated) -> tuple[Flags, Flags]:
             for u in np.flatnonzero(without[a]).tolist()
         }
         tails[c, a] = any(
+            # two different parents can be chosen, one from each set
             len(ends[u] | ends[w]) > 1 and ends[u] and ends[w]
             for u in ends
             for w in ends
@@ -273,11 +282,12 @@ def uncovered_path(
         target: Last node.
         end: A node after the last one, which the path avoids; the triple with it is uncovered too.
 
-    Consecutive triples have ends that are not adjacent. The shortest walk is simple almost always;
-    only if it is not, all paths are searched.
+    The ends of every three consecutive nodes are not adjacent.
     """
     if b == target:
         return (a, b)
+    # a shortest walk takes polynomial time, all simple paths may not; so they are searched only if
+    # the walk visits a node twice
     walk = _uncovered_walk(step, apart, a, b, target, end)
     if walk is None or len(set(walk)) == len(walk):
         return walk
@@ -304,6 +314,7 @@ def _uncovered_walk(
         following = []
         for u, v in level:
             for w in np.flatnonzero(step[v] & apart[u]).tolist():
+                # a state is an edge, not a node: the next step depends on the node before
                 if (v, w) in before or w in (a, end):
                     continue
                 before[v, w] = (u, v)

@@ -260,6 +260,7 @@ def shrink(evaluations: Evaluations, positions: Positions) -> list[Positions]:
         evaluations: Runs the model; a spent budget is no limit here.
         positions: A small set that changes the decision.
     """
+    # a found set must be smallest even if the budget is spent; it has few parts
     more = evaluations.extended(1 << len(positions))
     for size in range(1, len(positions)):
         parts = list(combinations(positions, size))
