@@ -83,6 +83,17 @@ def outcome(folder: Path) -> str:
         return str(error)
 
 
+@pytest.mark.parametrize("names", [3, True, {"a": 1}, "BertModel", [3], [None]])
+def test_names_of_classes_that_are_none_are_told(names, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "bert")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "architectures": names}))
+    with pytest.raises(
+        ConversionError, match=r"config\.json has architectures = .* must be a list"
+    ):
+        load_any(folder)
+
+
 def edit(folder: Path, name: str, **changes: Any) -> None:
     content = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(content | changes))

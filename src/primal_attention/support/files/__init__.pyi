@@ -1,4 +1,5 @@
 from .arrays import list_arrays, read_array, read_arrays
+from .headers import check_large_weights
 from .layouts import take_arrays
 from .locks import locked
 from .seals import (
@@ -11,7 +12,17 @@ from .seals import (
     write_sealed,
 )
 from .tensors import parse_tensors, read_tensors, to_bytes
-from .text import MAX_BYTES, file_errors, open_text, read_bytes, read_lines, read_start, read_text
+from .text import (
+    MAX_BYTES,
+    check_regular,
+    file_errors,
+    open_bytes,
+    open_text,
+    read_bytes,
+    read_lines,
+    read_start,
+    read_text,
+)
 from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
 
 __all__ = [
@@ -20,11 +31,14 @@ __all__ = [
     "JsonLine",
     "SealedFolder",
     "UnsealedWarning",
+    "check_large_weights",
+    "check_regular",
     "file_errors",
     "finish_save",
     "list_arrays",
     "locked",
     "new_folder",
+    "open_bytes",
     "open_text",
     "parse_json",
     "parse_tensors",

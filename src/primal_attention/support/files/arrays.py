@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError
-from primal_attention.support.files.text import MAX_BYTES, file_errors
+from primal_attention.support.files.text import MAX_BYTES, open_bytes
 
 __all__ = ["list_arrays", "read_array", "read_arrays"]
 
@@ -38,7 +38,7 @@ def read_array(path: Path, *, mmap: bool = False, max_bytes: int = MAX_BYTES) ->
     Raises:
         UserError: If the file is no array, is damaged, too large, or holds Python objects.
     """
-    with file_errors(path), path.open("rb") as file:
+    with open_bytes(path) as file:
         size = path.stat().st_size
         limit = size if mmap else max_bytes
         try:
@@ -97,7 +97,7 @@ def list_arrays(path: Path) -> dict[str, tuple[int, ...]]:
 @contextmanager
 def _opened(path: Path, max_bytes: int) -> Iterator[zipfile.ZipFile]:
     """Open an archive, and turn what is wrong with it into a :class:`UserError`."""
-    with file_errors(path), path.open("rb") as file:
+    with open_bytes(path) as file:
         start = file.read(6)
         file.seek(0)
         try:

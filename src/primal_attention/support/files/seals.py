@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from primal_attention.support.command import UserError
+from primal_attention.support.files.headers import check_large_weights
 from primal_attention.support.files.locks import locked
 from primal_attention.support.files.text import read_bytes
 from primal_attention.support.output import (
@@ -92,6 +93,8 @@ class SealedFolder:
             UserError: If the file cannot be read, or is not what was saved.
         """
         path = self.path / name
+        if path.suffix == ".safetensors":
+            check_large_weights(path)
         # the checksum is that of the bytes that are returned: the file may change after the read
         data = read_bytes(path, _MAX_BYTES)
         if self.sums is not None and self.sums.get(name) != hashlib.sha256(data).hexdigest():

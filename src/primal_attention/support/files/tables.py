@@ -5,12 +5,13 @@ import lzma
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from primal_attention.support.command import MissingPackageError, UserError, install_hint
-from primal_attention.support.files import MAX_BYTES, open_text
+from primal_attention.support.files import MAX_BYTES, check_regular, open_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +123,8 @@ def _check_header(path: Path, separator: str) -> None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    twice = [name for name in names if name and names.count(name) > 1]
+    # not names.count: a table may have 100,000 columns
+    twice = [name for name, count in Counter(filter(None, names)).items() if count > 1]
     if twice:
         raise UserError(
             f"{path}: two columns have the name {twice[0][:80]!r}; give every column its own."
@@ -189,6 +191,7 @@ def _read_parquet(path: Path, rows: int | None) -> "pd.DataFrame":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_regular(path)
     try:
         with pq.ParquetFile(path) as file:
             about = file.metadata

@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from primal_attention.support.command import UserError
+from primal_attention.support.files.headers import check_large_weights
 from primal_attention.support.files.text import read_bytes
 
 __all__ = ["parse_tensors", "read_tensors", "to_bytes"]
@@ -22,6 +23,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: If the file cannot be read or is damaged.
     """
+    check_large_weights(path)
     return parse_tensors(read_bytes(path, _MAX_BYTES), path)
 
 

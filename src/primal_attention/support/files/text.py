@@ -3,6 +3,7 @@
 import gzip
 import io
 import lzma
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from primal_attention.support.command import UserError, user_errors
 
 __all__ = [
     "MAX_BYTES",
+    "check_regular",
     "file_errors",
+    "open_bytes",
     "open_text",
     "read_bytes",
     "read_lines",
@@ -38,6 +41,30 @@ def file_errors(path: Path | str) -> Iterator[None]:
         ) from error
 
 
+def check_regular(path: Path) -> None:
+    """Raise if a path is no ordinary file: a device never ends, and a pipe may never begin.
+
+    Raises:
+        UserError: Also if there is no file.
+    """
+    with file_errors(path):
+        mode = path.stat().st_mode
+    # the system itself names a folder
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(
+            f"{path} is a device, pipe or socket; only ordinary files are read. Write the data "
+            "into a file first."
+        )
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[BinaryIO]:
+    """Open an ordinary file for reading; its errors become sentences."""
+    check_regular(path)
+    with file_errors(path), path.open("rb") as file:
+        yield file
+
+
 def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file.
 
@@ -45,9 +72,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         UserError: If it cannot be read, or is too large.
     """
     parts, size = list[bytes](), 0
-    with file_errors(path), path.open("rb") as file:
+    with open_bytes(path) as file:
         _check_size(path, max_bytes)
-        # in parts: a file may grow meanwhile, and a pipe has no size
+        # in parts: a file may grow meanwhile
         while size <= max_bytes and (part := file.read(max(path.stat().st_size, 1_000_000))):
             parts.append(part)
             size += len(part)
@@ -62,7 +89,7 @@ def read_start(path: Path, count: int) -> bytes:
     Raises:
         UserError: If it cannot be read.
     """
-    with file_errors(path), path.open("rb") as file:
+    with open_bytes(path) as file:
         return file.read(count)
 
 
@@ -92,6 +119,7 @@ def open_text(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[TextIO]:
         path: The file. Only a line feed ends a line.
         max_bytes: Most bytes that are read, after decompression.
     """
+    check_regular(path)
     opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)
     with file_errors(path), opened(path, "rb") as file:
         _check_size(path, max_bytes)
