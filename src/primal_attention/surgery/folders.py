@@ -18,7 +18,7 @@ from torch import nn
 from primal_attention.hosts import ConversionError
 from primal_attention.hosts.optional import require_transformers
 from primal_attention.support.command import MissingPackageError, UserError
-from primal_attention.support.files import file_errors, parse_json, read_json
+from primal_attention.support.files import check_large_weights, open_bytes, parse_json, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -80,8 +80,19 @@ def read_config(folder: Path) -> "PretrainedConfig":
     transformers = require_transformers()
     with damaged(f"The model in {folder}"):
         raw = read_json(folder / "config.json")
+        names = raw.get("architectures")
+        # transformers reads it without a look, and others index it
+        if names is not None and not (isinstance(names, list) and all(map(_is_word, names))):
+            raise ConversionError(
+                f"{folder / 'config.json'} has architectures = {str(names)[:80]}; it must be a "
+                "list of names of classes. Save the model again."
+            )
         _check_counts(raw, sum(len(_shapes(file)) for file in weight_files(folder)), folder)
         return transformers.AutoConfig.from_pretrained(folder, **SAFE)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -103,7 +114,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors in a file, from its header."""
-    with file_errors(path), path.open("rb") as file:
+    check_large_weights(path)
+    with open_bytes(path) as file:
         length = int.from_bytes(file.read(8), "little")
         header = file.read(min(length, path.stat().st_size))
     if len(header) < max(length, 2):
