@@ -5,7 +5,8 @@ from pathlib import Path
 
 from primal_attention.attention.base import JOINED_TIME
 from primal_attention.tasks.study import run_study
-from primal_studies.core.time_cost import LINEAR_FROM, TimeCostOptions, TimeCostStudy, slope
+from primal_studies.core.time_cost import LINEAR_FROM, TimeCostOptions, TimeCostStudy
+from primal_studies.kit.tables import exponent
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, ROWS = DOCS / "evidence" / "time.md", DOCS / "results" / "time" / "rows.jsonl"
@@ -54,7 +55,7 @@ def test_the_page_states_the_ranges_of_the_table():
         assert f"`{time}` takes {min(found):.1f} to {max(found):.1f} times" in text
     linear = {key[:2] for key in costs if key[2] > LINEAR_FROM}
     slopes = [
-        slope([(n, c) for (*own, n), c in costs.items() if tuple(own) == key and n >= LINEAR_FROM])
+        exponent([(n, c) for (*own, n), c in costs.items() if tuple(own) == key and n >= LINEAR_FROM])
         for key in linear
     ]
     assert f"the exponents of time are {min(slopes):.2f} to {max(slopes):.2f}," in text

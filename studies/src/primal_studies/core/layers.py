@@ -4,19 +4,27 @@ All layers of one shape and length take turns in one process. The *floor* is the
 output projections alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 from primal_studies.core.overview import overview_picture
 from primal_studies.core.promises import check_decoding, check_promises
-from primal_studies.kit.tables import plot_lines
+from primal_studies.kit.tables import (
+    Column,
+    Files,
+    columns_table,
+    group_lines,
+    grouped,
+    pivot,
+    plot_lines,
+)
 
 if TYPE_CHECKING:
     from primal_attention.attention import Attention, State
@@ -123,16 +131,20 @@ class LayerStudy(Study[LayerOptions]):
         if not first["compiled"] and not first.get("causal") and "rank" in facts:
             claims = check_promises(lengths)
         if steps:
-            columns = ["name", "position", "step_us", "state_numbers"]
+            shown = ("name", "position", "step_us", "state_numbers")
             parts.append("One decoding step after prefixes of two lengths:")
-            parts.append(markdown_table(columns, [[row[c] for c in columns] for row in steps]))
+            parts.append(columns_table(steps, {name: f"{{{name}}}" for name in shown}))
             claims += check_decoding(steps)
         if claims:
             verdict = {True: "yes", False: "**no**", None: "not measured"}
-            table = [[c.promise, c.measured, verdict[c.holds]] for c in claims]
+            columns: dict[str, Column] = {
+                "promise": lambda claim: claim.promise,
+                "measured": lambda claim: claim.measured,
+                "holds": lambda claim: verdict[claim.holds],
+            }
             parts.append("What was promised, as ratios of step times or bytes within this run:")
-            parts.append(markdown_table(["promise", "measured", "holds"], table))
-        files: dict[str, str | bytes] = {"table.md": page(*parts)}
+            parts.append(columns_table(claims, columns))
+        files: Files = {"table.md": page(*parts)}
         if "rank" in facts and lengths:
             files["picture.png"] = _picture(lengths)
             if {"primal", "softmax"} <= {row["name"] for row in lengths} and not mode:
@@ -216,48 +228,56 @@ def _cost_tables(rows: Sequence[Row]) -> list[str]:
     """Return headed tables of each shape: times as multiples of the floor, and memory."""
     parts = []
     many = len({row["rank"] for row in rows}) > 1
-    for heads, head_dim in dict.fromkeys((r["heads"], r["head_dim"]) for r in rows):
-        mine = [r for r in rows if (r["heads"], r["head_dim"]) == (heads, head_dim)]
-        sizes = list(dict.fromkeys((r["rank"], r["n"]) for r in mine))
+    # smallest shape first, whichever of several runs was the last
+    by_shape = sorted(grouped(rows, "heads", "head_dim").items())
+    for (heads, head_dim), mine in by_shape:
+        lines = {"rank": "rank"} if many else {}
         for field, title in _FIELDS.items():
-            # rows of the wanted cells come first and count
-            values = {
-                (r["name"], r["rank"], r["n"]): r[field] for r in reversed(mine) if r.get(field)
-            }
-            names = [a for a in dict.fromkeys(r["name"] for r in mine) if _any(values, a)]
-            cells = []
-            for rank, n in sizes:
-                floor = values.get(("floor", rank, n)) if field.endswith("ms") else None
-                line = [_cell(values.get((name, rank, n)), floor) for name in names]
-                cells.append([*([rank] if many else []), f"{n:,}", *line])
-            if names:
-                header = [*(["rank"] if many else []), "tokens", *names]
-                parts += [f"{heads} heads of {head_dim}: {title}", markdown_table(header, cells)]
+            known = [row for row in mine if row.get(field)]
+            if known:
+                table = pivot(
+                    [{**row, "tokens": f"{row['n']:,}"} for row in known],
+                    lines | {"tokens": "tokens"},
+                    "name",
+                    _multiple(mine, field),
+                    title="{}",
+                    values=dict.fromkeys(row["name"] for row in known),
+                )
+                parts += [f"{heads} heads of {head_dim}: {title}", table]
     return parts
 
 
-def _any(values: Mapping[tuple[str, int, int], float], name: str) -> bool:
-    return any(key[0] == name for key in values)
+def _multiple(rows: Sequence[Row], field: str) -> Callable[[Row], str]:
+    """Return a cell of a table: a number, and if it is a time, as a multiple of the floor."""
+    # rows of the wanted cells come first and count
+    floors = {
+        (row["rank"], row["n"]): row[field] for row in reversed(rows)
+        if row["name"] == "floor" and row.get(field) and field.endswith("ms")
+    }  # fmt: skip
 
+    def cell(row: Row) -> str:
+        floor = floors.get((row["rank"], row["n"]))
+        return f"{row[field]:,.1f}" + (f" ({row[field] / floor:.2f})" if floor else "")
 
-def _cell(value: float | None, floor: float | None) -> str:
-    if not value:
-        return "—"
-    return f"{value:,.1f} ({value / floor:.2f})" if floor else f"{value:,.1f}"
+    return cell
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
     shapes = sorted({(r["heads"], r["head_dim"]) for r in rows})
     shown = {"step_ms": "forward + backward, ms", "kept_mb": "kept for backward, MiB"}
     shown = {field: title for field, title in shown.items() if any(r.get(field) for r in rows)}
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for field in shown:
-        for heads, head_dim in shapes:
-            title = f"{heads} heads of {head_dim}" + (", memory" if field == "kept_mb" else "")
-            for r in rows:
-                if (r["heads"], r["head_dim"]) == (heads, head_dim):
-                    line = panels.setdefault(title, {}).setdefault(r["name"], [])
-                    line.append((r["n"], r.get(field) or 0.0))
+    panels = group_lines(
+        (
+            f"{shape[0]} heads of {shape[1]}" + (", memory" if field == "kept_mb" else ""),
+            row["name"],
+            row["n"],
+            row.get(field) or 0.0,
+        )
+        for field in shown
+        for shape in shapes
+        for row in rows
+        if (row["heads"], row["head_dim"]) == shape
+    )
     return plot_lines(
         panels,
         xlabel="tokens",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import Picture, grouped
 
 __all__ = ["overview_picture"]
 
@@ -25,17 +26,10 @@ def overview_picture(rows: Sequence[Row]) -> bytes:
     Args:
         rows: Rows of ``primal bench layers`` about lengths.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report.page import to_png
-
-    shape = max((r["heads"], r["head_dim"]) for r in rows)
-    mine = [r for r in rows if (r["heads"], r["head_dim"]) == shape]
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    for axis, (field, (title, unit, factor)) in zip(axes, _PANELS.items(), strict=True):
+    mine = max(grouped(rows, "heads", "head_dim").items())[1]
+    picture = Picture(2, size=(11, 4), is_spaced=False)
+    for panel, (field, (title, unit, factor)) in enumerate(_PANELS.items()):
+        axis = picture.axes[panel]
         found = {
             name: {r["n"]: factor * r[field] for r in mine if r["name"] == name and r.get(field)}
             for name in _LINES
@@ -48,11 +42,7 @@ def overview_picture(rows: Sequence[Row]) -> bytes:
             ratio = found["softmax"][max(both)] / found["primal"][max(both)]
             title += f": softmax takes {ratio:.2g} × at {max(both):,} tokens"
         axis.set_title(title, fontsize=10)
-        ticks = sorted(found["primal"])
         axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel=unit)
-        axis.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=8)
-        axis.minorticks_off()
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=9)
-    return to_png(figure)
+        picture.ticks(panel, sorted(found["primal"]), fontsize=8)
+    picture.axes[0].legend(frameon=False, fontsize=9)
+    return picture.png(grid=0.25)

@@ -11,16 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import plot_lines
+from primal_studies.kit.tables import (
+    Column,
+    Files,
+    Picture,
+    columns_table,
+    exponent,
+    group_lines,
+    grouped,
+    pivot,
+    plot_lines,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TimeCostOptions", "TimeCostStudy", "slope"]
+__all__ = ["TimeCostOptions", "TimeCostStudy"]
 
 PARTS = ("cost", "kernel")
 DIM, HEADS, PRODUCT_FEATURES = 64, 4, 8
@@ -83,7 +92,7 @@ class TimeCostStudy(Study[TimeCostOptions]):
 
     def tables(self, rows: Sequence[Row], options: TimeCostOptions) -> Mapping[str, str | bytes]:
         """Return ratios to the attention without times, slopes, errors, and pictures."""
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         costs = [row for row in rows if row["part"] == "cost"]
         errors = [row for row in rows if row["part"] == "kernel"]
         if costs:
@@ -128,61 +137,42 @@ def _costs(cell: Cell, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the exponent of the power law that fits points best.
-
-    Example:
-        >>> round(slope([(1, 2), (10, 200), (100, 20_000)]), 6)
-        2.0
-    """
-    logs = [(math.log(x), math.log(y)) for x, y in points]
-    mean_x, mean_y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
-    over = sum((x - mean_x) * (y - mean_y) for x, y in logs)
-    return over / sum((x - mean_x) ** 2 for x, _ in logs)
-
-
 def _cost_table(rows: Sequence[Row]) -> str:
-    sizes = sorted({row["n"] for row in rows})
-    values = {(r["name"], r["time"], r["n"]): r for r in rows}
-    ratios, slopes = [], []
-    for name, fusion in dict.fromkeys((r["name"], r["time"]) for r in rows):
-        line = []
-        for n in sizes:
-            own, plain = values.get((name, fusion, n)), values.get((name, "none", n))
-            if own is None or plain is None:
-                line.append("—")
-            else:
-                line.append(f"{own['step_ms']:,.1f} ({own['step_ms'] / plain['step_ms']:.2f})")
-        ratios.append([name, fusion, *line])
-        points = [
-            (n, values[name, fusion, n]["step_ms"])
-            for n in sizes
-            if n >= LINEAR_FROM and (name, fusion, n) in values
-        ]
-        if len(points) > 1:
-            peaks = [(n, values[name, fusion, n]["peak_mb"]) for n, _ in points]
-            slopes.append([name, fusion, f"{slope(points):.2f}", f"{slope(peaks):.2f}"])
+    plain: dict[int, dict[str, float]] = {row["n"]: {} for row in rows}
+    for row in rows:
+        if row["time"] == "none":
+            plain[row["n"]][row["name"]] = row["step_ms"]
+
+    def cell(row: Row) -> str:
+        base = plain[row["n"]].get(row["name"])
+        return "—" if base is None else f"{row['step_ms']:,.1f} ({row['step_ms'] / base:.2f})"
+
     caption = (
         f"{rows[0]['machine']}; one sequence, width {DIM}, {HEADS} heads, causal, "
         f"{PRODUCT_FEATURES} features of time in a product, else the defaults; processor time of "
         f"one thread, median of {rows[0]['repeats']} steps in turns, seed {rows[0]['seed']}. "
         "Forward and backward in ms; in brackets as multiple of the same attention without times."
     )
-    parts = [caption, markdown_table(["attention", "time", *(f"{n:,}" for n in sizes)], ratios)]
-    if slopes:
+    parts = [caption, pivot(rows, {"attention": "name", "time": "time"}, "n", cell)]
+    long = [row for row in rows if row["n"] >= LINEAR_FROM]
+    groups = [group for group in grouped(long, "name", "time").values() if len(group) > 1]
+    if groups:
+        columns: dict[str, Column] = {
+            "attention": "{name}",
+            "time": "{time}",
+            "of step time": lambda group: f"{exponent((r['n'], r['step_ms']) for r in group):.2f}",
+            "of memory": lambda group: f"{exponent((r['n'], r['peak_mb']) for r in group):.2f}",
+        }
         parts.append(
             f"Exponent of the cost over the number of events, from {LINEAR_FROM:,} events: 1 is "
             "linear."
         )
-        parts.append(markdown_table(["attention", "time", "of step time", "of memory"], slopes))
+        parts.append(columns_table(groups, columns))
     return page(*parts)
 
 
 def _cost_picture(rows: Sequence[Row]) -> bytes:
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in rows:
-        line = panels.setdefault(row["name"], {}).setdefault(row["time"], [])
-        line.append((row["n"], row["step_ms"]))
+    panels = group_lines((row["name"], row["time"], row["n"], row["step_ms"]) for row in rows)
     return plot_lines(panels, xlabel="events", ylabels=["step, ms"], dashed=["none"])
 
 
@@ -232,46 +222,36 @@ def _closed_form(spectrum: str, delta: "Tensor") -> "Tensor":
 
 
 def _error_table(rows: Sequence[Row]) -> str:
-    sizes = sorted({row["m"] for row in rows})
-    values = {(row["spectrum"], row["m"]): row for row in rows}
-    table = [
-        [spectrum, kind, *(f"{values[spectrum, m][kind]:.4f}" for m in sizes)]
-        for spectrum in dict.fromkeys(row["spectrum"] for row in rows)
-        for kind in ("random", "mid-quantiles")
-    ]
     caption = (
         f"Largest error of ψ(Δ) for gaps from 0 to {SPAN:g} against the closed form, by number of "
         f"frequencies; random: mean of {rows[0]['draws']} draws, seed 0."
     )
-    header = ["spectrum", "frequencies", *map(str, sizes)]
-    return page(caption, markdown_table(header, table))
+    kinds = ("random", "mid-quantiles")
+    split = [{**row, "kind": kind, "error": row[kind]} for row in rows for kind in kinds]
+    split.sort(key=lambda row: (SPECTRA.index(row["spectrum"]), kinds.index(row["kind"])))
+    lines = {"spectrum": "spectrum", "frequencies": "kind"}
+    return page(caption, pivot(split, lines, "m", "{error:.4f}", title="{}"))
 
 
 def _kernel_picture() -> bytes:
     """Return ψ(Δ) of each spectrum with 16 mid-quantiles, beside the closed form."""
     import torch
 
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     from primal_attention.kernels import MercerTime, TimeKernel
-    from primal_attention.report.page import to_png
 
+    picture = Picture(len(SPECTRA) + 1, size=(15, 2.8), share="y", is_spaced=False)
     delta = torch.linspace(0, 2 * SPAN, POINTS, dtype=torch.float64)
-    figure, axes = plt.subplots(1, 5, figsize=(15, 2.8), sharey=True, layout="constrained")
     nodes = (torch.arange(16, dtype=torch.float64) + 0.5) / 16
-    for axis, spectrum in zip(axes, SPECTRA, strict=False):
+    *axes, last = picture.axes
+    for axis, spectrum in zip(axes, SPECTRA, strict=True):
         axis.plot(delta, _kernel(spectrum, nodes).psi(delta), label="16 frequencies")
         axis.plot(delta, _closed_form(spectrum, delta), "k--", lw=1, label="closed form")
         axis.set(title=spectrum, xlabel="gap Δ")
     mercer = MercerTime(1, 3, dtype=torch.float64).requires_grad_(False)
     mercer.get_parameter("log_period").fill_(math.log10(SPAN))
-    axes[4].plot(delta, TimeKernel(mercer).psi(delta), label="period 5, degree 3")
-    axes[4].set(title="Mercer, equal coefficients", xlabel="gap Δ")
+    last.plot(delta, TimeKernel(mercer).psi(delta), label="period 5, degree 3")
+    last.set(title="Mercer, equal coefficients", xlabel="gap Δ")
     axes[0].set_ylabel("ψ(Δ)")
-    for axis in axes:
-        axis.grid(alpha=0.3)
+    for axis in picture.axes:
         axis.legend(fontsize=8, frameon=False)
-    return to_png(figure)
+    return picture.png(is_open=False)

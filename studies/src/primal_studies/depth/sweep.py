@@ -15,6 +15,7 @@ from primal_attention.support.files import read_json, read_text
 from primal_attention.support.output import markdown_table, page, write_atomically
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, Picture, columns_table
 
 if TYPE_CHECKING:
     from primal_studies.depth.models import SweepText
@@ -160,25 +161,18 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
 
 def _picture(losses: Mapping[float, Mapping[int, list[float]]]) -> bytes:
     """Return the losses by depth as PNG; dotted lines are at the depths of the rule."""
-    from matplotlib import pyplot as plt
-
-    from primal_attention.report.page import to_png
-    from primal_attention.report.plots import COLORS, panel_layout
-
-    figure, axis = plt.subplots(figsize=(6.5, 4), layout=panel_layout())
-    for (budget, of), color in zip(losses.items(), COLORS, strict=False):
+    picture = Picture(size=(6.5, 4))
+    (axis,) = picture.axes
+    for (budget, of), color in zip(losses.items(), picture.colors, strict=False):
         means = [sum(values) / len(values) for values in of.values()]
         axis.plot(list(of), means, "o-", color=color, label=f"{budget:g} M parameters")
         for depth, values in of.items():
             axis.plot([depth] * len(values), values, "_", color=color, alpha=0.6)
         axis.axvline(optimal_depth(1e6 * budget), color=color, ls=":", lw=1.2)
-    ticks = sorted({depth for of in losses.values() for depth in of})
     axis.set(xscale="log", xlabel="layers (dotted: L*(N) of the rule)", ylabel="validation loss")
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
-    axis.minorticks_off()
-    axis.grid(alpha=0.25)
+    picture.ticks(0, sorted({depth for of in losses.values() for depth in of}))
     axis.legend(frameon=False)
-    return to_png(figure)
+    return picture.png(grid=0.25, is_open=False)
 
 
 def _losses(rows: Sequence[Row]) -> dict[float, dict[int, list[float]]]:
@@ -191,20 +185,21 @@ def _losses(rows: Sequence[Row]) -> dict[float, dict[int, list[float]]]:
 
 def _loss_table(rows: Sequence[Row], losses: Mapping[float, Mapping[int, list[float]]]) -> str:
     widths = {(row["budget"], row["layers"]): row["width"] for row in rows}
+
+    def at(depth: int) -> Column:
+        def cell(budget: float) -> str:
+            means = {d: sum(values) / len(values) for d, values in losses[budget].items()}
+            if depth not in means:
+                return "—"
+            mean = f"{means[depth]:.3f}"
+            mean = f"**{mean}**" if depth == min(means, key=lambda d: means[d]) else mean
+            return f"{mean} ({widths[budget, depth]})"
+
+        return cell
+
     depths = sorted({depth for of in losses.values() for depth in of})
-    table = []
-    for budget, of in losses.items():
-        best = min(of, key=lambda depth: sum(of[depth]) / len(of[depth]))
-        line = [f"{budget:g} M"]
-        for depth in depths:
-            if depth not in of:
-                line.append("—")
-                continue
-            mean = f"{sum(of[depth]) / len(of[depth]):.3f}"
-            mean = f"**{mean}**" if depth == best else mean
-            line.append(f"{mean} ({widths[budget, depth]})")
-        table.append(line)
-    return markdown_table(["size", *(f"{depth} (width)" for depth in depths)], table)
+    columns: dict[str, Column] = {"size": lambda budget: f"{budget:g} M"}
+    return columns_table(losses, columns | {f"{depth} (width)": at(depth) for depth in depths})
 
 
 def _optimum_table(losses: Mapping[float, Mapping[int, list[float]]]) -> str:

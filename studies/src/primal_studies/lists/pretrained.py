@@ -12,9 +12,10 @@ from primal_attention.datasets.public import data_folder
 from primal_attention.support.command import needs
 from primal_attention.support.files import read_arrays
 from primal_attention.support.files.images import open_image
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table
 from primal_studies.kit.texts import imdb_reviews
 
 if TYPE_CHECKING:
@@ -119,19 +120,14 @@ class RerankPretrainedStudy(Study[RerankPretrainedOptions]):
         self, rows: Sequence[Row], options: RerankPretrainedOptions
     ) -> Mapping[str, str | bytes]:
         """Return the table, a verdict in words, and a picture."""
-        sets = list(dict.fromkeys(row["set"] for row in rows))
         found = {(row["set"], row["method"]): row for row in rows}
+        sets = list(dict.fromkeys(row["set"] for row in rows))
         methods = list(dict.fromkeys(row["method"] for row in rows))
-        table = [
-            [
-                _SETS[name][0],
-                *(f"{found[name, method]['map']:.1f}" for method in methods),
-                f"{found[name, _OURS]['gap']:+.1f} ± {2 * found[name, _OURS]['gap_error']:.1f}",
-                f"{found[name, _OURS]['ceiling']:.0f}",
-            ]
-            for name in sets
-        ]
-        header = ["set", *methods, "model − diffusion", f"in the first {_RESULTS}"]
+        ours = [found[name, _OURS] for name in sets]
+        columns: dict[str, Column] = {"set": lambda row: _SETS[row["set"]][0]}
+        columns |= {method: _precision(found, method) for method in methods}
+        columns["model − diffusion"] = lambda r: f"{r['gap']:+.1f} ± {2 * r['gap_error']:.1f}"
+        columns[f"in the first {_RESULTS}"] = "{ceiling:.0f}"
         caption = (
             f"Mean average precision in percent over the whole gallery, {rows[0]['queries']} "
             f"queries a set; the first {_RESULTS} results are ordered anew. The difference is that "
@@ -141,8 +137,8 @@ class RerankPretrainedStudy(Study[RerankPretrainedOptions]):
             "never saw."
         )
         return {
-            "table.md": page(caption, markdown_table(header, table)),
-            "verdict.md": _verdict(found, sets),
+            "table.md": page(caption, columns_table(ours, columns)),
+            "verdict.md": _verdict(ours),
             "picture.png": _picture(found, sets, methods),
         }
 
@@ -151,17 +147,19 @@ def _error(values: "NDArray[np.float64]") -> float:
     return float(values.std() / len(values) ** 0.5)
 
 
-def _verdict(found: Mapping[tuple[str, str], Row], sets: Sequence[str]) -> str:
+def _precision(found: Mapping[tuple[str, str], Row], method: str) -> Column:
+    return lambda row: f"{found[row['set'], method]['map']:.1f}"
+
+
+def _verdict(ours: Sequence[Row]) -> str:
     """Return against which sets the model wins, ties or loses."""
 
     def names(key: str, kind: int) -> str:
-        chosen = []
-        for name in sets:
-            row = found[name, _OURS]
-            gap, error = row[key], 2 * row[f"{key}_error"]
-            if (gap > error) - (gap < -error) == kind:
-                chosen.append(name)
-        return ", ".join(chosen) or "none"
+        signs = [(r[key] > 2 * r[f"{key}_error"]) - (r[key] < -2 * r[f"{key}_error"]) for r in ours]
+        return (
+            ", ".join(r["set"] for r, sign in zip(ours, signs, strict=True) if sign == kind)
+            or "none"
+        )
 
     return (
         f"Beside list diffusion the model of the package is ahead on {names('gap', 1)}; level on "
@@ -175,19 +173,14 @@ def _picture(
     found: Mapping[tuple[str, str], Row], sets: Sequence[str], methods: Sequence[str]
 ) -> bytes:
     """Return the gain of each method over the first search, by set."""
-    from matplotlib.figure import Figure
-
-    from primal_attention.report import to_png
-
-    figure = Figure(figsize=(8.5, 0.5 * len(sets) + 1.6), layout="constrained")
-    axis = figure.subplots()
-    colors = {"query expansion": "#5b6472", _RIVAL: "#c2410c", _OURS: "#1d4ed8"}
+    picture = Picture(size=(8.5, 0.5 * len(sets) + 1.6), is_spaced=False)
+    (axis,) = picture.axes
+    colors = {"query expansion": GREY, _RIVAL: picture.colors[0], _OURS: picture.colors[1]}
     for shift, method in enumerate(m for m in methods if m != _FIRST):
         rows = [found[name, method] for name in sets]
-        places = [i + 0.2 * (shift - 1) for i in range(len(sets))]
         axis.errorbar(
             [row["gain"] for row in rows],
-            places,
+            [i + 0.2 * (shift - 1) for i in range(len(sets))],
             xerr=[2 * row["gain_error"] for row in rows],
             fmt="o",
             ms=5,
@@ -195,12 +188,10 @@ def _picture(
             label=method,
         )
     axis.axvline(0, color="#1c2330", lw=0.8)
-    axis.set_yticks(range(len(sets)), [_SETS[name][0] for name in sets])
-    axis.invert_yaxis()
+    picture.name_lines([_SETS[name][0] for name in sets])
     axis.set_xlabel("points of mAP gained over the first search, two standard errors")
-    axis.grid(axis="x", alpha=0.25)
     axis.legend(frameon=False, loc="best")
-    return to_png(figure)
+    return picture.png(grid=0.25, along="x", is_open=False)
 
 
 def _held_out(name: str) -> "Callable[[Path | None], VectorSet]":

@@ -9,13 +9,13 @@ more flow goes with a better model.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped, mean_of, spread
 
 __all__ = ["Mechanism", "MechanismOptions", "mechanism_verdict"]
 
@@ -211,18 +211,10 @@ def mechanism_verdict(rows: Sequence[Row]) -> str:
     )
 
 
-def _groups(rows: Sequence[Row]) -> list[tuple[str, str, list[Row]]]:
-    found = [
-        (parser, mfr, [r for r in rows if (r["parser"], r["mfr"]) == (parser, mfr)])
-        for parser in _PARSERS
-        for mfr in _MASKS
-    ]
-    return [group for group in found if group[2]]
-
-
-def _spread(values: Sequence[float]) -> str:
-    mean = f"{fmean(values):.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {stdev(values):.2f}"
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    found = grouped(rows, "parser", "mfr")
+    order = ((parser, mfr) for parser in _PARSERS for mfr in _MASKS)
+    return [found[key] for key in order if key in found]
 
 
 _COLUMNS = {
@@ -240,20 +232,16 @@ _COLUMNS = {
 
 
 def _scores(rows: Sequence[Row], wanted: int) -> str:
-    lines = [
-        [
-            parser,
-            mfr,
-            len(group),
-            f"{group[0]['parameters']:,}",
-            *(_spread([r[key] for r in group]) for key in _COLUMNS.values()),
-            *(_spread([fmean(r[key]) for r in group]) for key in _DIRECTIONS),
-            f"{fmean(r['seconds'] for r in group):.0f}",
-        ]
-        for parser, mfr, group in _groups(rows)
-    ]
-    header = ["parser", "MFR", "seeds", "parameters", *_COLUMNS]
-    header += ["lift text ← image", "lift image ← text", "seconds"]
+    columns: dict[str, Column] = {
+        "parser": "{parser}",
+        "MFR": "{mfr}",
+        "seeds": len,
+        "parameters": "{parameters:,}",
+        **{title: mean_of(key, 2) for title, key in _COLUMNS.items()},
+        "lift text ← image": lambda group: spread([fmean(r["text from image"]) for r in group], 2),
+        "lift image ← text": lambda group: spread([fmean(r["image from text"]) for r in group], 2),
+        "seconds": lambda group: f"{fmean(r['seconds'] for r in group):.0f}",
+    }
     chance = fmean(r["retrieval chance"] for r in rows)
     caption = (
         f"{len(rows)} of {wanted} cells; mean ± standard deviation over seeds. Matching: mean of "
@@ -264,74 +252,52 @@ def _scores(rows: Sequence[Row], wanted: int) -> str:
         "uniform attention, mean of joint layers; 1 is indifferent. Parameters are those of the "
         "parser, seconds those of the processor."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(_groups(rows), columns))
 
 
 _DIRECTIONS = ("text from image", "image from text")
 
 
 def _layers(rows: Sequence[Row]) -> str:
-    depth = len(rows[0]["imf"])
-    lines = [
-        [
-            parser,
-            mfr,
-            *(
-                _spread([r[key][layer] for r in group])
-                for key in (*_DIRECTIONS, "imf")
-                for layer in range(depth)
-            ),
-        ]
-        for parser, mfr, group in _groups(rows)
-    ]
-    header = ["parser", "MFR"]
-    for name in ("text ← image", "image ← text", "IMF"):
-        header += [f"{name}, {layer + 1}" for layer in range(depth)]
+    columns: dict[str, Column] = {"parser": "{parser}", "MFR": "{mfr}"}
+    keys = (*_DIRECTIONS, "imf")
+    for key, title in zip(keys, ("text ← image", "image ← text", "IMF"), strict=True):
+        for layer in range(len(rows[0]["imf"])):
+            columns[f"{title}, {layer + 1}"] = _at_layer(key, layer)
     chance = rows[0]["imf"][0] / rows[0]["imf lift"][0]
     caption = (
         "Lift in both directions, and plain IMF, of every joint layer. [CLS] and [SEP] are apart "
         f"in the lifts and count as text in IMF, whose chance level is {chance:.2f}."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(_groups(rows), columns))
+
+
+def _at_layer(key: str, layer: int) -> Column:
+    return lambda group: spread([row[key][layer] for row in group], 2)
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: lift by layer in both directions, and lift against hard negatives."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import add_legend, model_colors, panel_layout
+    picture = Picture(3, size=(12, 3.6))
+    from primal_attention.report.plots import model_colors
 
     colors = model_colors(p for p in _PARSERS if any(r["parser"] == p for r in rows))
     styles = {"none": ("-", "o"), "groups": ("--", "^"), "random": (":", "s")}
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout=panel_layout())
-    for parser, mfr, group in _groups(rows):
-        line, marker = styles[mfr]
-        for axis, key in zip(axes, _DIRECTIONS, strict=False):
+    *lifts, accuracy = picture.axes
+    for group in _groups(rows):
+        color, (line, marker) = colors[group[0]["parser"]], styles[group[0]["mfr"]]
+        for axis, key in zip(lifts, _DIRECTIONS, strict=True):
             depth = range(1, len(group[0][key]) + 1)
             means = [fmean(values) for values in zip(*(r[key] for r in group), strict=True)]
-            axis.plot(depth, means, line, marker=marker, ms=4, color=colors[parser])
+            axis.plot(depth, means, line, marker=marker, ms=4, color=color)
             axis.set_xticks(list(depth))
-        axes[2].plot(
-            [_flow(r) for r in group],
-            [r["itm hard"] for r in group],
-            marker,
-            ls="",
-            ms=5,
-            color=colors[parser],
-        )
-    for axis, title in zip(axes, ("text ← image", "image ← text"), strict=False):
-        axis.axhline(1, color="#5b6472", lw=1)
+        scores = [r["itm hard"] for r in group]
+        accuracy.plot([_flow(r) for r in group], scores, marker, ls="", ms=5, color=color)
+    for axis, title in zip(lifts, ("text ← image", "image ← text"), strict=True):
+        axis.axhline(1, color=GREY, lw=1)
         axis.set(xlabel="joint layer", ylabel="lift", title=title)
-    axes[2].set(xlabel="lift of IMF", ylabel="matching, hard negatives", title="flow and accuracy")
+    accuracy.set(xlabel="lift of IMF", ylabel="matching, hard negatives", title="flow and accuracy")
     for mfr, (line, marker) in styles.items():
-        axes[0].plot([], [], line, marker=marker, ms=4, color="#5b6472", label=f"MFR {mfr}")
-    axes[0].legend(frameon=False, fontsize=8)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    add_legend(figure, colors)
-    return to_png(figure)
+        lifts[0].plot([], [], line, marker=marker, ms=4, color=GREY, label=f"MFR {mfr}")
+    lifts[0].legend(frameon=False, fontsize=8)
+    return picture.png(models=colors)
