@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from primal_attention.analysis import analysis_entry
 from primal_attention.analysis.transport.maps import (
     TransportRecorder,
-    gaussian_distance,
     layer_transport,
     map_metrics,
     monge_gap,
@@ -102,9 +101,9 @@ def test_a_map_to_one_point_is_optimal_and_its_spread_says_why():
 
 
 def test_large_clouds_use_the_debiased_solver(monkeypatch):
-    from primal_attention.analysis import transport_metrics
+    from primal_attention.analysis.transport import metrics
 
-    monkeypatch.setattr(transport_metrics, "EXACT_UP_TO", 50)
+    monkeypatch.setattr(metrics, "EXACT_UP_TO", 50)
     x = cloud(80, 2)
     y = 1.5 * x + 1
     found, exact = map_metrics(x, y), map_metrics(x, y, solver="exact")
@@ -206,11 +205,6 @@ def test_coded_numbers_are_roots_summed_over_classes():
     assert found.root_efficiency == pytest.approx(distance / length)
 
 
-def test_distance_of_classes_is_the_mean_over_pairs():
-    means = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
-    assert gaussian_distance(means, 2 * torch.eye(2).expand(3, 2, 2)) == pytest.approx(4 / 3)
-
-
 @pytest.mark.raw
 def test_wrong_arguments_are_refused():
     x = cloud()
@@ -224,8 +218,6 @@ def test_wrong_arguments_are_refused():
         map_metrics(x, x[:, :2])
     with pytest.raises(ValueError, match="no points"):
         map_metrics(x[:0], x[:0])
-    with pytest.raises(ValueError, match="at least two classes"):
-        gaussian_distance(torch.zeros(1, 2), torch.eye(2)[None])
 
 
 # the recorder

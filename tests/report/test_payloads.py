@@ -122,6 +122,49 @@ def test_a_page_of_lists():
     check_page(Path("page.html").read_text("utf-8"), IMG)
 
 
+def test_a_run_on_numbers_of_series_and_on_labels_of_events():
+    rng = np.random.default_rng(0)
+    head = [f"@problemName {IMG}", "@univariate true", "@targetLabel true", "@data"]
+    rows = [",".join(f"{v:.3f}" for v in rng.normal(size=8)) for _ in range(24)]
+    lines = [f"{row}:{i / 7:.3f}" for i, row in enumerate(rows)]
+    Path(f"{IMG}.ts").write_text("\n".join([*head, *lines]) + "\n")
+    assert main(["train", f"{IMG}.ts", *QUICK, "--out", "numbers"]) == 0
+    check_page(page_of("numbers"), IMG)
+    lines = [f"user,time,type,{QUOTE}"]
+    for user in range(20):
+        times = np.cumsum(rng.exponential(3, 6))
+        lines += [f"{user},{t:.3f},{PAYLOADS[0]},{PAYLOADS[::3][user % 2]}" for t in times]
+    Path(f"{STYLE.replace('/', '')}.csv").write_text("\n".join(lines) + "\n")
+    command = ["train", "--task", "event-labels", f"{STYLE.replace('/', '')}.csv"]
+    assert main([*command, "--target", QUOTE, *QUICK, *STEPS, "--out", "labels"]) == 0
+    check_page(page_of("labels"), QUOTE)
+
+
+def test_pages_of_results_in_python():
+    from primal_attention.analysis.counts.association import Association
+    from primal_attention.analysis.counts.probe import CountsResult, HeadAssociation
+    from primal_attention.analysis.depth import plan
+    from primal_attention.analysis.flow import modality_flow
+    from primal_attention.analysis.spectrum import LayerSpectrum, SpectrumResult
+    from primal_attention.analysis.transport import LayerTransport, TransportResult, map_metrics
+
+    ids = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    moved = map_metrics(torch.randn(9, 2), torch.randn(9, 2))
+    association = Association(*[0.3] * 6, 0.1, 0.0, 0.1, 0.1)
+    results = {
+        IMG: modality_flow([torch.full((1, 2, 6, 6), 1 / 6)], ids, names=[IMG, SCRIPT]),
+        QUOTE: TransportResult([LayerTransport(QUOTE, moved, moved)]),
+        STYLE: SpectrumResult([LayerSpectrum(STYLE, torch.rand(2, 2, 4), None)]),
+        SCRIPT: CountsResult(
+            (HeadAssociation(SCRIPT, 0, 1, association),), (IMG, QUOTE), (3, 3), 1.0, corpus=STYLE
+        ),
+        "layers": plan("30M"),
+    }
+    for shown, result in results.items():
+        result.to_html("result.html")
+        check_page(Path("result.html").read_text("utf-8"), shown)
+
+
 @pytest.fixture
 def critic():
     """A classifier whose classes and words are payloads, in a folder with such a name."""

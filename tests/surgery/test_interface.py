@@ -3,9 +3,9 @@ import torch
 
 from primal_attention.attention import create_attention, list_attentions
 from primal_attention.surgery.interface import (
-    attend,
     register_implementation,
     register_implementations,
+    run_core,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -206,8 +206,8 @@ def test_gradients_flow_and_dropout_drops():
 def test_the_last_queries_alone_are_the_last_rows(name):
     core, keep = create_attention(name, 16, 4).core, KEEP.bool()
     q, k, v = (torch.randn(3, 4, 7, 4) for _ in range(3))
-    whole = attend(core, q, k, v, key_mask=keep, is_causal=True)
-    last = attend(core, q[:, :, -2:], k, v, key_mask=keep, is_causal=True)
+    whole = run_core(core, q, k, v, key_mask=keep, is_causal=True)
+    last = run_core(core, q[:, :, -2:], k, v, key_mask=keep, is_causal=True)
     torch.testing.assert_close(last, whole[:, :, -2:])
 
 
@@ -216,6 +216,6 @@ def test_nan_in_padding_reaches_nothing():
     q, k, v = (torch.randn(3, 4, 7, 4) for _ in range(3))
     keep = KEEP.bool()
     bad = [t.masked_fill(~keep[:, None, :, None], float("nan")) for t in (q, k, v)]
-    want, got = (attend(core, *t, key_mask=keep, is_causal=True) for t in ((q, k, v), bad))
+    want, got = (run_core(core, *t, key_mask=keep, is_causal=True) for t in ((q, k, v), bad))
     torch.testing.assert_close(got[:, :, -2:], want[:, :, -2:])
     assert got.isfinite().all()

@@ -70,7 +70,7 @@ def attention_maps(
     Each matrix takes ``O(n²)`` memory: use a few sequences of moderate length.
 
     Args:
-        model: Any model with layers of this library inside. Convert a model of another library to
+        model: A model with layers of this library inside. Convert a model of another library to
             ``"softmax"`` first; this does not change its output.
         batch: Inputs of the model; the first axis of every tensor counts sequences.
         sequences: Number of sequences of the batch to measure.

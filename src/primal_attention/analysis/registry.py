@@ -23,6 +23,8 @@ from primal_attention.support.output import write_atomically
 if TYPE_CHECKING:
     from torch import nn
 
+    from primal_attention.hosts import Batch
+
 __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 
-Table = tuple[list[str], list[list[Any]]]
+Table = tuple[Sequence[str], Sequence[Sequence[object]]]
 """Header and rows."""
 FILES = (".html", ".json", ".png")
 """Endings of files that a result can be written to."""
@@ -147,10 +149,10 @@ class AnalysisEntry:
     def run(
         self,
         model: "nn.Module",
-        batches: Sequence[Any],
-        options: Any = None,
+        batches: "Sequence[Batch]",
+        options: object = None,
         *,
-        tokenizer: Any = None,
+        tokenizer: object = None,
     ) -> AnalysisResult:
         """Run the analysis and return its result.
 

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from primal_attention.analysis.attention_maps import singular_values
 from primal_attention.analysis.options import SpectrumOptions
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
 from primal_attention.hosts import Batch, batch_arguments, capture_call
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import add_legend, model_colors, panel_layout
 from primal_attention.support.output import to_json
+from primal_attention.support.randomness import isolated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +75,7 @@ def layer_spectra(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerSpec
     time: use a sample of long sequences.
 
     Args:
-        model: Any model with attention.
+        model: A model with attention.
         args: Positional arguments of the model's forward.
         kwargs: Keyword arguments of the model's forward.
 
@@ -111,8 +112,7 @@ def untrained_twin(model: nn.Module) -> nn.Module:
         >>> bool((untrained_twin(layer).weight != 0).all())
         True
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with isolated(0):
         config = getattr(model, "config", None)
         is_ours_inside = any(isinstance(module, Attention) for module in model.modules())
         if config is not None and hasattr(model, "init_weights") and not is_ours_inside:
@@ -169,14 +169,14 @@ class SpectrumResult(AnalysisResult):
             f"({ranks[high]:.1f})."
         )
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the effective rank and the diagnostics of each layer."""
         # columns that no layer fills are left out
         primal = any(layer.diagnostics is not None for layer in self.layers)
         shown = list(_DIAGNOSTICS) if primal else []
         names = ["effective rank", "untrained", "lowest head", "highest head", *shown]
         untrained = {layer.name: f"{layer.head_ranks.mean():.3g}" for layer in self.control}
-        rows: list[list[Any]] = []
+        rows = []
         for layer in self.layers:
             ranks, measured = layer.head_ranks, _layer_diagnostics(layer)
             cells = [f"{float(number):.3g}" for number in (ranks.mean(), ranks.min(), ranks.max())]

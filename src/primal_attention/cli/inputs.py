@@ -11,6 +11,8 @@ import tyro
 from primal_attention.support.command import UserError, progress
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from primal_attention.surgery.loading import LoadedModel
 
 __all__ = ["ModelInputs", "load", "one_sentence", "read_batches"]
@@ -74,7 +76,7 @@ def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel"
         return load_any(options.model, original=original)
 
 
-def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, object]]:
+def read_batches(options: ModelInputs, loaded: "LoadedModel") -> "list[dict[str, Tensor]]":
     """Return at least two batches of inputs."""
     from primal_attention.surgery.loading import (
         check_answer,
@@ -103,7 +105,7 @@ def read_batches(options: ModelInputs, loaded: "LoadedModel") -> list[dict[str, 
         )
     with one_sentence():
         check_answer(loaded.model, batches[0])
-    return batches  # type: ignore[return-value]
+    return batches
 
 
 def _lines(path: Path) -> list[str]:

@@ -79,10 +79,11 @@ def batch_arguments(
         ((), {'x': tensor([[1.]]), 'is_causal': True})
     """
 
-    def cut(value: Any) -> object:
+    def cut(value: object) -> object:
         # all of a tensor is the tensor itself: modules ask whether query, key and value are one
-        is_cut = sequences is not None and isinstance(value, Tensor)
-        return value[:sequences] if is_cut else value
+        if sequences is None or not isinstance(value, Tensor):
+            return value
+        return value[:sequences]
 
     if isinstance(batch, Mapping):
         return (), {key: cut(value) for key, value in batch.items()}

@@ -49,14 +49,14 @@ def watch_modules(
     """
 
     def before(key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             enter(key, ModuleCall(args, kwargs))
 
         return hook
 
     def after(key: Key) -> Callable[..., None]:
         def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+            module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object
         ) -> None:
             leave(key, ModuleCall(args, kwargs, output))
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from primal_attention.support.output import write_atomically
 
@@ -97,7 +97,7 @@ class Report:
         self._parts.append(f"<h3>{escape(heading)}</h3>")
         return self
 
-    def tiles(self, numbers: Mapping[str, Any], columns: int = 3) -> Self:
+    def tiles(self, numbers: Mapping[str, object], columns: int = 3) -> Self:
         """Add the main numbers as large tiles, each above its name."""
         tiles = "".join(
             f'<div class="tile"><b>{escape(str(value))}</b><span>{escape(name)}</span></div>'
@@ -124,7 +124,7 @@ class Report:
         )
         return self
 
-    def table(self, header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Self:
+    def table(self, header: Sequence[object], rows: Sequence[Sequence[object]]) -> Self:
         """Add a table; the first column holds names. A table of more than 40 rows is folded."""
         # sentences are read from the left, numbers compared at the right
         kinds = [
@@ -160,7 +160,7 @@ class Report:
         )
         return self
 
-    def config(self, settings: Mapping[str, Any] | str) -> Self:
+    def config(self, settings: Mapping[str, object] | str) -> Self:
         """Add the settings of the run as YAML."""
         if not isinstance(settings, str):
             import yaml

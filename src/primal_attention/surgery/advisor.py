@@ -8,7 +8,6 @@ and memory of each mechanism. :class:`~primal_attention.surgery.Advice` draws th
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -25,6 +24,7 @@ from primal_attention.attention import Attention, attention_entry, list_attentio
 from primal_attention.functional import effective_rank
 from primal_attention.hosts import Batch, ConversionError, converted_layers
 from primal_attention.hosts.inputs import model_arguments
+from primal_attention.support.randomness import isolated
 from primal_attention.surgery.advice import Advice, HeadStatistics, LayerCost, LayerFit
 from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import convert
@@ -141,8 +141,7 @@ def _converted_copy(
 ) -> nn.Module:
     student = copy.deepcopy(model).eval()
     # random weights of a mechanism must not depend on which mechanisms were tried before
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with isolated(0):
         convert(student, SurgeryConfig(attention, options, layers=list(names)))
     return student
 
@@ -203,10 +202,10 @@ def _spectra(model: nn.Module, names: Sequence[str], batch: Batch) -> dict[str, 
     }
 
 
-def _costs(layers: Mapping[str, Any], length: int, is_causal: bool) -> list[LayerCost]:
+def _costs(layers: Mapping[str, Attention], length: int, is_causal: bool) -> list[LayerCost]:
     """Return the cost of each layer on one random sequence."""
     softmax = layers["softmax"]
     x = torch.randn(1, length, softmax.dim, generator=torch.Generator().manual_seed(0))
-    x = x.to(softmax.q_proj.weight)
+    x = x.to(next(softmax.parameters()))
     runs = {name: partial(layer, x, is_causal=is_causal) for name, layer in layers.items()}
     return [LayerCost(name, *cost) for name, cost in compare_costs(runs).items()]

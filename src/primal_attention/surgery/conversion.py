@@ -74,7 +74,7 @@ def convert(
     """Replace the selected attention layers of a model in place; their weights are copied.
 
     Args:
-        model: Any model.
+        model: A model of torch.
         config: What to convert, into what.
         data: For ``layers="auto"``: batches, as for ``advise``.
 

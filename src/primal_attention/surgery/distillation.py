@@ -33,7 +33,7 @@ from primal_attention.support.files import read_json
 from primal_attention.support.output import to_json, write_atomically
 from primal_attention.support.settings import check_limits
 from primal_attention.surgery.fitting import fit_outputs
-from primal_attention.surgery.objectives import end_loss, relative_error
+from primal_attention.surgery.objectives import end_loss, unexplained_share
 from primal_attention.surgery.recording import (
     differing_layers,
     real_tokens,
@@ -294,7 +294,7 @@ def _layers_loss(
     errors = []
     for name, call in record_layers(teacher, names, batch).items():
         keep = real_tokens(batch, call.output)
-        errors.append(relative_error(replay_call(model, name, call)[keep], call.output[keep]))
+        errors.append(unexplained_share(replay_call(model, name, call)[keep], call.output[keep]))
     return torch.stack(errors).mean()
 
 

@@ -67,6 +67,7 @@ class _NormalEquations:
 
     def _unseen_error(self, ridge: float) -> float:
         """Return the change of the squared error on each fold after a fit on the other."""
+        # ‖y − z A‖² − ‖y‖² = tr(Aᵀ zᵀz A) − 2 tr(Aᵀ zᵀy): the sums tell it without the tokens
         total = 0.0
         for mine, other in ((0, 1), (1, 0)):
             change = self._change(self.gram[mine], self.cross[mine], ridge)
@@ -134,6 +135,7 @@ def _collect(
         answer = replay_call(model, name, call)
     seen = {layer.get_submodule(inner): found for inner, found in calls.items()}
     real, missing = real_tokens(batch, answer), call.output - answer
+    # the last map is the one whose output is that of the layer; others may have its shape
     for module, (args, _, out) in seen.items():
         if (
             isinstance(module, nn.Linear)

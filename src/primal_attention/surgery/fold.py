@@ -31,7 +31,7 @@ def fold_output(model: nn.Module) -> int:
     on the model afterwards.
 
     Args:
-        model: Any model, converted or ours.
+        model: A model, converted or ours.
 
     Raises:
         ConversionError: If there is no layer to fold.
@@ -82,6 +82,7 @@ def _folded(layer: PrimalAttention, out: nn.Linear) -> nn.Linear:
     heads = out.weight.unflatten(1, (layer.num_heads, -1))  # [c h d]
     weight: Tensor = (heads @ layer.concat.weight).flatten(1)  # [c h·2s]
     bias = out.bias
+    # O (C s + b) + o = O C s + (O b + o): every head has the bias b, so O b sums over heads
     if layer.concat.bias is not None:
         inner = (heads @ layer.concat.bias).sum(1)
         bias = inner if bias is None else bias + inner

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAFE",
-    "build_model",
     "check_size",
     "check_weights",
-    "damaged",
     "find_class",
     "load_tokenizer",
+    "loading_errors",
+    "random_model",
     "read_config",
     "weight_files",
 ]
@@ -48,7 +48,7 @@ _SPARE = 50_000_000
 
 
 @contextmanager
-def damaged(what: str) -> Iterator[None]:
+def loading_errors(what: str) -> Iterator[None]:
     """Turn every error inside the context into a :class:`ConversionError` that names ``what``.
 
     Only for calls into transformers and tokenizers with files of a user: they raise anything.
@@ -78,7 +78,7 @@ def _sentence(what: str, error: BaseException) -> str:
 def read_config(folder: Path) -> "PretrainedConfig":
     """Return the configuration of the model in a folder, after a look at its numbers."""
     transformers = require_transformers()
-    with damaged(f"The model in {folder}"):
+    with loading_errors(f"The model in {folder}"):
         raw = read_json(folder / "config.json")
         names = raw.get("architectures")
         # transformers reads it without a look, and others index it
@@ -182,7 +182,7 @@ def check_weights(module: nn.Module, where: str) -> None:
         )
 
 
-def build_model(
+def random_model(
     model_class: "type[PreTrainedModel]", config: "PretrainedConfig"
 ) -> "PreTrainedModel":
     """Return a model of a class, or of an ``Auto`` class, with random weights."""
@@ -206,7 +206,7 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":
     if not any(folder.glob("tokenizer*")) and not any(folder.glob("vocab*")):
         return None
     transformers = require_transformers()
-    with damaged(f"The tokenizer in {folder}"):
+    with loading_errors(f"The tokenizer in {folder}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **SAFE)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

@@ -1,9 +1,9 @@
 """Attention by name in transformers: ``model.set_attn_implementation("primal:skyformer")``.
 
-Mechanisms that are functions of queries, keys and values need no conversion: a model of
-transformers selects such a function, and its mask, by name. Mechanisms with weights (primal layers,
-learned landmarks, learned positions) cannot be selected this way, because the model would not save
-or load their weights. Use :func:`primal_attention.surgery.convert` for them.
+A model of transformers can select a function of queries, keys and values by name, and with it the
+mask that the function takes. No conversion is needed. This does not work for mechanisms with
+weights (primal layers, learned landmarks, learned positions): the model would not save or load
+their weights. Use :func:`primal_attention.surgery.convert` for them.
 """
 
 import functools
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from primal_attention.attention import Core, MultiHeadAttention, create_attention, list_attentions
 from primal_attention.attention.multihead import real_first
 from primal_attention.hosts.optional import require_transformers
+from primal_attention.support.randomness import isolated
 from primal_attention.surgery.config import CONVERSION_DEFAULTS
 
-__all__ = ["attend", "register_implementation", "register_implementations"]
+__all__ = ["register_implementation", "register_implementations", "run_core"]
 
 PREFIX = "primal:"
 _SEED = 0
@@ -83,7 +84,7 @@ def register_implementation(name: str, *, alias: str | None = None, **options: o
     return alias
 
 
-def attend(
+def run_core(
     core: Core,
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h m d"],
@@ -94,9 +95,9 @@ def attend(
 ) -> Float[Tensor, "b h n v"]:
     """Return the output of a core for queries, keys and values with padding anywhere.
 
-    This is a multi-head layer without its projections. Padding is set to zero, and cores that count
-    positions get real tokens first. For a causal core the queries can be those of the last ``n`` of
-    ``m`` tokens, as in decoding with a cache of keys.
+    It does what a multi-head layer does between its projections. Padding is set to zero. Cores that
+    count positions get the real tokens first. A causal core may get the queries of the last ``n``
+    of ``m`` tokens only, as in decoding with a cache of keys.
 
     Args:
         core: The mechanism.
@@ -109,8 +110,8 @@ def attend(
     Example:
         >>> core = create_attention("linear", 8, 2).core
         >>> q = torch.randn(1, 2, 5, 4)
-        >>> whole = attend(core, q, q, q, is_causal=True)
-        >>> last = attend(core, q[:, :, 4:], q, q, is_causal=True)
+        >>> whole = run_core(core, q, q, q, is_causal=True)
+        >>> last = run_core(core, q[:, :, 4:], q, q, is_causal=True)
         >>> torch.testing.assert_close(last, whole[:, :, 4:])
     """
     n, m = q.shape[2], k.shape[2]
@@ -121,7 +122,7 @@ def attend(
                 f"{type(core).__name__} needs the queries of all {m} tokens and got those of the "
                 f"last {n}; pass use_cache=False, or convert the model, which decodes with a state."
             )
-        # no row of the output depends on earlier queries: zeros take their place
+        # an output depends on its own query and on no other: the earlier ones can be zero
         q, same = torch.cat([q.new_zeros(*q.shape[:2], m - n, q.shape[3]), q], dim=2), True
     order = None
     if key_mask is not None:
@@ -159,11 +160,10 @@ def _implementation(name: str, alias: str, options: dict[str, object]) -> Callab
 
     @functools.cache
     def build(num_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> Core:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_SEED)
+        with isolated(_SEED):
             core = _core(name, num_heads, head_dim, device=device, dtype=dtype, **options)
         if core is None:
-            # register_implementation refuses such a mechanism before this function exists
+            # cannot happen: register_implementation refuses a mechanism without a core
             raise RuntimeError(f"{name!r} has no core")
         return core.eval()
 
@@ -199,7 +199,7 @@ def _implementation(name: str, alias: str, options: dict[str, object]) -> Callab
         if not math.isclose(ratio, 1.0, rel_tol=1e-6):
             # the model has another scale than 1/√d: queries and keys take half of the ratio each
             query, key = query * math.sqrt(ratio), key * math.sqrt(ratio)
-        y = attend(core, query, key, value, key_mask=attention_mask, is_causal=causal)
+        y = run_core(core, query, key, value, key_mask=attention_mask, is_causal=causal)
         y = nn.functional.dropout(y, dropout, training=dropout > 0)
         return y.transpose(1, 2).contiguous(), None
 

@@ -15,14 +15,15 @@ from primal_attention.hosts import Batch, ConversionError, run_batch
 from primal_attention.hosts.recording import find_tensor
 from primal_attention.support.command import UserError
 from primal_attention.support.files import read_arrays, read_json, read_tensors
+from primal_attention.support.randomness import isolated
 from primal_attention.surgery.folders import (
     SAFE,
-    build_model,
     check_size,
     check_weights,
-    damaged,
     find_class,
     load_tokenizer,
+    loading_errors,
+    random_model,
     read_config,
 )
 from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
@@ -112,9 +113,9 @@ def _load_transformers(folder: Path) -> LoadedModel:
     model_class = find_class(config)
     if getattr(config, "primal_attention", None) is not None:
         return LoadedModel(load_pretrained(model_class, folder), folder, load_tokenizer(folder))
-    with damaged(f"The model in {folder}"):
+    with loading_errors(f"The model in {folder}"):
         with torch.device("meta"):  # a wrong number may ask for any amount of memory
-            check_size(build_model(model_class, config), folder)
+            check_size(random_model(model_class, config), folder)
         model, info = model_class.from_pretrained(
             folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **SAFE
         )
@@ -134,7 +135,7 @@ def check_answer(model: nn.Module, batch: Batch) -> None:
 
     Finite weights do not ensure this: a large one makes the output overflow.
     """
-    with eval_mode(model), torch.random.fork_rng(devices=[]):
+    with eval_mode(model), isolated():
         output = run_batch(model, batch)
     answer = find_tensor(getattr(output, "logits", output))
     if answer is not None and not bool(answer.isfinite().all()):

@@ -13,10 +13,12 @@ from primal_attention.surgery.recording import real_tokens
 if TYPE_CHECKING:
     from primal_attention.surgery.distillation import DistillConfig
 
-__all__ = ["end_loss", "relative_error"]
+__all__ = ["end_loss", "unexplained_share"]
 
 
-def relative_error(output: Float[Tensor, "t c"], target: Float[Tensor, "t c"]) -> Float[Tensor, ""]:
+def unexplained_share(
+    output: Float[Tensor, "t c"], target: Float[Tensor, "t c"]
+) -> Float[Tensor, ""]:
     """Return ``1 − R²`` on the tokens of one batch."""
     output, target = output.float(), target.float()
     spread = (target - target.mean(0)).square().sum().clamp_min(1e-12)
@@ -54,7 +56,7 @@ def end_loss(output: object, target: object, batch: Batch, config: "DistillConfi
         return nn.functional.kl_div(student, wanted, log_target=True, reduction="batchmean") * t * t
     mine, wanted = _hidden(output), _hidden(target)
     keep = real_tokens(batch, wanted)
-    return relative_error(mine[keep], wanted[keep])
+    return unexplained_share(mine[keep], wanted[keep])
 
 
 def _part(output: object, name: str) -> Any:

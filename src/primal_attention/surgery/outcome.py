@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -75,7 +74,7 @@ class ConvertedModel:
 
 def convert_and_compare(
     model: nn.Module,
-    batches: Sequence[Mapping[str, Any]],
+    batches: Sequence[Mapping[str, Tensor]],
     advice: Advice,
     config: SurgeryConfig,
     *,

@@ -32,6 +32,7 @@ from primal_attention.support.files import (
     to_bytes,
 )
 from primal_attention.support.output import to_json
+from primal_attention.support.randomness import isolated
 from primal_attention.surgery.building import build_attention
 from primal_attention.surgery.config import SurgeryConfig
 from primal_attention.surgery.conversion import (
@@ -42,10 +43,10 @@ from primal_attention.surgery.conversion import (
 )
 from primal_attention.surgery.fold import is_folded
 from primal_attention.surgery.folders import (
-    build_model,
     check_size,
     check_weights,
-    damaged,
+    loading_errors,
+    random_model,
     read_config,
     weight_files,
 )
@@ -98,8 +99,8 @@ def save_converted(model: nn.Module, folder: str | Path) -> Path:
         "source": _source(model),
         "host": _checksum(model, layers),
     }
-    files = {_WEIGHTS: to_bytes(tensors), _DESCRIPTION: to_json(content)}
-    save_sealed(Path(folder), files)
+    files: dict[str, str | bytes] = {_WEIGHTS: to_bytes(tensors)}
+    save_sealed(Path(folder), {**files, _DESCRIPTION: to_json(content)})
     return Path(folder)
 
 
@@ -132,7 +133,7 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
             f"The conversion in {folder} is of another model ({content['model']}): this "
             f"{type(model).__name__} has no module {missing[0]!r}."
         )
-    with torch.random.fork_rng(devices=[]), _as_damaged(folder):
+    with isolated(), _as_damaged(folder):
         _check_sizes(model, config, tensors)
         prepared = prepare_conversion(model, config)
     for name, layer in prepared.layers.items():
@@ -261,14 +262,14 @@ def load_pretrained(model_class: "type[PreTrainedModel]", folder: str | Path) ->
     del config.primal_attention
     with _as_damaged(folder):
         settings = SurgeryConfig.from_dict(record["config"])
-    with damaged(f"The model in {folder}"):
+    with loading_errors(f"The model in {folder}"):
         with torch.device("meta"):  # a wrong number may ask for any amount of memory
-            plain = build_model(model_class, config)
+            plain = random_model(model_class, config)
         check_size(plain, folder)
         tensors: dict[str, Tensor] = {}
         for file in weight_files(folder):
             tensors.update(read_tensors(file))
-        model = build_model(model_class, config)
+        model = random_model(model_class, config)
         _check_sizes(model, settings, tensors)
         apply_conversion(model, prepare_conversion(model, settings))
     # tied weights are saved under one of their names

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from primal_attention.hosts import (
@@ -14,6 +13,7 @@ from primal_attention.hosts import (
     find_attentions,
 )
 from primal_attention.support.output import markdown_table
+from primal_attention.support.randomness import isolated
 from primal_attention.surgery.checks import Target, examine
 from primal_attention.surgery.config import SurgeryConfig
 
@@ -47,7 +47,7 @@ def inspect_targets(
     The model is not changed.
 
     Args:
-        model: Any model.
+        model: A model of torch.
         config: What to convert, into what.
         data: For ``layers="auto"``: batches, as for ``advise``.
 
@@ -70,7 +70,7 @@ def inspect_targets(
             parameters_before=sum(p.numel() for p in module.parameters()),
         )
         # an inspection must not change the numbers that are drawn after it
-        with torch.random.fork_rng(devices=[]):
+        with isolated():
             targets.append(examine(target, module, library, config, shared.get(name)))
     return targets
 

@@ -86,7 +86,7 @@ def test_transformers_models():
         num_attention_heads=4, intermediate_size=64,
     )  # fmt: skip
     result = inspect_depth(transformers.AlbertModel(albert))
-    assert (result.layers, result.rank, result.effective_width) == (5, 8, 8)
+    assert (result.layers, result.rank) == (5, 8)
     assert "rank 8 below the width" in result.verdict()
     t5 = transformers.T5Config(
         vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=3, num_decoder_layers=2, num_heads=4

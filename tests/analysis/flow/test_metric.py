@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from primal_attention.analysis.flow import SampleFlow, modality_flow, summarize
+from primal_attention.analysis.flow import FlowDetails, SampleFlow, average_shares, modality_flow
 
 TEXT, IMAGE = 8, 49
 IDS = torch.tensor([0] * TEXT + [1] * IMAGE)
@@ -158,7 +158,7 @@ def test_samples_count_equally_whatever_their_length():
     )
     short = SampleFlow(torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]).double(), torch.ones(2, 2).double())
     short = short._replace(expected=torch.tensor([[3.0, 1.0], [1.0, 1.0]]).double())
-    found = summarize([long, short])
+    found = average_shares([long, short])
     assert float(found.flow[0, 1]) == pytest.approx((0.1 + 1.0) / 2)
     assert float(found.lift[0, 1]) == pytest.approx((0.1 / 0.5 + 1.0 / 0.25) / 2)
     assert float(found.chance[0, 1]) == pytest.approx((0.5 + 0.25) / 2)
@@ -208,7 +208,9 @@ def test_energy_and_gradient_weigh_as_they_say():
     torch.testing.assert_close(energy.flow[0], want, atol=1e-10, rtol=0)
     assert float(energy.imf) == pytest.approx(float(imf), abs=1e-10)
     slope = torch.randn_like(attention)
-    found = modality_flow(attention, ids, weighting="gradient", gradients=[slope])
+    found = modality_flow(
+        attention, ids, weighting="gradient", details=FlowDetails(gradients=[slope])
+    )
     want, _ = by_hand((attention * slope).clamp_min(0)[0], ids, 2)
     torch.testing.assert_close(found.flow[0], want, atol=1e-10, rtol=0)
 

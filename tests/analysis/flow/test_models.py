@@ -7,7 +7,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from primal_attention.analysis import FlowOptions, analysis_entry
-from primal_attention.analysis.flow import blind_scores, modality_flow, replace_modality
+from primal_attention.analysis.flow import (
+    FlowDetails,
+    blind_scores,
+    modality_flow,
+    replace_modality,
+)
 from primal_attention.models import EncoderClassifier, EncoderConfig
 
 transformers = pytest.importorskip("transformers")
@@ -238,7 +243,7 @@ def test_norms_use_values_and_output_map():
         [(weights * vectors.norm(dim=-1)[:, :, None]).detach()],
         torch.tensor([0] * 7 + [1] * 4),
         weighting="gradient",
-        gradients=[torch.ones(2, 2, 11, 11)],
+        details=FlowDetails(gradients=[torch.ones(2, 2, 11, 11)]),
     )
     close(found.flow[:1], want.flow)
 
@@ -254,7 +259,7 @@ def test_gradients_of_a_model_are_those_of_autograd():
     ids = torch.where(batch["input_ids"] == models.IMAGE_TOKEN, 1, 0)
     ids = torch.where(batch["attention_mask"].bool(), ids, -1)
     weights, slopes = ([t.detach() for t in group] for group in (weights, slopes))
-    want = modality_flow(weights, ids, weighting="gradient", gradients=slopes)
+    want = modality_flow(weights, ids, weighting="gradient", details=FlowDetails(gradients=slopes))
     close(found.flow, want.flow)
 
 
@@ -283,7 +288,7 @@ def test_gradients_of_our_layers_are_those_of_the_weights():
     weights = watch.found
     slopes = torch.autograd.grad(output.logits.amax(1).sum(), weights)
     weights, slopes = ([t.detach() for t in group] for group in (weights, slopes))
-    want = modality_flow(weights, ids, weighting="gradient", gradients=slopes)
+    want = modality_flow(weights, ids, weighting="gradient", details=FlowDetails(gradients=slopes))
     close(found.flow, want.flow, 1e-8)
 
 
@@ -307,12 +312,16 @@ def test_a_model_that_ignores_the_image_loses_nothing_without_it(how):
     x[torch.arange(2), :, labels] = 1.0
     x[:, :, 0] += 0.1
     ids = torch.tensor([0, 0, 1, 1, 1])
-    deaf = modality_flow(Pair(slice(0, 2)), [x], ids, labels=labels, ablate=how)
+    deaf = modality_flow(
+        Pair(slice(0, 2)), [x], ids, details=FlowDetails(labels=labels, ablate=how)
+    )
     text, image = deaf.blind
     assert (text.modality, image.modality) == ("text", "image")
     assert (text.measure, text.full, image.harm) == ("accuracy", 1.0, 0.0)
     assert text.harm >= 0.5
-    keen = modality_flow(Pair(slice(2, 5)), [x], ids, labels=labels, ablate=how)
+    keen = modality_flow(
+        Pair(slice(2, 5)), [x], ids, details=FlowDetails(labels=labels, ablate=how)
+    )
     assert keen.blind[0].harm == 0
     assert keen.blind[1].harm >= 0.5
     assert "Without image" in keen.verdict()
@@ -390,7 +399,7 @@ def test_special_tokens_stay_in_blind_scores():
         seen.append(given["input_ids"])
         return 0.0
 
-    modality_flow(model, batch, score=score)
+    modality_flow(model, batch, details=FlowDetails(score=score))
     whole, without_text, without_image = seen
     assert bool((without_text[:, 0] == 1).all())
     assert bool((without_text[:, 6:] == 0).all())

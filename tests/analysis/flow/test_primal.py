@@ -5,13 +5,12 @@ import torch
 from torch import nn
 
 from primal_attention.analysis.flow import (
+    FlowDetails,
     block_energy,
     contribution_shares,
     direction_shares,
     membership,
     modality_flow,
-    row_mass,
-    signed_mass,
     split_scores,
 )
 from primal_attention.analysis.flow.layers import LayerReader, value_norms
@@ -37,10 +36,9 @@ def kernel(scores):
     return torch.einsum("hns,hs,hms->hnm", scores.e, scores.lam, scores.r)
 
 
-def test_mass_and_energy_equal_those_of_the_matrix():  # F7
+def test_energy_equals_that_of_the_matrix():  # F7
     scores = random_scores()
     dense = kernel(scores)
-    close(signed_mass(scores, P, P), P.T @ dense @ P)
     energy = block_energy(scores, P, P)
     close(energy, P.T @ dense.square() @ P)
     close(energy.sum((1, 2)), dense.square().sum((1, 2)))
@@ -53,14 +51,6 @@ def test_causal_energy_over_several_chunks():  # F7
     p = membership(ids, 3)
     want = p.T @ kernel(scores).square().tril() @ p
     close(block_energy(scores, p, p, is_causal=True), want)
-
-
-def test_row_mass_equals_that_of_the_matrix():  # F7
-    phi_q, phi_k = torch.rand(2, 2, N, 6, dtype=torch.float64)
-    dense = phi_q @ phi_k.mT
-    close(row_mass(phi_q, phi_k, P), dense @ P / dense.sum(-1, keepdim=True))
-    with pytest.raises(ValueError, match="below zero"):
-        row_mass(-phi_q, phi_k, P)
 
 
 def test_singular_directions_are_those_of_the_matrix():  # F7
@@ -173,7 +163,7 @@ def test_contribution_with_a_context():  # F8
 def test_static_weights_contribute_nothing_between_modalities():  # F9
     model = Wrapped(primal_layer("static"))
     x = torch.randn(3, N, 16, dtype=torch.float64)
-    found = modality_flow(model, {"x": x}, IDS, primal="contribution")
+    found = modality_flow(model, {"x": x}, IDS, details=FlowDetails(primal="contribution"))
     assert torch.equal(found.imf, torch.zeros(1).double())
     assert torch.equal(found.flow[0], torch.eye(2).double())
     assert any("0 by definition" in note for note in found.notes)
@@ -230,7 +220,7 @@ def test_shares_of_contribution_are_those_of_the_norms_of_both_sides():
     close(contribution_shares(uneven), torch.tensor([[[0.25, 0.75]]]))
     model = Wrapped(primal_layer("dual"))
     x = torch.randn(2, N, 16, dtype=torch.float64)
-    found = modality_flow(model, {"x": x}, IDS, primal="contribution")
+    found = modality_flow(model, {"x": x}, IDS, details=FlowDetails(primal="contribution"))
     sides = found.primal[0].contribution_e, found.primal[0].contribution_r
     close(found.flow[0], (sides[0] + sides[1]) / 2)
     assert float((sides[0] - sides[1]).abs().max()) > 1e-3

@@ -9,6 +9,7 @@ from tests.analysis.flow import models
 import primal_attention
 from primal_attention.analysis import FlowOptions, analysis_entry
 from primal_attention.analysis.flow import (
+    FlowDetails,
     FlowResult,
     modality_flow,
     plot_directions,
@@ -29,7 +30,9 @@ def mixed():
     model = EncoderClassifier(config).eval()
     x, ids = torch.randn(4, 9, 4), torch.tensor([0] * 4 + [1] * 5)
     labels = torch.tensor([0, 1, 0, 1])
-    return modality_flow(model, {"x": x}, ids, names=["sound", "sight"], labels=labels)
+    return modality_flow(
+        model, {"x": x}, ids, names=["sound", "sight"], details=FlowDetails(labels=labels)
+    )
 
 
 def test_both_names_lead_to_the_function():

@@ -13,7 +13,7 @@ from .layers import (
 from .literature import FINDINGS, Finding
 from .planner import plan
 from .plans import DepthPlan, Shape
-from .ranks import function_rank, one_layer_width, separation_rank, two_layer_rank
+from .ranks import one_layer_width, separation_rank
 from .roles import ModelParts, Roles, embedding_rank, find_parts
 from .rule import (
     DepthNotice,
@@ -47,7 +47,6 @@ __all__ = [
     "embedding_rank",
     "find_parts",
     "fit_transition",
-    "function_rank",
     "grid_spectrum",
     "inspect_depth",
     "interactions",
@@ -65,5 +64,4 @@ __all__ = [
     "relative_error",
     "separation_rank",
     "separation_spectrum",
-    "two_layer_rank",
 ]

@@ -5,10 +5,8 @@ random values over a large prime field equals the generic rank over the reals, e
 probability about (degree × rows) / prime.
 """
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["PRIME", "Integers", "PrimeField"]
 
@@ -45,7 +43,7 @@ class PrimeField:
         """Return uniform random elements."""
         return self._random.integers(0, self.prime, shape, dtype=np.int64)
 
-    def reduce(self, x: Any) -> Integers:
+    def reduce(self, x: ArrayLike) -> Integers:
         """Return integers as elements: their remainders, never negative."""
         return np.mod(np.asarray(x, dtype=np.int64), self.prime)
 
@@ -76,6 +74,7 @@ class PrimeField:
             rows[[rank, pivot]] = rows[[pivot, rank]]
             scale = self.inverse(int(rows[rank, column]))
             line = np.mod(rows[rank, column:] * scale, self.prime)
+            # in place, and with one remainder: a product of two elements is below 2⁵⁰
             below = rows[rank + 1 :, column:]
             below -= below[:, :1] * line
             np.mod(below, self.prime, out=below)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from primal_attention.analysis.depth.literature import FINDINGS
 from primal_attention.analysis.depth.roles import ModelParts, embedding_rank, find_parts
 from primal_attention.analysis.depth.spectrum import SeparationSpectrum, separation_spectrum
 from primal_attention.analysis.options import DepthOptions
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.hosts import Batch
 from primal_attention.models.depth_rule import (
     DEEP,
@@ -91,11 +91,6 @@ class DepthResult(AnalysisResult):
         return log3_sep_bounds(max(self.layers, 1), self.width, 1).regime
 
     @property
-    def effective_width(self) -> int:
-        """The width, or the rank of the embedding if that is smaller."""
-        return self.width if self.rank is None else min(self.width, self.rank)
-
-    @property
     def is_extrapolated(self) -> bool:
         """Whether the rule is used outside the depths to which it was fitted."""
         return not FITTED_LAYERS[0] <= self.optimal_depth <= FITTED_LAYERS[1]
@@ -148,11 +143,11 @@ class DepthResult(AnalysisResult):
             )
         return found
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the shape, the parameters by role and the rule."""
         best, roles = self.optimal_depth, self.parts.roles
         error = depth_error(12 * max(self.layers, 1) * self.width**2)
-        rows: list[list[Any]] = [
+        rows: list[Sequence[object]] = [
             ["layers", self.layers],
             ["width", self.width],
             ["heads", "unknown" if self.heads is None else self.heads],
@@ -233,7 +228,7 @@ def inspect_depth(model: nn.Module) -> DepthResult:
     converted models.
 
     Args:
-        model: Any Transformer.
+        model: A Transformer.
 
     Example:
         >>> from primal_attention.models import CausalDecoder, DecoderConfig
@@ -251,7 +246,7 @@ def analyze_depth(model: nn.Module, batches: Sequence[Batch], options: DepthOpti
     """Return the shape of a model beside the rule, and its separation spectrum on the batches.
 
     Args:
-        model: Any Transformer.
+        model: A Transformer.
         batches: Inputs of the model; without any, no spectrum is measured.
         options: Size of the grid.
     """

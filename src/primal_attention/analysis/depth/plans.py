@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from primal_attention.analysis.depth.blocks import show_params
 from primal_attention.analysis.depth.bounds import Regime
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -66,15 +66,22 @@ class DepthPlan(AnalysisResult):
             f"{math.floor(self.high)} layers is reasonable, and the expected penalty is small."
         )
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the recommended shape between its neighbours."""
         header = ["layers", "width", "heads", "FFN width", "parameters", "embedding"]
         header += ["layers / L*", "regime", "MFLOPs a token", ""]
-        rows: list[list[Any]] = []
+        rows: list[list[object]] = []
         for shape in self.shapes:
             count, embedding = show_params(shape.params), show_params(shape.embedding)
             mark = "recommended" if shape == self.recommended else ""
-            row = [shape.layers, shape.width, shape.heads, shape.hidden, count, embedding]
+            row: list[object] = [
+                shape.layers,
+                shape.width,
+                shape.heads,
+                shape.hidden,
+                count,
+                embedding,
+            ]
             row += [f"{shape.ratio:.2f}", shape.regime, f"{shape.mega_flops:.1f}", mark]
             rows.append(row)
         return header, rows

@@ -9,7 +9,6 @@ this rank as soon as ``T`` is large enough. Everything is computed modulo a prim
 rounding and no tolerance.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from primal_attention.analysis.depth.field import PRIME, Integers, PrimeField
 from primal_attention.analysis.depth.layers import Layer, LayerFactory, LayerShape, find_layer
 
-__all__ = ["function_rank", "one_layer_width", "separation_rank", "two_layer_rank"]
+__all__ = ["one_layer_width", "separation_rank"]
 
 _CHUNK = 16384
 """Inputs in one forward of the network."""
@@ -80,49 +79,6 @@ def separation_rank(
     return _generic_rank(network, shape, seeds, prime, max_templates)
 
 
-def function_rank(
-    function: Callable[[Integers], Integers],
-    *,
-    tokens: int,
-    width: int,
-    seeds: Sequence[int] = (0, 1),
-    prime: int = PRIME,
-    max_templates: int = 640,
-) -> int:
-    """Return the separation rank of a polynomial of the tokens.
-
-    Args:
-        function: Maps tokens ``[b n d]`` of elements of the field to one integer each, ``[b]``.
-            Take remainders before products can exceed int64.
-        tokens: Number of tokens; the first half is ``A``, the rest ``B``.
-        width: Width of a token.
-        seeds: Seeds of the templates; the largest rank is returned.
-        prime: The prime of the field.
-        max_templates: Work limit: largest number of templates.
-
-    Example:
-        >>> function_rank(lambda x: x[:, 0, 0] * x[:, 1, 0], tokens=2, width=1)
-        1
-        >>> function_rank(lambda x: x[:, 0, 0] + x[:, 1, 0], tokens=2, width=1)
-        2
-    """
-    shape = LayerShape(width, tokens=tokens)
-    return _generic_rank(lambda _: function, shape, seeds, prime, max_templates)
-
-
-def two_layer_rank(width: int) -> int:
-    """Return the separation rank of two standard layers with one head and four tokens or more.
-
-    The formula agrees with exact computations for widths 1 to 6.
-
-    Example:
-        >>> [two_layer_rank(d) for d in (1, 2, 3, 4)]
-        [5, 18, 49, 110]
-    """
-    terms = zip((1, 4, 9, 9, 3), range(5), strict=True)
-    return sum(factor * math.comb(width, k) for factor, k in terms)
-
-
 def one_layer_width(rank: int) -> int:
     """Return the width that one standard layer needs for a separation rank.
 
@@ -130,8 +86,8 @@ def one_layer_width(rank: int) -> int:
     rank need not compute the same function.
 
     Example:
-        >>> one_layer_width(two_layer_rank(8))  # one layer in place of two of width 8
-        998
+        >>> one_layer_width(separation_rank("standard", layers=2, width=3))
+        48
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}.")

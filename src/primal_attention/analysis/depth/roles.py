@@ -7,7 +7,7 @@ is the model's; its length is the depth.
 
 import re
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ def find_parts(model: nn.Module) -> ModelParts:
     """Return the shape of a model and its parameters by role.
 
     Args:
-        model: Any Transformer.
+        model: A Transformer.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -241,7 +241,7 @@ def _is_input(name: str) -> bool:
 
 def _embedding(model: nn.Module) -> Tensor | None:
     """Return the table of tokens: the model's own answer, or the largest without positions."""
-    ask: Any = getattr(model, "get_input_embeddings", None)
+    ask: object = getattr(model, "get_input_embeddings", None)
     try:
         found = ask() if callable(ask) else None
     except NotImplementedError:

@@ -10,14 +10,15 @@ and not generic, and a trained model may use less than it could express.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from primal_attention.hosts import Batch, batch_arguments
+from primal_attention.hosts.recording import first_tensor
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["SeparationSpectrum", "grid_spectrum", "separation_spectrum"]
@@ -26,6 +27,8 @@ _WORK = 1.2e11
 """Largest number of parameters × tokens × pairs; the grid shrinks for larger models."""
 _PROJECTIONS = 8
 _BATCH = 32
+_Call = tuple[tuple[object, ...], dict[str, object]]
+"""Positional and keyword arguments of a forward."""
 
 
 class SeparationSpectrum(NamedTuple):
@@ -49,7 +52,7 @@ class SeparationSpectrum(NamedTuple):
     interaction: float
     """Share of the variance of ``M`` that is left after centring."""
 
-    def rows(self) -> list[list[Any]]:
+    def rows(self) -> list[list[object]]:
         """Return the rows of a table."""
         where = f"{self.templates} × {self.templates} pairs"
         return [
@@ -120,7 +123,7 @@ def separation_spectrum(
     of the model runs in float64. Large models get a smaller grid, so that it takes seconds.
 
     Args:
-        model: Any Transformer that takes ``batches``.
+        model: A Transformer that takes ``batches``.
         batches: Inputs of the model; the first ``templates`` sequences that are long enough are
             used. Images ``[b c height width]`` are cut into upper and lower halves.
         templates: Halves on each side, ``T``; there are ``T²`` forwards of one sequence.
@@ -139,24 +142,18 @@ def separation_spectrum(
         )
     tables = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     weights = sum(p.numel() for p in model.parameters()) - tables
-    halves = _halves(batches, templates, tokens)
-    length = max(halves.length, 1)
-    affordable = int((_WORK / max(weights * length, 1)) ** 0.5)
-    count = min(len(halves.items), max(6, affordable))
-    grid = _grid(model, halves.items[:count])
-    return grid_spectrum(grid)._replace(tokens=halves.length)
+    items, length = _halves(batches, templates, tokens)
+    affordable = int((_WORK / max(weights * max(length, 1), 1)) ** 0.5)
+    grid = _grid(model, items[: max(6, affordable)])
+    return grid_spectrum(grid)._replace(tokens=length)
 
 
-class _Halves(NamedTuple):
-    items: list[tuple[tuple[Any, ...], dict[str, Any]]]
-    """Inputs of one sequence each: positional and keyword arguments, all of one length."""
-    length: int
-    """Tokens of each; 0 for images."""
+def _halves(batches: Sequence[Batch], templates: int, tokens: int) -> tuple[list[_Call], int]:
+    """Return inputs of one sequence each, of one length and without padding, and that length.
 
-
-def _halves(batches: Sequence[Batch], templates: int, tokens: int) -> _Halves:
-    """Return single sequences without padding, cut to the length of the shortest of the longest."""
-    singles = []
+    Sequences are cut to the shortest of the longest ones. The length of images is 0.
+    """
+    singles: list[_Call] = []
     for batch in batches:
         args, kwargs = batch_arguments(batch)
         singles += _split(args, kwargs)
@@ -179,10 +176,10 @@ def _halves(batches: Sequence[Batch], templates: int, tokens: int) -> _Halves:
         items = [_map(item, lambda t: t[:, :length]) for item in items]
     if len(items) < 3:
         raise ValueError(f"the separation spectrum needs at least 3 sequences, got {len(items)}.")
-    return _Halves(items, length)
+    return items, length
 
 
-def _split(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def _split(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[_Call]:
     """Return the sequences of a batch one by one, without padding."""
     tensors = [value for value in (*args, *kwargs.values()) if _has_batch(value)]
     if not tensors:
@@ -196,15 +193,15 @@ def _split(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, An
             row = value[i : i + 1]
             return row if keep is None or row.shape[1] != len(keep) else row[:, keep]
 
-        found.append(_map((tuple(args), dict(kwargs)), one))
+        found.append(_map((args, dict(kwargs)), one))
     return found
 
 
-def _has_batch(value: Any) -> bool:
+def _has_batch(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dim() >= 2
 
 
-def _map(item: tuple[Any, Any], change: Any) -> tuple[Any, Any]:
+def _map(item: _Call, change: Callable[[Tensor], Tensor]) -> _Call:
     args, kwargs = item
     return (
         tuple(change(v) if _has_batch(v) else v for v in args),
@@ -212,15 +209,16 @@ def _map(item: tuple[Any, Any], change: Any) -> tuple[Any, Any]:
     )
 
 
-def _length(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def _length(args: Sequence[object], kwargs: Mapping[str, object]) -> int:
     first = next(v for v in (*args, *kwargs.values()) if _has_batch(v))
     return 0 if first.dim() == 4 else int(first.shape[1])
 
 
-def _grid(model: nn.Module, items: list[tuple[Any, Any]]) -> Float[Tensor, "k t t"]:
+def _grid(model: nn.Module, items: list[_Call]) -> Float[Tensor, "k t t"]:
     """Return the projected outputs of all pairs."""
     size = len(items)
     pairs = [(a, b) for a in range(size) for b in range(size)]
+    # centring subtracts outputs that are nearly equal: in float32 rounding would remain
     wide = copy.deepcopy(model).double()
     outputs = []
     with eval_mode(wide):
@@ -236,22 +234,18 @@ def _grid(model: nn.Module, items: list[tuple[Any, Any]]) -> Float[Tensor, "k t 
     return (values.cpu() @ directions).T.reshape(_PROJECTIONS, size, size)
 
 
-def _join(first: list[tuple[Any, Any]], second: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def _join(first: list[_Call], second: list[_Call]) -> _Call:
     """Return one batch: first halves of some sequences, second halves of others."""
 
-    def glue(left: list[Any], right: list[Any]) -> Any:
+    def glue(left: list[object], right: list[object]) -> object:
         if not _has_batch(left[0]):
             return left[0]
+        # the upper and the lower half of images, the earlier and the later one of tokens
         axis = 2 if left[0].dim() == 4 else 1
         half = left[0].shape[axis] // 2
-        begin, end = torch.cat(left), torch.cat(right)
-        joined = torch.cat(
-            [
-                begin.narrow(axis, 0, half),
-                end.narrow(axis, half, end.shape[axis] - half),
-            ],
-            dim=axis,
-        )
+        begin, end = (torch.cat([t for t in side if _has_batch(t)]) for side in (left, right))
+        parts = begin.narrow(axis, 0, half), end.narrow(axis, half, end.shape[axis] - half)
+        joined = torch.cat(parts, dim=axis)
         return joined.double() if joined.is_floating_point() else joined
 
     args = tuple(
@@ -265,17 +259,11 @@ def _join(first: list[tuple[Any, Any]], second: list[tuple[Any, Any]]) -> tuple[
     return args, kwargs
 
 
-def _read(output: Any) -> Float[Tensor, "b c"]:
+def _read(output: object) -> Float[Tensor, "b c"]:
     """Return one vector a sequence: the output at the last position, or the output itself."""
-    if not isinstance(output, Tensor):
-        for name in ("last_hidden_state", "logits"):
-            value = getattr(output, name, None)
-            if isinstance(value, Tensor):
-                output = value
-                break
-        else:
-            items = output.values() if isinstance(output, Mapping) else output
-            output = next(v for v in items if isinstance(v, Tensor))
-    if output.dim() == 3:
-        output = output[:, -1]
-    return output.flatten(1).double()
+    named = (getattr(output, name, None) for name in ("last_hidden_state", "logits"))
+    found = next((value for value in named if isinstance(value, Tensor)), None)
+    found = first_tensor(output) if found is None else found
+    if found.dim() == 3:
+        found = found[:, -1]
+    return found.flatten(1).double()

@@ -6,14 +6,16 @@ from .contribution import ScoreParts, contribution_shares, split_scores
 from .layers import GivenLayer, SignedWeightsError
 from .metric import modality_flow
 from .plots import plot_directions, plot_flow
-from .primal import DirectionShares, block_energy, direction_shares, row_mass, signed_mass
+from .primal import DirectionShares, block_energy, direction_shares
 from .result import FlowResult, PrimalFlow
-from .shares import SampleFlow, membership, summarize
+from .shares import SampleFlow, average_shares, membership
+from .sources import FlowDetails
 
 __all__ = [
     "BlindScore",
     "CoAttention",
     "DirectionShares",
+    "FlowDetails",
     "FlowResult",
     "GivenLayer",
     "Layout",
@@ -23,6 +25,7 @@ __all__ = [
     "ScoreParts",
     "SignedWeightsError",
     "analyze_flow",
+    "average_shares",
     "blind_scores",
     "block_energy",
     "contribution_shares",
@@ -33,9 +36,6 @@ __all__ = [
     "plot_directions",
     "plot_flow",
     "replace_modality",
-    "row_mass",
-    "signed_mass",
     "special_token_ids",
     "split_scores",
-    "summarize",
 ]

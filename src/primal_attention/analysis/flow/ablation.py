@@ -22,7 +22,7 @@ ScoreFunction = Callable[[Any, Batch], float]
 
 
 class BlindScore(NamedTuple):
-    """ScoreFunction of a model with and without one modality."""
+    """Score of a model with and without one modality."""
 
     modality: str
     """What was replaced."""
@@ -66,7 +66,7 @@ def replace_modality(
         tensor([1., 0., 0.])
     """
     args, kwargs = batch_arguments(batch)
-    named: dict[Any, Any] = dict(enumerate(args)) | kwargs
+    named: dict[Any, object] = dict(enumerate(args)) | kwargs
     changed = {
         name: new
         for name, value in named.items()
@@ -76,13 +76,11 @@ def replace_modality(
     if not changed:
         return None
     named |= changed
-    if isinstance(batch, Mapping):
-        return named
-    return tuple(named.values())
+    return named if isinstance(batch, Mapping) else tuple(named.values())
 
 
 def _replace(
-    name: Any,
+    name: int | str,
     value: Tensor,
     ids: Tensor,
     modality: int,

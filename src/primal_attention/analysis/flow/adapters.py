@@ -11,6 +11,7 @@ the joint sequence, the layers in which modalities meet, and the inputs of each 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ class Layout:
 
 def find_layout(
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     captured: Callable[[], Sequence[CapturedLayer]],
     special_ids: Sequence[int] = (),
     *,
@@ -96,7 +97,7 @@ _IMAGE_INPUTS = (
 )
 
 
-def special_token_ids(config: Any, tokenizer: Any = None) -> list[int]:
+def special_token_ids(config: object, tokenizer: object = None) -> list[int]:
     """Return the ids of [CLS], [SEP], the start and the end, as far as a model tells them.
 
     Args:
@@ -124,7 +125,7 @@ _BERT_VOCABULARY = 30522
 """Models with the vocabulary of BERT seldom tell the ids of [CLS] and [SEP]: 101 and 102."""
 
 
-def segment_layout(batch: Mapping[str, Any], captured: Sequence[CapturedLayer]) -> Layout | None:
+def segment_layout(batch: Mapping[str, Tensor], captured: Sequence[CapturedLayer]) -> Layout | None:
     """Return the segments of ``token_type_ids`` as modalities; ``None`` without two of them."""
     kinds = batch.get("token_type_ids")
     if not isinstance(kinds, Tensor) or len(kinds.unique()) < 2:
@@ -143,16 +144,16 @@ def _joint(captured: Sequence[CapturedLayer], shape: Sequence[int]) -> list[Capt
     ]
 
 
-def _is_special(batch: Mapping[str, Any], ids: Sequence[int]) -> Bool[Tensor, "b n"]:
+def _is_special(batch: Mapping[str, Tensor], ids: Sequence[int]) -> Bool[Tensor, "b n"]:
     words = batch["input_ids"]
     return torch.isin(words, torch.tensor(list(ids), dtype=words.dtype, device=words.device))
 
 
-def _image_inputs(batch: Mapping[str, Any]) -> dict[int, tuple[str, ...]]:
+def _image_inputs(batch: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
     return {IMAGE: tuple(name for name in _IMAGE_INPUTS if batch.get(name) is not None)}
 
 
-def _words(batch: Mapping[str, Any]) -> Tensor:
+def _words(batch: Mapping[str, Tensor]) -> Tensor:
     words = batch.get("input_ids")
     if not isinstance(words, Tensor):
         raise ValueError(
@@ -162,7 +163,7 @@ def _words(batch: Mapping[str, Any]) -> Tensor:
     return words
 
 
-def _told(model: Any, batch: Mapping[str, Any], captured: Sequence[CapturedLayer]) -> Layout:
+def _told(model: Any, batch: Mapping[str, Tensor], captured: Sequence[CapturedLayer]) -> Layout:
     """Return the layout that a model tells itself: 0 text, 1 image, -1 padding."""
     ids = model.modality_ids(batch)
     special = model.special_mask(batch) if hasattr(model, "special_mask") else None
@@ -172,7 +173,7 @@ def _told(model: Any, batch: Mapping[str, Any], captured: Sequence[CapturedLayer
 
 
 def _one_stream(
-    kind: str, batch: Mapping[str, Any], captured: Sequence[CapturedLayer], ids: Sequence[int]
+    kind: str, batch: Mapping[str, Tensor], captured: Sequence[CapturedLayer], ids: Sequence[int]
 ) -> Layout:
     """Return the layout of words followed by image tokens."""
     words = _words(batch)
@@ -186,7 +187,7 @@ def _one_stream(
     return Layout(("text", "image"), modality, layers, special, _image_inputs(batch))
 
 
-def _image_token(config: Any) -> int | None:
+def _image_token(config: object) -> int | None:
     for name in ("image_token_id", "image_token_index"):
         value = getattr(config, name, None)
         if isinstance(value, int):
@@ -195,7 +196,10 @@ def _image_token(config: Any) -> int | None:
 
 
 def _decoder(
-    config: Any, batch: Mapping[str, Any], captured: Sequence[CapturedLayer], ids: Sequence[int]
+    config: object,
+    batch: Mapping[str, Tensor],
+    captured: Sequence[CapturedLayer],
+    ids: Sequence[int],
 ) -> Layout:
     """Return the layout of a decoder whose ``input_ids`` mark image and video tokens."""
     words, names = _words(batch), ["text", "image"]
@@ -212,7 +216,7 @@ def _decoder(
 def _towers(
     kind: str,
     model: nn.Module,
-    batch: Mapping[str, Any],
+    batch: Mapping[str, Tensor],
     captured: Sequence[CapturedLayer],
     ids: Sequence[int],
     has_norms: bool,
@@ -230,11 +234,13 @@ def _towers(
     modality = torch.cat([torch.full((len(words), n), i) for i, n in enumerate(lengths)], dim=1)
     special = torch.zeros(modality.shape, dtype=torch.bool)
     special[:, : lengths[0]] = _is_special(batch, ids)
-    shared: Any = {"special": special, "inputs": _image_inputs(batch)}
+    joint = partial(
+        Layout, ("text", "image"), modality, special=special, inputs=_image_inputs(batch)
+    )
     blocks = _cross_blocks(model, text, lengths, has_norms)
     if blocks:
         note = "Image tokens attend to image tokens only, in a tower of their own."
-        return Layout(("text", "image"), modality, blocks, notes=(note,), **shared)
+        return joint(layers=blocks, notes=(note,))
     keep = torch.cat([text[0].keep, image.keep], dim=1)
     tower = GivenLayer(torch.eye(modality.shape[1]).expand(len(words), 1, -1, -1), keep)
     tower.name = "two towers"
@@ -242,7 +248,7 @@ def _towers(
         "Text and image have a tower each and meet in the final similarity only: no attention "
         "layer carries anything from one to the other."
     )
-    return Layout(("text", "image"), modality, [tower], separate=why, **shared)
+    return joint(layers=[tower], separate=why)
 
 
 def _cross_blocks(
@@ -265,7 +271,7 @@ def _cross_blocks(
 
 
 def _lxmert(
-    model: nn.Module, batch: Mapping[str, Any], ids: Sequence[int], has_norms: bool
+    model: nn.Module, batch: Mapping[str, Tensor], ids: Sequence[int], has_norms: bool
 ) -> Layout:
     """Return the layout of two sequences; one module attends in both directions."""
     words, visual = _words(batch), batch["visual_feats"]
@@ -298,8 +304,8 @@ def _lxmert(
                 output=output,
                 values=values.unflatten(-1, (weights.shape[1], -1)).transpose(1, 2),
             )
-            out: Any = parent.get_submodule("output.dense")
-            members.append(Member(layer, receiver, sender, out.weight.detach()))
+            out = parent.get_parameter("output.dense.weight").detach()
+            members.append(Member(layer, receiver, sender, out))
         blocks.append(CoAttention(name, members, lengths, has_norms=has_norms))
     special = torch.zeros(len(words), sum(lengths), dtype=torch.bool)
     special[:, : lengths[0]] = _is_special(batch, ids)
@@ -317,7 +323,7 @@ _LXMERT_PARTS = (
 
 
 def _calls(
-    model: nn.Module, batch: Mapping[str, Any], blocks: Sequence[str]
+    model: nn.Module, batch: Mapping[str, Tensor], blocks: Sequence[str]
 ) -> dict[str, list[list[Tensor | None]]]:
     """Return queries, context and mask of every call of the attentions of blocks."""
     found: dict[str, list[list[Tensor | None]]] = {}

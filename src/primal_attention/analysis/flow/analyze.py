@@ -1,22 +1,22 @@
 """The analysis ``flow`` of ``primal analyze``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from primal_attention.analysis.flow.adapters import special_token_ids
 from primal_attention.analysis.flow.metric import modality_flow
 from primal_attention.analysis.flow.result import FlowResult
+from primal_attention.analysis.flow.sources import FlowDetails
 from primal_attention.analysis.options import FlowOptions
 from primal_attention.hosts import Batch, batch_arguments
+from primal_attention.support.randomness import isolated
 
 __all__ = ["analyze_flow"]
 
 
 def analyze_flow(
-    model: nn.Module, batches: Sequence[Batch], options: FlowOptions, *, tokenizer: Any = None
+    model: nn.Module, batches: Sequence[Batch], options: FlowOptions, *, tokenizer: object = None
 ) -> FlowResult:
     """Return the flow between modalities on the first batch; see :func:`modality_flow`.
 
@@ -27,7 +27,7 @@ def analyze_flow(
         raise ValueError("batches is empty; the analysis flow needs one batch.")
     batch = _cut(batches[0], options.sequences)
     ids = special_token_ids(getattr(model, "config", None), tokenizer)
-    with torch.random.fork_rng(devices=[]):  # some models draw the order of patches
+    with isolated():  # some models draw the order of patches
         return modality_flow(
             model,
             batch,
@@ -36,8 +36,10 @@ def analyze_flow(
             special_ids=ids,
             weighting=options.weighting,
             mode=options.mode,
-            primal=options.primal,
-            ablate=None if options.ablate == "none" else options.ablate,
+            details=FlowDetails(
+                primal=options.primal,
+                ablate=None if options.ablate == "none" else options.ablate,
+            ),
         )
 
 

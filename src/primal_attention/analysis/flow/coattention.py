@@ -76,6 +76,7 @@ class CoAttention(CapturedLayer):
     def _rows(self, sequence: int, rows: slice) -> Float[Tensor, "h rows m"]:
         m = int(self.keep[sequence].sum())
         found = torch.zeros(self.num_heads, rows.stop - rows.start, m, dtype=torch.float64)
+        # rows and columns count real tokens only, so a block begins where the one before it ends
         starts = _starts([keep[sequence] for keep in self._keeps])
         first = _starts([keep[sequence] for keep in self._queries])
         for member in self.members:

@@ -123,6 +123,7 @@ def _causal(
         rows = layer._split(standardize_rows(x) if layer.conventions.standardize else x)
         source = cast("SampledSource", layer.source(x))  # that of data weights
         f, codes = torch.cat([rows, rows], dim=1), source.codes_at(t[None] - 1)
+        # as the layer scales its prefix sums: √(m / t) for the first m tokens, m / t beyond
         ratio = layer.num_samples / t.double()
         scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
     parts = [causal_sums(unit, f, codes * member).values for member in members]

@@ -14,10 +14,13 @@ from primal_attention.attention import MultiHeadAttention
 from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, record_calls
 from primal_attention.training.evaluation import eval_mode
 
-__all__ = ["default_loss", "relevance_layers"]
+__all__ = ["OutputLoss", "default_loss", "relevance_layers"]
+
+OutputLoss = Callable[[Any], Tensor]
+"""From the output of a model, which may be anything, to the number to explain."""
 
 
-def default_loss(output: Any) -> Float[Tensor, ""]:
+def default_loss(output: object) -> Float[Tensor, ""]:
     """Return the sum over samples of the largest logit, which every classifier has.
 
     Args:
@@ -36,7 +39,7 @@ def relevance_layers(
     model: nn.Module,
     batch: Batch,
     layers: Sequence[CapturedLayer],
-    loss: Callable[[Any], Tensor] | None = None,
+    loss: OutputLoss | None = None,
 ) -> list[CapturedLayer]:
     """Return layers whose weights are ``max(0, A ∂L/∂A)``.
 
@@ -86,7 +89,7 @@ def _relevance(weights: Tensor, gradient: Tensor | None) -> Tensor:
     return (weights * gradient).clamp_min(0).detach()
 
 
-def _parameters(model: nn.Module) -> Mapping[str, Any]:
+def _parameters(model: nn.Module) -> Mapping[str, object]:
     found = inspect.signature(model.forward).parameters
     # decorated forwards of transformers take further options as keywords
     has_more = any(p.kind is p.VAR_KEYWORD for p in found.values())
@@ -111,7 +114,7 @@ def _own_layers(
     model: nn.Module,
     batch: Batch,
     layers: Sequence[CapturedLayer],
-    explain: Callable[[Any], Tensor],
+    explain: OutputLoss,
 ) -> list[CapturedLayer]:
     """Return the relevance of layers of this library from the gradients of their heads."""
     names = [f"{layer.name}.core".lstrip(".") for layer in layers]
@@ -136,13 +139,10 @@ class _Relevance(CapturedLayer):
         self.keep, self.query_keep = inner.keep, inner.query_keep
 
     def _rows(self, sequence: int, rows: slice) -> Float[Tensor, "h rows m"]:
-        layer: Any = self.inner.layer
+        layer, inputs = self.inner.layer, self.inner.inputs
         real = self.query_keep[sequence].nonzero()[:, 0]
-        if (
-            layer.core.ordered
-            and self.inner.inputs is not None
-            and self.inner.inputs.context is None
-        ):
+        is_ordered = isinstance(layer, MultiHeadAttention) and layer.core.ordered
+        if is_ordered and inputs is not None and inputs.context is None:
             real = torch.arange(len(real))  # such a core gets all padding behind the real tokens
         g = self._gradient[sequence][:, real[rows]].double()
         weights = self.inner.weights(sequence, rows=rows)

@@ -13,7 +13,7 @@ the values, which costs one forward of the layer and forms no ``n × n`` matrix.
 
 import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,7 +25,7 @@ from primal_attention.analysis.flow.shares import (
     membership,
     visible_counts,
 )
-from primal_attention.attention import Attention, MultiHeadAttention
+from primal_attention.attention import MultiHeadAttention
 from primal_attention.hosts import CapturedLayer
 from primal_attention.hosts.captured import WeightsLayer
 
@@ -223,7 +223,9 @@ class LayerReader:
     @torch.no_grad()
     def _own_sums(self, sequence: int, columns: Float[Tensor, "m k"]) -> Float[Tensor, "h n k"]:
         """Return ``A`` times the columns from one forward of the layer."""
-        layer: Any = self.layer.layer
+        layer = self.layer.layer
+        if not isinstance(layer, MultiHeadAttention):
+            raise TypeError(f"{type(layer).__name__} does not mix given values.")
         values = columns.expand(layer.num_heads, -1, -1)
         if self.weighting == "norm":
             norms = value_norms(self.layer.values(sequence), self.out)
@@ -248,10 +250,11 @@ class _Values(nn.Module):
         return self.values
 
 
-def _with_values(layer: Attention, values: Float[Tensor, "1 m hv"]) -> Any:
+def _with_values(layer: MultiHeadAttention, values: Float[Tensor, "1 m hv"]) -> nn.Module:
     """Return a copy of a layer in float64 that mixes given values and has no output map."""
-    twin: Any = copy.deepcopy(layer).double().eval()
-    twin.v_proj, twin.out_proj = _Values(values), nn.Identity()
+    twin = copy.deepcopy(layer).double().eval()
+    twin.set_submodule("v_proj", _Values(values))
+    twin.set_submodule("out_proj", nn.Identity())
     return twin
 
 

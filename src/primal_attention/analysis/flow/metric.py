@@ -1,27 +1,31 @@
 """``modality_flow``: who listens to whom, for given attentions or for a model and a batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.flow.ablation import Ablation, BlindScore, ScoreFunction
+from primal_attention.analysis.flow.ablation import BlindScore
 from primal_attention.analysis.flow.adapters import Layout, output_map
 from primal_attention.analysis.flow.coattention import CoAttention
 from primal_attention.analysis.flow.layers import GivenLayer, LayerReader, Visibility, Weighting
 from primal_attention.analysis.flow.readers import (
     LayerReading,
-    PrimalReading,
     read_layers,
     rollout,
 )
 from primal_attention.analysis.flow.result import SPECIAL, FlowResult
-from primal_attention.analysis.flow.shares import summarize
-from primal_attention.analysis.flow.sources import blind_layout, given_layout, model_layout
-from primal_attention.hosts import Batch, Layers
+from primal_attention.analysis.flow.shares import average_shares
+from primal_attention.analysis.flow.sources import (
+    FlowDetails,
+    blind_layout,
+    given_layout,
+    model_layout,
+)
+from primal_attention.hosts import Batch
 
 __all__ = ["Mode", "Special", "modality_flow"]
 
@@ -40,13 +44,7 @@ def modality_flow(
     special_ids: Bool[Tensor, "b n"] | Sequence[int] | None = None,
     weighting: Weighting = "attention",
     mode: Mode = "layer",
-    primal: PrimalReading = "energy",
-    layers: Layers = "all",
-    gradients: Sequence[Tensor] | None = None,
-    loss: Callable[[Any], Tensor] | None = None,
-    ablate: Ablation | None = "zeros",
-    labels: Tensor | None = None,
-    score: ScoreFunction | None = None,
+    details: FlowDetails | None = None,
 ) -> FlowResult:
     """Return how much the tokens of each modality receive from every other, layer by layer.
 
@@ -72,15 +70,7 @@ def modality_flow(
             its weighted value), ``"energy"`` (its squared weight) or ``"gradient"`` (relevance for
             one output).
         mode: ``"layer"``, or ``"rollout"`` for what has crossed up to a layer, residuals included.
-        primal: What ``flow`` shows of primal layers: the energy of their kernel, or the
-            contribution of each modality to their scores.
-        layers: Which layers of a model, as for :func:`~primal_attention.hosts.capture`.
-        gradients: Gradients of the given attentions, for ``weighting="gradient"``.
-        loss: From the output of a model to the number to explain, for ``weighting="gradient"``.
-        ablate: For blind scores, replace a modality by ``"zeros"``, or by that of another sample
-            (``"shuffle"``); ``None`` measures none. Blind scores need ``labels`` or ``score``.
-        labels: Integer labels of the samples or tokens; by default those of the batch.
-        score: From output and batch to a number; larger is better.
+        details: Labels for blind scores, gradients, and which layers to read.
 
     Example:
         >>> ids = torch.tensor([[0, 0, 1, 1, 1, 1]])
@@ -92,19 +82,16 @@ def modality_flow(
         ("special", special, get_args(Special)),
         ("weighting", weighting, get_args(Weighting)),
         ("mode", mode, get_args(Mode)),
-        ("primal", primal, get_args(PrimalReading)),
-        ("ablate", ablate, (*get_args(Ablation), None)),
     ):
         if value not in choices:
             raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+    details = FlowDetails() if details is None else details
     if isinstance(source, nn.Module):
-        layout = model_layout(
-            source, batch, modality_ids, keep, special_ids, weighting, layers, loss
-        )
-        blind = blind_layout(source, batch, layout, ablate, labels, score)
+        layout = model_layout(source, batch, modality_ids, keep, special_ids, weighting, details)
+        blind = blind_layout(source, batch, layout, details)
     else:
         ids = batch if modality_ids is None else modality_ids
-        layout = given_layout(source, ids, keep, special_ids, weighting, gradients)
+        layout = given_layout(source, ids, keep, special_ids, weighting, details.gradients)
         blind = []
     if names is not None:
         layout = replace(layout, names=_checked_names(names, layout))
@@ -113,7 +100,7 @@ def modality_flow(
     if mode == "rollout":
         readings, notes = rollout(readers), list[str]()
     else:
-        readings, notes = read_layers(readers, primal)
+        readings, notes = read_layers(readers, details.primal)
     return _result(readings, layout, mode, tuple(blind), notes)
 
 
@@ -127,7 +114,7 @@ def _result(
     """Return the means over samples."""
     if not readings:
         raise ValueError("No layer can be read: " + " ".join(notes))
-    flows = [summarize(reading.samples) for reading in readings]
+    flows = [average_shares(reading.samples) for reading in readings]
     heads = [len(flow.by_head) for flow in flows]
     by_head = torch.zeros(len(flows), max(heads), *flows[0].flow.shape, dtype=torch.float64)
     for i, flow in enumerate(flows):

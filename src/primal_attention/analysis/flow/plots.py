@@ -1,6 +1,6 @@
 """Pictures of flow between modalities."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -9,6 +9,7 @@ from primal_attention.report.plots import COLORS, model_colors, panel_layout
 from primal_attention.support.command import needs
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["plot_directions", "plot_flow"]
@@ -67,7 +68,7 @@ def plot_flow(result: FlowResult) -> "Figure":
 
 
 def _draw_heads(
-    axis: Any, result: FlowResult, pairs: list[tuple[int, int]], titles: list[str]
+    axis: "Axes", result: FlowResult, pairs: list[tuple[int, int]], titles: list[str]
 ) -> None:
     """Draw the lift of every head of every layer."""
     lift = result.head_lift

@@ -3,9 +3,7 @@
 A primal layer with scores ``E``, ``R`` and weights ``Λ`` of its directions stands for the kernel
 ``K̂ = E Λ Rᵀ``. With ``P`` the indicator of the modalities:
 
-- *signed mass* ``Pᵀ K̂ P = (PᵀE) Λ (PᵀR)ᵀ``;
 - *energy* ``‖K̂_ac‖² = Tr(Λ G_a Λ G_c)``, with the Gram matrices of the scores of each modality;
-- *row mass* of positive features ``(Φ_q Φ_kᵀ P) / (Φ_q Φ_kᵀ 1)``;
 - *contribution*: projection weights are sums over tokens, so the score of every token is exactly
   the sum of one part for each modality; see :func:`split_scores`;
 - *directions*: the singular directions of ``K̂``, and how much of each is in which modality.
@@ -19,32 +17,10 @@ from torch import Tensor
 
 from primal_attention.hosts import CapturedScores
 
-__all__ = ["DirectionShares", "block_energy", "direction_shares", "row_mass", "signed_mass"]
+__all__ = ["DirectionShares", "block_energy", "direction_shares"]
 
 _CHUNK = 256
 """Rows of the causal energy that are compared pair by pair."""
-
-
-def signed_mass(
-    scores: CapturedScores, receivers: Float[Tensor, "n M"], senders: Float[Tensor, "m M"]
-) -> Float[Tensor, "h M M"]:
-    """Return ``Pᵀ K̂ P``, the sum of every block of the kernel, in ``O(n s)``.
-
-    Parts of opposite sign cancel, so these are no shares.
-
-    Args:
-        scores: Scores of one sequence.
-        receivers: Modality of the queries, from :func:`membership`.
-        senders: Modality of the keys.
-
-    Example:
-        >>> ones = torch.ones(1, 2, 1)
-        >>> signed_mass(CapturedScores(ones, ones, ones[:, 0]), torch.eye(2), torch.eye(2))
-        tensor([[[1., 1.],
-                 [1., 1.]]])
-    """
-    e = torch.einsum("na,hns->has", receivers, scores.e) * scores.lam[:, None]
-    return e @ torch.einsum("mc,hms->hcs", senders, scores.r).mT
 
 
 def block_energy(
@@ -84,30 +60,6 @@ def block_energy(
         found += torch.einsum("na,hnc->hac", receivers[rows], before + inside)
         gram += torch.einsum("mc,hms,hmt->hcst", member, keys, keys)
     return found
-
-
-def row_mass(
-    phi_q: Float[Tensor, "h n p"], phi_k: Float[Tensor, "h m p"], senders: Float[Tensor, "m M"]
-) -> Float[Tensor, "h n M"]:
-    """Return the share of every modality in every row of ``Φ_q Φ_kᵀ``, in ``O(n p M)``.
-
-    Args:
-        phi_q: Features of the queries; not negative.
-        phi_k: Features of the keys; not negative.
-        senders: Modality of the keys, from :func:`membership`.
-
-    Example:
-        >>> row_mass(torch.ones(1, 1, 1), torch.ones(1, 4, 1), torch.eye(4)[:, :2])
-        tensor([[[0.5000, 0.5000]]])
-    """
-    if bool((phi_q < 0).any()) or bool((phi_k < 0).any()):
-        raise ValueError(
-            "phi_q and phi_k must not have entries below zero: a signed kernel has no shares of "
-            "mass. Use block_energy instead."
-        )
-    mass = phi_q @ torch.einsum("hmp,mc->hpc", phi_k, senders)
-    total = mass.sum(-1, keepdim=True)
-    return mass / torch.where(total > 0, total, 1.0)
 
 
 class DirectionShares(NamedTuple):

@@ -1,28 +1,26 @@
 """From layers to sums of every sample: one layer at a time, rolled out, or through scores."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from primal_attention.analysis.flow.contribution import contribution_shares, split_scores
 from primal_attention.analysis.flow.layers import LayerReader, SignedWeightsError
-from primal_attention.analysis.flow.primal import block_energy, direction_shares
+from primal_attention.analysis.flow.primal import DirectionShares, block_energy, direction_shares
 from primal_attention.analysis.flow.result import PrimalFlow
 from primal_attention.analysis.flow.shares import (
     SampleFlow,
+    average_shares,
     expected_sums,
-    summarize,
     visible_counts,
 )
+from primal_attention.analysis.flow.sources import PrimalReading
 from primal_attention.attention import PrimalAttention, PrimalRelativeAttention
 from primal_attention.hosts import CapturedLayer
 
-__all__ = ["LayerReading", "PrimalReading", "read_layers", "read_primal", "rollout"]
-
-PrimalReading = Literal["energy", "contribution"]
+__all__ = ["LayerReading", "read_layers", "rollout"]
 
 
 class LayerReading(NamedTuple):
@@ -42,7 +40,7 @@ def read_layers(
     for reader in readers:
         layer = reader.layer
         if isinstance(layer.layer, PrimalAttention | PrimalRelativeAttention):
-            found.append(read_primal(reader, primal))
+            found.append(_read_primal(reader, primal))
         elif not layer.has_weights:
             kind = type(layer.layer).__name__
             notes.append(f"{layer.name} is left out: {kind} has neither weights nor scores.")
@@ -61,14 +59,7 @@ def _read_weights(reader: LayerReader, notes: list[str]) -> LayerReading:
         # approximations of attention may have weights below zero
         notes.append(f"{name} has weights below zero and is read by their energy.")
         weighting = "energy"
-        energy = LayerReader(
-            reader.layer,
-            reader.receivers,
-            reader.senders,
-            reader.count,
-            weighting,
-            reader.visibility,
-        )
+        energy = replace(reader, weighting=weighting)
         samples = [energy.sample(i) for i in range(len(reader.layer))]
     return LayerReading(name, samples, weighting)
 
@@ -103,53 +94,40 @@ def rollout(readers: Sequence[LayerReader]) -> list[LayerReading]:
 
 
 class _PrimalSample(NamedTuple):
-    energy: SampleFlow | None
-    contribution_e: SampleFlow | None
-    contribution_r: SampleFlow | None
-    sigma: Float[Tensor, "h s"] | None
-    alignment: Float[Tensor, "h s"] | None
-    alignment_chance: float
+    sides: list[SampleFlow]
+    """Contributions to the scores of the query side and of the key side."""
+    chance: float
+    """Alignment of directions that lie on all tokens equally."""
+    kernel: tuple[SampleFlow, DirectionShares] | None
+    """Energy and directions of the kernel; ``None`` where the layer is not one kernel."""
 
 
-def read_primal(reader: LayerReader, primal: PrimalReading) -> LayerReading:
+def _read_primal(reader: LayerReader, primal: PrimalReading) -> LayerReading:
     """Return the sums of a primal layer from its scores, and all that they tell."""
     samples = [_primal_sample(reader, i) for i in range(len(reader.layer))]
-    first = samples[0]
-    if primal == "energy" and first.energy is not None:
-        main, reading = [one.energy for one in samples], "energy of scores"
-    else:
-        main, reading = [_both_sides(one) for one in samples], "contribution to scores"
-    chosen = [one for one in main if one is not None]
-    if first.sigma is None or first.alignment is None:
-        sigma = alignment = share = None
-    else:
-        sigma = torch.stack([s.sigma for s in samples if s.sigma is not None]).mean(0)
-        alignment = torch.stack([s.alignment for s in samples if s.alignment is not None]).mean(0)
-        share = sum(map(_alignment_share, samples)) / len(samples)
-    chance = None if sigma is None else sum(s.alignment_chance for s in samples) / len(samples)
-    flows = [
-        None
-        if getattr(first, side) is None
-        else summarize([getattr(s, side) for s in samples]).flow
-        for side in ("energy", "contribution_e", "contribution_r")
+    by_side = list(zip(*(sample.sides for sample in samples), strict=True))
+    kernels = [sample.kernel for sample in samples if sample.kernel is not None]
+    side_e, side_r = (average_shares(side).flow for side in by_side)
+    flow = PrimalFlow(None, side_e, side_r, None, None, None, None, _note(reader.layer))
+    if kernels:
+        energies, directions = zip(*kernels, strict=True)
+        flow = flow._replace(
+            energy=average_shares(energies).flow,
+            sigma=torch.stack([found.sigma for found in directions]).mean(0),
+            alignment=torch.stack([found.alignment for found in directions]).mean(0),
+            alignment_share=sum(map(_alignment_share, directions)) / len(samples),
+            alignment_chance=sum(sample.chance for sample in samples) / len(samples),
+        )
+        if primal == "energy":
+            return LayerReading(reader.layer.name, list(energies), "energy of scores", flow)
+    both = [
+        SampleFlow((e.received + r.received) / 2, e.expected) for e, r in zip(*by_side, strict=True)
     ]
-    flow = PrimalFlow(
-        flows[0], flows[1], flows[2], sigma, alignment, share, chance, _note(reader.layer)
-    )
-    return LayerReading(reader.layer.name, chosen, reading, flow)
+    return LayerReading(reader.layer.name, both, "contribution to scores", flow)
 
 
-def _alignment_share(sample: _PrimalSample) -> float:
-    if sample.sigma is None or sample.alignment is None:
-        return 0.0
-    return float((sample.sigma * sample.alignment).sum() / sample.sigma.sum().clamp_min(1e-300))
-
-
-def _both_sides(sample: _PrimalSample) -> SampleFlow | None:
-    e, r = sample.contribution_e, sample.contribution_r
-    if e is None or r is None:
-        return None
-    return SampleFlow((e.received + r.received) / 2, e.expected)
+def _alignment_share(found: DirectionShares) -> float:
+    return float((found.sigma * found.alignment).sum() / found.sigma.sum().clamp_min(1e-300))
 
 
 def _note(layer: CapturedLayer) -> str:
@@ -166,14 +144,13 @@ def _primal_sample(reader: LayerReader, sequence: int) -> _PrimalSample:
     layer, own = reader.layer, reader.layer.layer
     receivers, senders = reader.received_by(sequence), reader.sent_by(sequence)
     counts = visible_counts(senders, len(receivers), is_causal=layer.is_causal)
-    energy = sigma = alignment = None
+    kernel = None
     if isinstance(own, PrimalAttention) and not (own.weights == "data" and layer.is_causal):
         scores = layer.scores(sequence)
         blocks = block_energy(scores, receivers, senders, is_causal=layer.is_causal)
         # chance is a kernel that is constant on the visible pairs
         energy = SampleFlow(blocks, expected_sums(receivers, counts, power=0))
-        directions = direction_shares(scores, receivers, senders)
-        sigma, alignment = directions.sigma, directions.alignment
+        kernel = energy, direction_shares(scores, receivers, senders)
     parts = split_scores(own, layer.real_inputs(sequence), senders, receivers)  # type: ignore[arg-type]
     expected = expected_sums(receivers, counts)
     sides = [
@@ -182,4 +159,4 @@ def _primal_sample(reader: LayerReader, sequence: int) -> _PrimalSample:
     ]
     share = [side.sum(0) / side.sum().clamp_min(1) for side in (receivers, senders)]
     chance = float(share[0].sum() * share[1].sum() - (share[0] * share[1]).sum())
-    return _PrimalSample(energy, sides[0], sides[1], sigma, alignment, chance)
+    return _PrimalSample(sides, chance, kernel)

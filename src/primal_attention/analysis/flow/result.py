@@ -1,14 +1,14 @@
 """What :func:`modality_flow` returns: numbers, words, pictures and a page."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.analysis.flow.ablation import BlindScore
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -146,7 +146,7 @@ class FlowResult(AnalysisResult):
             )
         return words
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return for each layer the share and lift of every direction, and IMF."""
         pairs = self.directions()
         header = [f"{self.names[a]} ← {self.names[c]}" for a, c in pairs]
@@ -244,7 +244,7 @@ class FlowResult(AnalysisResult):
             page.text(note)
         return page
 
-    def primal_table(self) -> tuple[list[str], list[list[Any]]]:
+    def primal_table(self) -> Table:
         """Return for each primal layer how much crosses, by energy, contribution and spectrum."""
         rows = []
         for name, one in zip(self.layers, self.primal, strict=True):
@@ -270,7 +270,7 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _plain(one: PrimalFlow) -> dict[str, Any]:
+def _plain(one: PrimalFlow) -> dict[str, object]:
     return {
         name: value.tolist() if isinstance(value, Tensor) else value
         for name, value in one._asdict().items()

@@ -22,9 +22,9 @@ from torch import Tensor
 __all__ = [
     "LayerFlow",
     "SampleFlow",
+    "average_shares",
     "expected_sums",
     "membership",
-    "summarize",
     "visible_counts",
 ]
 
@@ -90,14 +90,14 @@ def expected_sums(
     return receivers.T @ (counts / total**power)
 
 
-def summarize(samples: Sequence[SampleFlow]) -> LayerFlow:
+def average_shares(samples: Sequence[SampleFlow]) -> LayerFlow:
     """Return the shares of a layer, averaged over samples after normalising each.
 
     A sample without tokens of a modality does not count for its row. So nothing is divided by zero.
 
     Example:
         >>> one = SampleFlow(torch.eye(2)[None].double(), torch.full((2, 2), 0.5).double())
-        >>> summarize([one]).lift
+        >>> average_shares([one]).lift
         tensor([[2., 0.],
                 [0., 2.]], dtype=torch.float64)
     """

@@ -1,9 +1,9 @@
 """Where layers and modalities come from: given tensors, or a model and a batch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Int
@@ -22,11 +22,49 @@ from primal_attention.analysis.flow.adapters import (
     special_token_ids,
 )
 from primal_attention.analysis.flow.coattention import CoAttention
-from primal_attention.analysis.flow.gradient import relevance_layers
+from primal_attention.analysis.flow.gradient import OutputLoss, relevance_layers
 from primal_attention.analysis.flow.layers import GivenLayer, Weighting
 from primal_attention.hosts import Batch, CapturedLayer, Layers, capture
 
-__all__ = ["blind_layout", "given_layout", "model_layout"]
+__all__ = ["FlowDetails", "PrimalReading", "blind_layout", "given_layout", "model_layout"]
+
+PrimalReading = Literal["energy", "contribution"]
+
+
+@dataclass(frozen=True)
+class FlowDetails:
+    """What :func:`modality_flow` is rarely asked: blind scores, gradients, parts of a model.
+
+    Example:
+        >>> FlowDetails(labels=torch.tensor([0, 1]), ablate="shuffle").primal
+        'energy'
+    """
+
+    labels: Tensor | None = None
+    """Labels of the samples or tokens, for blind scores; by default those of the batch."""
+    score: ScoreFunction | None = None
+    """From output and batch to a number, larger is better, for blind scores without labels."""
+    ablate: Ablation | None = "zeros"
+    """For blind scores, replace a modality by ``"zeros"``, or by that of another sample
+    (``"shuffle"``); ``None`` measures none."""
+    loss: OutputLoss | None = None
+    """From the output of a model to the number to explain, for ``weighting="gradient"``; by default
+    the largest logit."""
+    gradients: Sequence[Tensor] | None = None
+    """Gradients of given attentions, for ``weighting="gradient"``."""
+    layers: Layers = "all"
+    """Which layers of a model, as for :func:`~primal_attention.hosts.capture`."""
+    primal: PrimalReading = "energy"
+    """What ``flow`` shows of primal layers: the energy of their kernel, or the contribution of each
+    modality to their scores."""
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("primal", get_args(PrimalReading)),
+            ("ablate", (*get_args(Ablation), None)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {getattr(self, name)!r}.")
 
 
 def model_layout(
@@ -36,13 +74,12 @@ def model_layout(
     keep: Tensor | None,
     special: Tensor | Sequence[int] | None,
     weighting: Weighting,
-    layers: Layers,
-    loss: Callable[[Any], Tensor] | None,
+    details: FlowDetails,
 ) -> Layout:
     """Return the modalities of a model's tokens, and the layers in which they meet."""
     if batch is None:
         raise ValueError("A model needs a batch; call modality_flow(model, batch).")
-    captured = partial(capture, model, batch, layers=layers)
+    captured = partial(capture, model, batch, layers=details.layers)
     if isinstance(ids, Tensor):
         layout = _layout_from_ids(ids, captured())
     else:
@@ -66,7 +103,7 @@ def model_layout(
         layout = replace(layout, special=special.bool().expand(layout.ids.shape))
     if weighting == "gradient" and not layout.separate:
         _refuse_blocks(layout)
-        layout = replace(layout, layers=relevance_layers(model, batch, layout.layers, loss))
+        layout = replace(layout, layers=relevance_layers(model, batch, layout.layers, details.loss))
     return layout
 
 
@@ -114,14 +151,12 @@ def blind_layout(
     model: nn.Module,
     batch: Batch | None,
     layout: Layout,
-    ablate: Ablation | None,
-    labels: Tensor | None,
-    score: ScoreFunction | None,
+    details: FlowDetails,
 ) -> list[BlindScore]:
     """Return the blind scores of a model, if there is something to score."""
     has_labels = isinstance(batch, Mapping) and batch.get("labels") is not None
-    is_scored = labels is not None or score is not None or has_labels
-    if batch is None or ablate is None or not is_scored:
+    is_scored = has_labels or details.labels is not None or details.score is not None
+    if batch is None or details.ablate is None or not is_scored:
         return []
     ids = layout.ids
     if layout.special is not None:
@@ -131,10 +166,10 @@ def blind_layout(
         batch,
         ids,
         layout.names,
-        how=ablate,
+        how=details.ablate,
         inputs=layout.inputs,
-        labels=labels,
-        score=score,
+        labels=details.labels,
+        score=details.score,
         is_causal=any(layer.is_causal for layer in layout.layers),
     )
 
@@ -149,9 +184,9 @@ def _refuse_blocks(layout: Layout) -> None:
 
 def given_layout(
     source: Sequence[Tensor] | Tensor,
-    ids: Any,
+    ids: object,
     keep: Tensor | None,
-    special: Any,
+    special: object,
     weighting: Weighting,
     gradients: Sequence[Tensor] | None,
 ) -> Layout:
@@ -180,13 +215,12 @@ def given_layout(
                 f"attentions[{i}] has {n} queries and {m} keys, but modality_ids has "
                 f"{ids.shape[1]} tokens; give one id for each key."
             )
-        options: Any = {"query_keep": keep[:, m - n :], "name": f"layer {i + 1}"}
-        layer = GivenLayer(weights, keep, **options)
-        layer.is_causal = layer.is_triangular()
+        given = partial(GivenLayer, keep=keep, query_keep=keep[:, m - n :], name=f"layer {i + 1}")
+        layer = given(weights)
+        # relevance has zeros of its own, so the order is read from the weights
+        layer.is_causal = is_causal = layer.is_triangular()
         if gradients is not None and weighting == "gradient":
-            relevance = (weights * gradients[i]).clamp_min(0)
-            relevant = GivenLayer(relevance, keep, is_causal=layer.is_causal, **options)
-            layer = relevant
+            layer = given((weights * gradients[i]).clamp_min(0), is_causal=is_causal)
         layers.append(layer)
     layout = Layout(_default_names(ids), ids, layers)
     if special is None:
@@ -199,7 +233,7 @@ def given_layout(
     return replace(layout, special=special.expand(ids.shape))
 
 
-def _checked_ids(ids: Any, b: int) -> Int[Tensor, "b n"]:
+def _checked_ids(ids: object, b: int) -> Int[Tensor, "b n"]:
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.ndim not in (1, 2):
         raise ValueError(
             f"modality_ids must be an integer tensor [b n] or [n], got {type(ids).__name__}; give "

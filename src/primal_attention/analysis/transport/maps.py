@@ -12,23 +12,22 @@ sequence have one context, so within a sequence a layer is one map from its inpu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from primal_attention.analysis.options import TransportOptions
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.analysis.transport.metrics import (
     MapMetrics,
     PathMetrics,
     RootMetrics,
-    gaussian_distance,
     map_metrics,
     path_metrics,
     root_metrics,
 )
-from primal_attention.analysis.transport.plots import plot_map, plot_metrics, plot_paths
+from primal_attention.analysis.transport.plots import evenly, plot_map, plot_metrics, plot_paths
 from primal_attention.analysis.transport.recorder import (
     PathResult,
     TransportRecorder,
@@ -36,7 +35,8 @@ from primal_attention.analysis.transport.recorder import (
 )
 from primal_attention.attention import Attention
 from primal_attention.functional.transport import monge_gap
-from primal_attention.hosts import Batch, batch_arguments
+from primal_attention.hosts import Batch, LayerInputs, ModuleCall, batch_arguments
+from primal_attention.hosts.recording import first_tensor, watch_modules
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import plot_dots
 from primal_attention.support.output import to_json
@@ -51,7 +51,6 @@ __all__ = [
     "TransportRecorder",
     "TransportResult",
     "analyze_transport",
-    "gaussian_distance",
     "layer_transport",
     "map_metrics",
     "monge_gap",
@@ -88,7 +87,7 @@ def layer_transport(
     Optimal maps are computed within each sequence. Padding is left out.
 
     Args:
-        model: Any module with layers of :class:`~primal_attention.attention.Attention` inside.
+        model: A module with layers of :class:`~primal_attention.attention.Attention` inside.
         batch: Inputs of the model.
         sequences: Number of sequences of the batch to measure.
         tokens: Largest number of tokens of a sequence, evenly spaced.
@@ -103,7 +102,8 @@ def layer_transport(
     args, kwargs = batch_arguments(batch, sequences)
     found = []
     for name, (x, y, keep) in _layer_maps(model, args, kwargs).items():
-        picked = [_evenly(row.nonzero().flatten(), tokens) for row in keep]
+        real = [row.nonzero().flatten() for row in keep]
+        picked = [slots[evenly(len(slots), tokens)] for slots in real]
         # a sequence with one token moves it optimally, and says nothing
         used = [(i, chosen) for i, chosen in enumerate(picked) if len(chosen) > 1]
         if not used:
@@ -117,39 +117,22 @@ def layer_transport(
     return found
 
 
-def _evenly(slots: Tensor, count: int) -> Tensor:
-    count = min(len(slots), count)
-    return slots[torch.arange(count) * len(slots) // max(count, 1)]
-
-
 def _layer_maps(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """Return input, output and mask of real tokens of every attention layer."""
     found: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def hook(name: str) -> Any:
-        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
-            x = args[0] if args else kwargs["x"]
-            context = args[1] if len(args) > 1 else kwargs.get("context")
-            mask = kwargs.get("key_mask") if context is None else None
-            real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
-            y = y[0] if isinstance(y, tuple) else y
-            found[name] = x.double().cpu(), y.double().cpu(), real
+    def keep(name: str, call: ModuleCall) -> None:
+        inputs = LayerInputs.of_call(call.args, call.kwargs)
+        mask = inputs.key_mask if inputs.context is None else None
+        x, y = inputs.x, first_tensor(call.output)
+        real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
+        found[name] = x.double().cpu(), y.double().cpu(), real
 
-        return keep
-
-    handles = [
-        layer.register_forward_hook(hook(name), with_kwargs=True)
-        for name, layer in model.named_modules()
-        if isinstance(layer, Attention)
-    ]
-    try:
-        with eval_mode(model):
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
+    with eval_mode(model), watch_modules(layers, leave=keep):
+        model(*args, **kwargs)
     return found
 
 
@@ -182,10 +165,10 @@ class TransportResult(AnalysisResult):
             )
         return words
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return cost, gap, optimality, matching and spread of each layer."""
         header = ["layer", *_COLUMNS, "optimality with residual", "matching with residual"]
-        rows: list[list[Any]] = []
+        rows = []
         for layer in self.layers:
             numbers = [getattr(layer.plain, name) for name in _COLUMNS]
             numbers += [layer.residual.optimality, layer.residual.matching]
@@ -257,13 +240,8 @@ def analyze_transport(
     if not batches:
         raise ValueError("batches is empty; the analysis transport needs one batch.")
     warn_of_narrow_norms(model)
-    layers = layer_transport(
-        model,
-        batches[0],
-        sequences=options.sequences,
-        tokens=options.tokens,
-        p=options.p,
-    )
+    sizes = {"sequences": options.sequences, "tokens": options.tokens}
+    layers = layer_transport(model, batches[0], **sizes, p=options.p)
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no attention layer with two tokens or more; use a model "

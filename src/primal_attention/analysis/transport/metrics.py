@@ -16,7 +16,6 @@ divides a root of a sum of squares by a sum of lengths, so straight paths have a
 """
 
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,7 +25,6 @@ from torch import Tensor
 from primal_attention.functional.transport import (
     EXACT_UP_TO,
     cost_matrix,
-    gaussian_wasserstein,
     optimal_assignment,
     pair_costs,
     sinkhorn,
@@ -38,7 +36,6 @@ __all__ = [
     "PathMetrics",
     "RootMetrics",
     "Scope",
-    "gaussian_distance",
     "map_metrics",
     "path_metrics",
     "root_metrics",
@@ -180,6 +177,7 @@ def _exact(x: Tensor, y: Tensor, p: Literal[1, 2]) -> tuple[float, float]:
 
 def _entropic(x: Tensor, y: Tensor, p: Literal[1, 2], epsilon: float) -> tuple[float, float]:
     plan = sinkhorn(cost_matrix(x, y, p), epsilon=epsilon).plan
+    # an entropic plan splits points: the largest share tells where one goes
     matched = (plan.argmax(1) == torch.arange(len(x), device=x.device)).sum()
     return len(x) * float(sinkhorn_divergence(x, y, p=p, epsilon=epsilon)), float(matched)
 
@@ -277,19 +275,3 @@ def root_metrics(
         _ratio(transport, distance),
         _ratio(distance, length),
     )
-
-
-def gaussian_distance(means: Float[Tensor, "k d"], covariances: Float[Tensor, "k d d"]) -> float:
-    """Return the mean over pairs of classes of ``W_2`` between their Gaussians.
-
-    Example:
-        >>> gaussian_distance(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.eye(2).expand(2, 2, 2))
-        5.0
-    """
-    pairs = list(combinations(range(len(means)), 2))
-    if not pairs:
-        raise ValueError(f"means must have at least two classes, got {len(means)}.")
-    squares = [
-        gaussian_wasserstein(means[i], covariances[i], means[j], covariances[j]) for i, j in pairs
-    ]
-    return float(torch.stack(squares).clamp_min(0).sqrt().mean())

@@ -1,7 +1,7 @@
 """Pictures of moving points: paths, the map beside the optimal one, numbers over epochs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,10 @@ from primal_attention.functional.transport import cost_matrix, optimal_assignmen
 from primal_attention.report.plots import COLORS, panel_layout, plot_curves
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_map", "plot_metrics", "plot_paths"]
+__all__ = ["evenly", "plot_map", "plot_metrics", "plot_paths"]
 
 
 def plot_paths(
@@ -34,7 +35,7 @@ def plot_paths(
     """
     from matplotlib import pyplot as plt
 
-    shown = _evenly(positions.shape[1], max_points)
+    shown = evenly(positions.shape[1], max_points)
     places = _plane(positions.detach().double())[:, shown]
     colors = _colors(labels, shown)
     figure, axis = plt.subplots(figsize=(6, 5), layout=panel_layout())
@@ -67,7 +68,7 @@ def plot_map(
     """
     from matplotlib import pyplot as plt
 
-    shown = _evenly(len(start), max_points)
+    shown = evenly(len(start), max_points)
     start, end = start.detach().double()[shown], end.detach().double()[shown]
     order = optimal_assignment(cost_matrix(start, end))
     places = _plane(torch.stack([start, end]))
@@ -126,9 +127,10 @@ def _plane(positions: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n two"]:
     return centred @ vt[:2].T
 
 
-def _evenly(n: int, count: int) -> Int[Tensor, " k"]:
+def evenly(n: int, count: int) -> Int[Tensor, " k"]:
+    """Return at most ``count`` indices, evenly spaced among ``n``."""
     count = min(n, count)
-    return torch.arange(count) * n // count
+    return torch.arange(count) * n // max(count, 1)
 
 
 def _colors(labels: Tensor | None, shown: Tensor) -> list[str]:
@@ -138,6 +140,6 @@ def _colors(labels: Tensor | None, shown: Tensor) -> list[str]:
     return [COLORS[c % len(COLORS)] for c in classes.tolist()]
 
 
-def _finish(axis: Any, title: str) -> None:
+def _finish(axis: "Axes", title: str) -> None:
     axis.set(title=title, aspect="equal")
     axis.grid(alpha=0.25)

@@ -3,13 +3,13 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.registry import AnalysisResult
+from primal_attention.analysis.registry import AnalysisResult, Table
 from primal_attention.analysis.transport.metrics import (
     PathMetrics,
     RootMetrics,
@@ -20,7 +20,8 @@ from primal_attention.analysis.transport.metrics import (
 from primal_attention.analysis.transport.plots import plot_map, plot_metrics, plot_paths
 from primal_attention.attention import Attention
 from primal_attention.functional.precision import accumulator
-from primal_attention.hosts import Batch, batch_arguments
+from primal_attention.hosts import Batch, ModuleCall, batch_arguments
+from primal_attention.hosts.recording import first_tensor, watch_modules
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 from primal_attention.training.evaluation import eval_mode
@@ -116,7 +117,7 @@ class TransportRecorder:
         if self.epoch % self.every == 0:
             self._store()
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: object) -> None:
         """Record; so that ``fit(..., on_epoch=recorder)`` works."""
         self.record()
 
@@ -164,25 +165,22 @@ class TransportRecorder:
         """Return input and end of all tokens, and which tokens are real."""
         seen: dict[str, Tensor] = {}
 
-        def keep_input(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen["start"] = args[0] if args else kwargs["x"]
-            if kwargs.get("key_mask") is not None and kwargs.get("context") is None:
-                seen["mask"] = kwargs["key_mask"]
+        def enter(part: str, call: ModuleCall) -> None:
+            if part == "start":
+                seen["start"] = call.args[0] if call.args else call.kwargs["x"]
+                if call.kwargs.get("key_mask") is not None and call.kwargs.get("context") is None:
+                    seen["mask"] = call.kwargs["key_mask"]
 
-        def keep_output(_: nn.Module, args: Any, output: Any) -> None:
-            seen["end"] = output[0] if isinstance(output, tuple) else output
+        def leave(part: str, call: ModuleCall) -> None:
+            if part == "end":
+                seen["end"] = first_tensor(call.output)
 
-        hooks = [
-            self.module.register_forward_pre_hook(keep_input, with_kwargs=True),
-            self.branch.register_forward_hook(keep_output),
-        ]
-        try:
-            args, kwargs = batch_arguments(self.batch)
-            with eval_mode(self.model):
-                self.model(*args, **kwargs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        args, kwargs = batch_arguments(self.batch)
+        watched = watch_modules(
+            {"start": self.module, "end": self.branch}, enter=enter, leave=leave
+        )
+        with eval_mode(self.model), watched:
+            self.model(*args, **kwargs)
         if "start" not in seen or "end" not in seen:
             raise ValueError(
                 f"The model did not call {type(self.module).__name__} on the batch; give a module "
@@ -214,6 +212,7 @@ class _CommonSpace(NamedTuple):
     def fit(cls, x: Float[Tensor, "n a"], y: Float[Tensor, "n b"]) -> "_CommonSpace":
         """Return the loadings of the principal components of ``[x, y]``, for each part."""
         parts = [(t.mean(0), t - t.mean(0)) for t in (x, y)]
+        # each part in units of its own size: the larger one would take all components
         sizes = [float(centred.square().sum(1).mean().sqrt()) or 1.0 for _, centred in parts]
         joined = torch.cat([c / s for (_, c), s in zip(parts, sizes, strict=True)], dim=1)
         _, _, vt = torch.linalg.svd(joined, full_matrices=False)
@@ -314,7 +313,7 @@ class PathResult(AnalysisResult):
             f"{last.efficiency:.2f}, where straight ones have 1."
         )
 
-    def table(self) -> tuple[list[str], list[list[Any]]]:
+    def table(self) -> Table:
         """Return the numbers of each recorded epoch."""
         header = [name.replace("_", " ") for name in PathMetrics._fields]
         return header, [[row.epoch, *(f"{value:.4g}" for value in row[1:])] for row in self.rows]

@@ -264,14 +264,13 @@ def _retrieval(model: VisualParser, scenes: Scenes, visual: Tensor) -> dict[str,
 
 def _flow(model: VisualParser, pixels: Tensor, ids: Tensor) -> dict[str, Any]:
     """Return lifts of attention by layer, in both directions, and the plain IMF."""
-    from primal_attention.analysis.flow import modality_flow
+    from primal_attention.analysis.flow import FlowDetails, modality_flow
 
     batch = {"pixel_values": pixels[:200], "input_ids": ids[:200]}
-    found = modality_flow(
-        model, batch, model.modality_ids(batch), special_ids=model.special_mask(batch), ablate=None
-    )
+    ids, mask, bare = model.modality_ids(batch), model.special_mask(batch), FlowDetails(ablate=None)
+    found = modality_flow(model, batch, ids, special_ids=mask, details=bare)
     text, image = found.names.index("text"), found.names.index("image")
-    plain = modality_flow(model, batch, model.modality_ids(batch), special="text", ablate=None)
+    plain = modality_flow(model, batch, ids, special="text", details=bare)
     return {
         "text from image": _rounded(found.lift[:, text, image]),
         "image from text": _rounded(found.lift[:, image, text]),
