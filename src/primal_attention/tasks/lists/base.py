@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.support.command import needs
@@ -68,9 +69,9 @@ class BaseReranker(BaseEstimator):  # type: ignore[misc]
 
     def rerank(
         self,
-        xq: Any,
-        xb: Any,
-        ids: Any,
+        xq: object,
+        xb: object,
+        ids: object,
         *,
         candidates: int | None = None,
         blend: float = 0.0,
@@ -122,8 +123,13 @@ class BaseReranker(BaseEstimator):  # type: ignore[misc]
 
     @torch.no_grad()
     def _rerank_block(
-        self, queries: Tensor, gallery: Gallery, ids: Any, blend: float, max_memory: int
-    ) -> tuple[Any, Any]:
+        self,
+        queries: Tensor,
+        gallery: Gallery,
+        ids: NDArray[np.int64],
+        blend: float,
+        max_memory: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the new order of the candidates of some lists, and their scores in it."""
         items = gallery.take(ids)
         if items.shape[-1] != queries.shape[1]:
@@ -136,7 +142,9 @@ class BaseReranker(BaseEstimator):  # type: ignore[misc]
         return ordered(scores, lists.first_scores, lists.keep, blend)
 
 
-def ordered(scores: Tensor, first: Tensor, keep: Tensor, blend: float) -> tuple[Any, Any]:
+def ordered(
+    scores: Tensor, first: Tensor, keep: Tensor, blend: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the order of candidates and their scores in it; empty slots are last."""
     if not torch.where(keep, scores, 0.0).isfinite().all():
         raise ValueError(
@@ -160,7 +168,7 @@ def _standardise(scores: Tensor, keep: Tensor) -> Tensor:
     return centred / spread.clamp_min(1e-12)
 
 
-def _empty_last(ids: Any) -> Any:
+def _empty_last(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the lists with empty slots behind all results, which keep their order."""
     order = np.argsort(ids < 0, axis=1, kind="stable")
     return np.take_along_axis(ids, order, 1)

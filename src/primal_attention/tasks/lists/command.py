@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,6 +14,9 @@ from primal_attention.support.settings import parse
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from primal_attention.tasks.lists.base import Reranked
+    from primal_attention.tasks.lists.report import Change
 
 __all__ = ["main"]
 
@@ -166,7 +169,7 @@ _ALLOWED = {
 """What every array holds, the kinds of numpy types, its shape, and what it means to be empty."""
 
 
-def _check(name: str, array: Any) -> None:
+def _check(name: str, array: "np.ndarray") -> None:
     import numpy as np
 
     words, kinds, shape, empty = _ALLOWED[name]
@@ -188,7 +191,9 @@ def _check(name: str, array: Any) -> None:
             )
 
 
-def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: bool) -> Any:
+def _search(
+    queries: object, gallery: object, results: int, is_self: bool, normalize: bool
+) -> "np.ndarray":
     """Return the exact search by cosine; an item does not find itself."""
     import numpy as np
 
@@ -207,7 +212,7 @@ def _search(queries: Any, gallery: Any, results: int, is_self: bool, normalize: 
     return np.concatenate(found) if found else np.zeros((0, 0), dtype=np.int64)
 
 
-def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:
+def _relevant(arrays: "dict[str, np.ndarray]", is_self: bool) -> "Sequence[np.ndarray] | None":
     """Return the relevant items of each query, if groups are known."""
     import numpy as np
 
@@ -227,7 +232,7 @@ def _relevant(arrays: dict[str, Any], is_self: bool) -> Sequence[Any] | None:
     return [row[row != i] for i, row in enumerate(found)] if is_self else found
 
 
-def _print_revisited(path: Path, before: Any, after: Any, items: int) -> None:
+def _print_revisited(path: Path, before: "np.ndarray", after: "np.ndarray", items: int) -> None:
     from primal_attention.tasks.lists import evaluate_revisited
 
     content = read_json(path, object)
@@ -249,7 +254,7 @@ def _print_revisited(path: Path, before: Any, after: Any, items: int) -> None:
         print(f"{setting}: mAP {old[setting].map:.2f} before, {scores.map:.2f} after")
 
 
-def _write(path: Path, found: Any) -> None:
+def _write(path: Path, found: "Reranked") -> None:
     import io
 
     import numpy as np
@@ -259,7 +264,7 @@ def _write(path: Path, found: Any) -> None:
     write_atomically(path, content.getvalue())
 
 
-def _write_page(options: RerankCommand, change: Any, gallery: Any, is_self: bool) -> None:
+def _write_page(options: RerankCommand, change: "Change", gallery: object, is_self: bool) -> None:
     from primal_attention.tasks.lists.report import report_page
 
     if options.report is None:

@@ -3,16 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator, check_fit
 from primal_attention.tasks.lists.affinity import affinities_of_cosines
 from primal_attention.tasks.lists.base import BaseReranker, Lists, Reranked, ordered
@@ -103,7 +105,7 @@ class Reranker(SavedEstimator, BaseReranker):
         self.verbose = verbose
 
     def fit(
-        self, X: Any, y: Any, *, normalize: bool = False, time_limit: float | None = None
+        self, X: object, y: object, *, normalize: bool = False, time_limit: float | None = None
     ) -> Self:
         """Train on items of known groups: the members of a group are relevant to each other.
 
@@ -125,10 +127,10 @@ class Reranker(SavedEstimator, BaseReranker):
 
     def fit_lists(
         self,
-        xq: Any,
-        xb: Any,
-        ids: Any,
-        relevance: Any,
+        xq: object,
+        xb: object,
+        ids: object,
+        relevance: object,
         *,
         normalize: bool = False,
         time_limit: float | None = None,
@@ -148,7 +150,9 @@ class Reranker(SavedEstimator, BaseReranker):
         data = GivenLists(xq, xb, ids, relevance, options.candidates, normalize)
         return self._train(data, options, time_limit)
 
-    def fit_sets(self, sets: Sequence[tuple[Any, Any]], *, time_limit: float | None = None) -> Self:
+    def fit_sets(
+        self, sets: Sequence[tuple[object, object]], *, time_limit: float | None = None
+    ) -> Self:
         """Train on several sets of vectors and groups; each item is searched in its own set.
 
         Args:
@@ -179,8 +183,7 @@ class Reranker(SavedEstimator, BaseReranker):
             anchors=options.anchors,
             input=options.input,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with isolated(seed):
             model = ContextEncoder(config)
         training = TrainingConfig(
             epochs=self.max_epochs,
@@ -210,8 +213,13 @@ class Reranker(SavedEstimator, BaseReranker):
 
     @torch.no_grad()
     def _rerank_block(
-        self, queries: Tensor, gallery: Gallery, ids: Any, blend: float, max_memory: int
-    ) -> tuple[Any, Any]:
+        self,
+        queries: Tensor,
+        gallery: Gallery,
+        ids: NDArray[np.int64],
+        blend: float,
+        max_memory: int,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Read lists that are larger than ``max_memory`` in blocks."""
         width = queries.shape[1]
         if 4 * ids.size * width <= max_memory or self._fitted().config.attention == "softmax":
@@ -227,7 +235,12 @@ class Reranker(SavedEstimator, BaseReranker):
         return ordered(scores, first, torch.from_numpy(ids >= 0), blend)
 
     def _blocks(
-        self, query: Tensor, gallery: Gallery, ids: Any, size: int, cosines: list[Tensor]
+        self,
+        query: Tensor,
+        gallery: Gallery,
+        ids: NDArray[np.int64],
+        size: int,
+        cosines: list[Tensor],
     ) -> Iterator[Tensor]:
         """Yield query and candidates in blocks; their cosines with the query are appended."""
         for start in range(0, max(len(ids), 1), size):
@@ -237,7 +250,7 @@ class Reranker(SavedEstimator, BaseReranker):
             yield block
 
     @torch.no_grad()
-    def rerank_affinity(self, a: Any, keep: Any = None) -> Reranked:
+    def rerank_affinity(self, a: object, keep: object = None) -> Reranked:
         """Return the order of candidates of which only similarities are known.
 
         Args:
@@ -280,7 +293,7 @@ class Reranker(SavedEstimator, BaseReranker):
         order, values = ordered(scores, scores, kept[:, 1:], 0.0)
         return Reranked(np.where(np.isneginf(values), -1, order), values)
 
-    def score(self, xq: Any, xb: Any, ids: Any, relevant: Sequence[Any]) -> float:
+    def score(self, xq: object, xb: object, ids: object, relevant: Sequence[ArrayLike]) -> float:
         """Return the mean average precision after re-ranking."""
         return mean_average_precision(self.rerank(xq, xb, ids).ids, relevant)
 

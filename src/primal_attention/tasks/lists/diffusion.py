@@ -173,7 +173,7 @@ class DiffusionReranker(BaseReranker):
         self.alpha = alpha
         self.scope = scope
 
-    def rerank(self, xq: Any, xb: Any, ids: Any, **options: Any) -> Reranked:
+    def rerank(self, xq: object, xb: object, ids: object, **options: Any) -> Reranked:
         """Return the results of a search in a better order; see :meth:`BaseReranker.rerank`."""
         if self.scope == "list":
             return super().rerank(xq, xb, ids, **options)

@@ -29,7 +29,7 @@ class Gallery:
                  [0., 0., 0.]]])
     """
 
-    def __init__(self, source: Any, *, normalize: bool = False) -> None:
+    def __init__(self, source: object, *, normalize: bool = False) -> None:
         self.normalize = normalize
         self._read, self.size = _reader(source)
 
@@ -88,7 +88,7 @@ def _reader(source: Any) -> tuple[Callable[[NDArray[np.int64]], Any], int | None
     return lambda ids: source[ids], len(source)
 
 
-def as_vectors(x: Any, name: str, normalize: bool) -> Float[Tensor, "n d"]:
+def as_vectors(x: object, name: str, normalize: bool) -> Float[Tensor, "n d"]:
     """Return finite unit vectors as a tensor in float32.
 
     Example:
@@ -115,7 +115,7 @@ def as_vectors(x: Any, name: str, normalize: bool) -> Float[Tensor, "n d"]:
     return vectors
 
 
-def _real_numbers(x: Any, name: str) -> Tensor:
+def _real_numbers(x: object, name: str) -> Tensor:
     """Return numbers as a tensor; float64 stays, because float32 may not hold its values."""
     if isinstance(x, Tensor):
         if x.is_complex():

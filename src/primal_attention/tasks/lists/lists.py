@@ -1,7 +1,6 @@
 """Lists to train a re-ranker on."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ class TrainingLists(Dataset[dict[str, Tensor]]):
         tensor([1, 1, 0])
     """
 
-    def __init__(self, sets: Sequence[tuple[Any, Any]], candidates: int) -> None:
+    def __init__(self, sets: Sequence[tuple[object, object]], candidates: int) -> None:
         prepared = [(as_vectors(x, "X", False), np.asarray(y)) for x, y in sets]
         self._width = max(x.shape[1] for x, _ in prepared)
         self._sets = [
@@ -64,7 +63,13 @@ class GivenLists(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(
-        self, xq: Any, xb: Any, ids: Any, relevance: Any, candidates: int, normalize: bool
+        self,
+        xq: object,
+        xb: object,
+        ids: object,
+        relevance: object,
+        candidates: int,
+        normalize: bool,
     ) -> None:
         self._queries, found = as_vectors(xq, "xq", normalize), check_ids(ids)
         relevant = np.asarray(relevance)

@@ -8,7 +8,7 @@ scikit-learn computes. (Radenovic et al., CVPR 2018.)
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -202,7 +202,7 @@ def evaluate_revisited(
     return result
 
 
-def _check_truth(truth: Any, query: int) -> dict[str, NDArray[np.int64]]:
+def _check_truth(truth: object, query: int) -> dict[str, NDArray[np.int64]]:
     """Return the ids of a query's ground truth as arrays."""
     keys = ("easy", "hard", "junk")
     if not isinstance(truth, Mapping):

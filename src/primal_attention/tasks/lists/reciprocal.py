@@ -5,7 +5,7 @@ their own, with weights ``exp(-distance)`` and averaged over its nearest items. 
 a mix of the Jaccard distance between the codes and the first distance. (Zhong et al., CVPR 2017.)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from primal_attention.tasks.lists.base import BaseReranker, Lists, pairwise_neighbours
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 __all__ = ["KReciprocal"]
 
@@ -66,7 +69,7 @@ class KReciprocal(BaseReranker):
         jaccard = 1 - shared / (2 - shared)
         return (1 - self.weight) * jaccard + self.weight * first / largest
 
-    def _codes(self, near: NDArray[np.int64], distance: NDArray[np.float64]) -> Any:
+    def _codes(self, near: NDArray[np.int64], distance: NDArray[np.float64]) -> "csr_matrix":
         """Return the codes as a sparse matrix [n n] with rows of sum one."""
         from scipy import sparse
 
@@ -106,7 +109,7 @@ class KReciprocal(BaseReranker):
         return (mean @ weights).tocsr()
 
 
-def _mutual(near: NDArray[np.int64], n: int) -> Any:
+def _mutual(near: NDArray[np.int64], n: int) -> "csr_matrix":
     """Return the matrix of mutual neighbours, each item its own."""
     from scipy import sparse
 
@@ -116,7 +119,7 @@ def _mutual(near: NDArray[np.int64], n: int) -> Any:
     return links.multiply(links.T).tocsr()
 
 
-def _repeat(row: Any, count: int) -> Any:
+def _repeat(row: "csr_matrix", count: int) -> "csr_matrix":
     from scipy import sparse
 
     return sparse.csr_matrix(np.ones((count, 1))) @ row

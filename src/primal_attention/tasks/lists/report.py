@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.support.command import UserError
 from primal_attention.support.files.images import ImageError, read_image
@@ -14,6 +14,8 @@ from primal_attention.tasks.lists.metrics import average_precision
 from primal_attention.tasks.lists.showing import plot_gains, plot_list_spectrum
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from primal_attention.report import Report
 
 __all__ = ["Change", "compare_lists", "list_spectrum", "precisions", "report_page"]
@@ -62,7 +64,7 @@ class Change(NamedTuple):
 def compare_lists(
     before: NDArray[np.int64],
     after: NDArray[np.int64],
-    relevant: Sequence[Any] | None = None,
+    relevant: Sequence[ArrayLike] | None = None,
 ) -> Change:
     """Return how much lists changed, and their average precision.
 
@@ -89,7 +91,7 @@ def compare_lists(
     return Change(before, after, moved, *(precisions(ids, relevant) for ids in (before, after)))
 
 
-def precisions(ids: NDArray[np.int64], relevant: Sequence[Any]) -> NDArray[np.float64]:
+def precisions(ids: NDArray[np.int64], relevant: Sequence[ArrayLike]) -> NDArray[np.float64]:
     """Return the average precision of each list; NaN for a query without relevant items.
 
     Example:
@@ -122,7 +124,7 @@ def list_spectrum(x: NDArray[np.float32]) -> tuple[NDArray[np.float64], float]:
 
 def report_page(
     change: Change,
-    xb: Any,
+    xb: object,
     *,
     title: str,
     method: str,
@@ -163,7 +165,7 @@ def report_page(
     return report
 
 
-def _show_spectra(report: "Report", change: Change, xb: Any) -> None:
+def _show_spectra(report: "Report", change: Change, xb: object) -> None:
     """Add the spectra of the cosines of some lists."""
     gallery = Gallery(xb, normalize=True)
     step = max(1, -(-len(change.before) // _SPECTRA))
@@ -209,7 +211,7 @@ def _show_lists(
         )
 
 
-def _sheet(change: Change, i: int, images: str, query_images: str | None) -> Any:
+def _sheet(change: Change, i: int, images: str, query_images: str | None) -> "Figure":
     """Return the pictures of the first results of a list, before and after."""
     from matplotlib.figure import Figure
 
@@ -228,7 +230,7 @@ def _sheet(change: Change, i: int, images: str, query_images: str | None) -> Any
     return figure
 
 
-def _picture(template: str, item: int) -> Any:
+def _picture(template: str, item: int) -> NDArray[np.uint8]:
     try:
         return read_image(Path(template.replace("{id}", str(item))), (96, 96))
     except ImageError as error:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from primal_attention.report import Report
+    from primal_attention.tasks.lists.base import BaseReranker
     from primal_attention.tasks.lists.context_model import ContextEncoder, ContextOutput
     from primal_attention.tasks.lists.lists import TrainingLists
     from primal_attention.tasks.results import Result
@@ -148,7 +149,7 @@ class RerankTask(Task):
             for name, method in {**methods, "diffusion": DiffusionReranker()}.items()
         }
 
-    def _untrained(self, method: Any, data: Any) -> "Scores":
+    def _untrained(self, method: "BaseReranker | None", data: Any) -> "Scores":
         import torch
 
         from primal_attention.tasks.lists.base import Lists

@@ -17,7 +17,7 @@ __all__ = ["joint_attentions"]
 
 
 def joint_attentions(
-    blocks: BlockStack, run: Callable[[], Any]
+    blocks: BlockStack, run: Callable[[], object]
 ) -> tuple[Any, tuple[Float[Tensor, "b h n n"], ...]]:
     """Return what a forward returns, and the attention of its layers.
 
@@ -35,7 +35,7 @@ def joint_attentions(
         )
     seen: list[LayerInputs] = []
 
-    def keep(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def keep(_: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         seen.append(LayerInputs.of_call(args, kwargs))
 
     with ExitStack() as stack:

@@ -80,7 +80,7 @@ class TimmParser(ImageParser):
             return Parsed(v)
         return Parsed(v, lambda which: self._rows(x, which))
 
-    def _tokens(self, found: Any) -> Float[Tensor, "b n c"]:
+    def _tokens(self, found: object) -> Float[Tensor, "b n c"]:
         if not isinstance(found, Tensor) or found.ndim not in (3, 4):
             raise ValueError(
                 f"forward_features of {type(self.backbone).__name__} must return one tensor with "
@@ -99,7 +99,7 @@ class TimmParser(ImageParser):
         ]
 
 
-def _create(config: MultimodalConfig) -> Any:
+def _create(config: MultimodalConfig) -> nn.Module:
     """Return a new backbone for images of the configured size."""
     with needs("vision", "A backbone of timm"):
         import timm

@@ -64,7 +64,7 @@ def linear_scores(train: PairData, valid: PairData, test: PairData) -> Scores:
         weight = inside / (np.maximum(values, 0) + ridge * values.mean() + 1e-9)[:, None]
         linear = (x - mean).T @ (vectors @ weight)
 
-        def guess(data: PairData, linear: Any = linear) -> np.ndarray:
+        def guess(data: PairData, linear: object = linear) -> np.ndarray:
             return np.asarray((_pixels(data) - mean) @ linear + y.mean(0))
 
         reached = _recalls(guess(valid), valid)["R@5"].value

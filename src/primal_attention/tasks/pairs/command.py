@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,6 +14,7 @@ from primal_attention.support.settings import parse
 if TYPE_CHECKING:
     from primal_attention.tasks.pairs import ImageTextMatcher
     from primal_attention.tasks.pairs.estimator import Hit
+    from primal_attention.tasks.pairs.searching import Rerank
 
 __all__ = ["main"]
 
@@ -94,7 +95,7 @@ def _run(options: SearchCommand) -> None:
 
 
 def _search(
-    matcher: "ImageTextMatcher", text: str, options: SearchCommand, reranker: Any
+    matcher: "ImageTextMatcher", text: str, options: SearchCommand, reranker: "Rerank | None"
 ) -> "tuple[list[Hit], str]":
     """Return the results of a text, and which of its words are unknown."""
     with warnings.catch_warnings(record=True) as notices:

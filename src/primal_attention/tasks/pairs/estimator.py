@@ -14,7 +14,9 @@ from torch import Tensor
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import needs
+from primal_attention.support.files.images import Picture
 from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator, check_fit
 from primal_attention.tasks.pairs.heads import PairSearch
 from primal_attention.tasks.pairs.images import ReadImages, read_images
@@ -163,7 +165,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def fit(
-        self, images: Sequence[Any], texts: Sequence[str], *, time_limit: float | None = None
+        self, images: "Sequence[Picture]", texts: Sequence[str], *, time_limit: float | None = None
     ) -> Self:
         """Train on pairs.
 
@@ -234,8 +236,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
             image_size=options.image_size,
             max_words=options.max_words,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with isolated(seed):
             model = task.build(network)
         config = TrainingConfig(
             epochs=self.max_epochs,
@@ -264,7 +265,9 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         self.task_, self.model_ = replace(task, slope=slope, offset=offset), model
         self.__dict__.pop("_search", None)  # images that an earlier model has encoded
 
-    def predict_proba(self, images: Sequence[Any], texts: Sequence[str]) -> NDArray[np.float64]:
+    def predict_proba(
+        self, images: "Sequence[Picture]", texts: Sequence[str]
+    ) -> NDArray[np.float64]:
         """Return the probability that each text matches its image.
 
         It is fitted on the validation part, beside as many random mismatches. A text that is wrong
@@ -292,11 +295,11 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         found: NDArray[np.float64] = 1 / (1 + np.exp(-self._log_odds(scores)))
         return found
 
-    def predict(self, images: Sequence[Any], texts: Sequence[str]) -> NDArray[np.bool_]:
+    def predict(self, images: "Sequence[Picture]", texts: Sequence[str]) -> NDArray[np.bool_]:
         """Return whether each text matches its image: a probability of at least one half."""
         return self.predict_proba(images, texts) >= 0.5
 
-    def score(self, images: Sequence[Any], texts: Sequence[str]) -> float:
+    def score(self, images: "Sequence[Picture]", texts: Sequence[str]) -> float:
         """Return R@1: the share of texts whose first image, among all of these, is right.
 
         It depends on the number of images: compare galleries of equal size only. Images that share
@@ -317,7 +320,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         """
         return self.evaluate(images, texts)["R@1"]
 
-    def evaluate(self, images: Sequence[Any], texts: Sequence[str]) -> dict[str, float]:
+    def evaluate(self, images: "Sequence[Picture]", texts: Sequence[str]) -> dict[str, float]:
         """Return all scores of pairs: searches in both directions, and matching.
 
         Parameters
@@ -342,7 +345,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         check_finite({"logits": found.answers["logits"]})
         return {name: score.value for name, score in found.scores.items() if name != "loss"}
 
-    def index(self, images: Sequence[Any], *, skip_broken: bool = False) -> Self:
+    def index(self, images: "Sequence[Picture]", *, skip_broken: bool = False) -> Self:
         """Encode the images that :meth:`search` searches in.
 
         Parameters
@@ -459,7 +462,7 @@ class ImageTextMatcher(SavedEstimator, BaseEstimator):  # type: ignore[misc]
             )
 
 
-def _names(images: Sequence[Any]) -> list[str]:
+def _names(images: "Sequence[Picture]") -> list[str]:
     """Return a name for each image; the same object or path has the same name."""
     return [str(i) if isinstance(i, str | Path) else f"{id(i)}" for i in images]
 

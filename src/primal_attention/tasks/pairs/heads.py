@@ -136,7 +136,7 @@ class PairSearch:
             return torch.cat([self.model.text_vectors(Text(*part))[0] for part in parts])
 
     @torch.no_grad()
-    def _rank(self, similarity: Tensor, k: int, rerank: int | None, pairs: Any) -> Ranked:
+    def _rank(self, similarity: Tensor, k: int, rerank: int | None, pairs: object) -> Ranked:
         """Return the best of both stages; candidates that were not read keep their order."""
         k = min(k, similarity.shape[1])
         count = min(k if rerank is None else rerank, similarity.shape[1])
@@ -225,7 +225,7 @@ class PairClassifier(VisualParser):
         self.to(device=device, dtype=dtype)
 
     @classmethod
-    def from_model(cls, model: VisualParser, **fields: Any) -> Self:
+    def from_model(cls, model: VisualParser, **fields: object) -> Self:
         """Return a classifier that starts from the weights of a model.
 
         Args:

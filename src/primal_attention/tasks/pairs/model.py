@@ -106,7 +106,7 @@ class VisualParser(PretrainedModel):
 
     @classmethod
     def from_config(
-        cls, name: str | MultimodalConfig, *, parser: Any = None, **changes: Any
+        cls, name: str | MultimodalConfig, *, parser: nn.Module | None = None, **changes: Any
     ) -> Self:
         """Return a new model of a named configuration.
 
@@ -313,7 +313,7 @@ class VisualParser(PretrainedModel):
                 f"{len(parsed.features)} and {len(text.ids)}."
             )
         if objectives and text is not None and parsed is not None:
-            hard: Any = negatives
+            hard: object = negatives
             if negative_input_ids is not None:
                 hard = self.check_text(negative_input_ids, negative_attention_mask)
             return pretrain(self, Request(parsed, text, matched, tuple(objectives), hard))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.support.command import UserError
-from primal_attention.support.files.images import ImageError, is_file, read_images
+from primal_attention.support.files.images import ImageError, Picture, is_file, read_images
 from primal_attention.support.files.tables import read_table, take_column
 from primal_attention.tasks.pairs.tokenizer import TextTokenizer, as_text
 
@@ -59,7 +59,7 @@ class PairData(Dataset[dict[str, Tensor]]):
 
     def __init__(
         self,
-        images: Sequence[Any],
+        images: "Sequence[Picture]",
         texts: Sequence[str],
         tokenizer: TextTokenizer,
         size: tuple[int, int],
@@ -103,7 +103,9 @@ class PairData(Dataset[dict[str, Tensor]]):
         return np.isin(text * len(self.pixels) + image, self._codes)
 
 
-def check_pairs(images: Any, texts: Any) -> tuple[Sequence[Any], list[str]]:
+def check_pairs(
+    images: "Sequence[Picture]", texts: Sequence[str]
+) -> "tuple[Sequence[Picture], list[str]]":
     """Return images and texts of equal number, the texts without surrounding space.
 
     Raises:

@@ -12,7 +12,7 @@ width of ``linear`` and ``cnn`` is chosen such that all three have about as many
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -255,7 +255,7 @@ def watch_input(*modules: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that gets the first input of every call of some modules."""
     seen: list[Tensor] = []
 
-    def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         seen.append(args[0].detach())
 
     handles = [module.register_forward_pre_hook(keep) for module in modules]

@@ -1,6 +1,7 @@
 """The parts of an experiment with pairs: to train, to choose the epoch, and to score."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def check_learnable(texts: Sequence[str], where: str) -> None:
 
 
 def split_images(
-    images: Sequence[Any], rows: NDArray[np.int64], share: float, rng: np.random.Generator
+    images: Sequence[object], rows: NDArray[np.int64], share: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows that stay and those held out; all rows of an image go the same way.
 
@@ -93,7 +94,7 @@ def split_images(
     return rows[~is_held], rows[is_held]
 
 
-def _read(settings: PairSettings, path: Any) -> PairTable:
+def _read(settings: PairSettings, path: Path) -> PairTable:
     with user_errors(str(path), *FILE_ERRORS):
         if not path.is_file():
             raise UserError(f"there is no file {path}.")

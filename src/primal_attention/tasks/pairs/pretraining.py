@@ -256,7 +256,7 @@ def _contrast(model: "VisualParser", request: Request) -> _Contrast:
     return _Contrast(text, image, similarity, loss, terms)
 
 
-def _same_length(text: Text, hard: Any) -> tuple[Text, Any]:
+def _same_length(text: Text, hard: object) -> tuple[Text, Any]:
     """Return texts and given mismatched texts, padded to one length."""
     if not isinstance(hard, Text):
         return text, hard

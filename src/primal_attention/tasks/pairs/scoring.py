@@ -5,7 +5,7 @@ the fewer images, the easier. The random mismatch of an image is any wrong text,
 wrong text that the first stage likes best.
 """
 
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -217,7 +217,7 @@ def fit_probability(matched: Tensor, mismatched: Tensor) -> tuple[float, float]:
     for _ in range(50):  # Newton steps, damped by a small ridge
         p = 1 / (1 + np.exp(-np.clip(a * z + b, -30, 30)))
         w = np.maximum(p * (1 - p), 1e-9)
-        g: Any = np.array([((p - target) * z).sum(), (p - target).sum()])
+        g = np.array([((p - target) * z).sum(), (p - target).sum()])
         h = np.array([[(w * z * z).sum(), (w * z).sum()], [(w * z).sum(), w.sum()]])
         move = np.linalg.solve(h + 1e-6 * len(z) * np.eye(2), g)
         step = min(1.0, 2.0 / max(float(np.abs(move).max()), 1e-12))

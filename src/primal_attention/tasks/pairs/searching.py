@@ -28,7 +28,7 @@ _LARGEST_WEIGHT = 100.0
 class Rerank(Protocol):
     """What orders the results of a search anew, from their vectors alone."""
 
-    def rerank(self, xq: Any, xb: Any, ids: Any) -> Any:
+    def rerank(self, xq: object, xb: object, ids: object) -> Any:
         """Return the results of queries in a better order, as ``ids`` and ``scores``.
 
         Args:

@@ -6,7 +6,7 @@ Nothing here imports torch.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from primal_attention.tasks.pairs.config import MultimodalConfig, Negatives, Objective
 from primal_attention.tasks.task import DataSettings
@@ -80,7 +80,7 @@ class PairFitOptions:
     objectives: tuple[Objective, ...] = ("itc", "itm")
     """Losses: contrast (itc) and matching (itm), which a search needs; masked words (mlm) and
     masked features (mfr), which a short training does not pay back."""
-    tokenizer: Any = None
+    tokenizer: object = None
     """A tokenizer of ``tokenizers`` or a fast one of ``transformers``; by default the words of the
     training texts."""
     attention_options: Mapping[str, object] = field(default_factory=dict, hash=False)

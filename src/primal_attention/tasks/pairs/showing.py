@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from primal_attention.report import Report
+    from primal_attention.support.files.images import Picture
     from primal_attention.tasks.pairs.pairs import PairData
     from primal_attention.training.scores import Answers
 
@@ -27,7 +28,7 @@ _EXAMPLES = 6
 """Hits and misses that are shown."""
 
 
-def thumbnail(image: Any) -> bytes | None:
+def thumbnail(image: "Picture") -> bytes | None:
     """Return an image as a small PNG, ``None`` if it cannot be read.
 
     Args:

@@ -36,7 +36,7 @@ _LONGEST = 100_000
 """Characters of a text beyond which nothing is read; only the first tokens count anyway."""
 
 
-def as_text(text: Any, where: str) -> str:
+def as_text(text: object, where: str) -> str:
     """Return a text with at least one visible character.
 
     Args:
@@ -113,7 +113,7 @@ class TextTokenizer:
         return cls(len(words) + len(_SPECIAL), words)
 
     @classmethod
-    def wrap(cls, tokenizer: Any) -> Self:
+    def wrap(cls, tokenizer: object) -> Self:
         """Return a tokenizer of ``tokenizers`` or a fast one of ``transformers`` in this form.
 
         Its own special tokens are used where it has them. Others get new ids behind its words.
