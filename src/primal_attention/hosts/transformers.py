@@ -267,8 +267,8 @@ class HuggingFace(HostLibrary):
         module = copy.deepcopy(module).eval()
         config = getattr(module, "config", None)
         if hasattr(config, _CHOICE):
-            # a fused implementation need not take this mask on this device, eager attention does;
-            # the deep copy has a config of its own
+            # eager attention takes this mask on every device, fused ones may refuse it; the deep
+            # copy has a config of its own
             setattr(config, _CHOICE, "eager")
         x, _, keep, causal, rotary = inputs
         pairs = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)

@@ -62,7 +62,7 @@ def loading_errors(what: str) -> Iterator[None]:
     except Exception as error:
         raise ConversionError(_sentence(what, error)) from error
     except BaseException as error:
-        # a panic of Rust code is no Exception
+        # a panic inside Rust code arrives as a BaseException
         if type(error).__name__ != "PanicException":
             raise
         raise ConversionError(_sentence(what, error)) from None

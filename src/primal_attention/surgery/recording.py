@@ -120,7 +120,7 @@ class _Variance:
 
     def add(self, guess: Float[Tensor, "t c"], truth: Float[Tensor, "t c"]) -> None:
         guess, truth = guess.double(), truth.double()
-        # a bad copy has a low R², whatever its numbers; without a truth there is none
+        # NaN in a copy is a bad copy; NaN in the original leaves nothing to compare with
         if not bool(truth.isfinite().all()):
             raise ConversionError(
                 "The original's output holds NaN or infinity, so R² cannot be measured. Its "

@@ -5,7 +5,6 @@ from .fit import TransitionFit, fit_transition
 from .inspection import DepthResult, analyze_depth, inspect_depth
 from .layers import (
     LayerShape,
-    poly_linear_attention,
     poly_primal_attention,
     poly_self_attention,
     poly_static_attention,
@@ -57,7 +56,6 @@ __all__ = [
     "optimal_width",
     "plan",
     "plot_depth",
-    "poly_linear_attention",
     "poly_primal_attention",
     "poly_self_attention",
     "poly_static_attention",

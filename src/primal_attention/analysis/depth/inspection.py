@@ -66,10 +66,10 @@ class DepthResult(AnalysisResult):
 
     @property
     def optimal_depth(self) -> float:
-        """``L*(N)`` of the rule, for blocks of ``12 d²``.
+        """``L*(N)`` of the rule, for the depth and width of the model and blocks of ``12 d²``.
 
-        Blocks of another size are compared at equal shape: the rule is about depth and width, and
-        ``L block(d*) = N`` with ``block(d) = (N / L d²) d²`` has the same solution as ``12 d²``.
+        The rule compares depth with width. Blocks of another size, such as gated ones, therefore
+        count as if they had the usual ``12 d²`` parameters.
         """
         return optimal_depth(12 * max(self.layers, 1) * self.width**2)
 

@@ -24,7 +24,6 @@ __all__ = [
     "LayerFactory",
     "LayerShape",
     "find_layer",
-    "poly_linear_attention",
     "poly_primal_attention",
     "poly_self_attention",
     "poly_static_attention",
@@ -103,16 +102,6 @@ def poly_self_attention(
     return layer
 
 
-def poly_linear_attention(field: PrimeField, shape: LayerShape) -> Layer:
-    """Return linear attention with the identity as feature map, with random weights.
-
-    Args:
-        field: Field of the weights; draws them.
-        shape: Sizes of the layer.
-    """
-    return poly_self_attention(field, shape, keys_first=True)
-
-
 def poly_primal_attention(field: PrimeField, shape: LayerShape) -> Layer:
     """Return data-dependent primal attention without the norm of its features.
 
@@ -170,7 +159,7 @@ ATTENTIONS: dict[str, LayerFactory] = {
     "softmax-free": poly_self_attention,
     "softmax": poly_self_attention,
     "residual": partial(poly_self_attention, residual=True),
-    "linear": poly_linear_attention,
+    "linear": partial(poly_self_attention, keys_first=True),
     "primal": poly_primal_attention,
     "primal-static": poly_static_attention,
 }

@@ -113,7 +113,7 @@ def _stacks(model: nn.Module) -> dict[str, nn.Module]:
         if any(name.startswith(f"{outer}." if outer else "") for outer in found):
             continue
         with_attention = [child for child in module.children() if _attentions(child)]
-        # a Sequential of different parts is no stack: its items are of one class
+        # the blocks of a stack are of one class; a Sequential of different parts is another thing
         kinds = {type(child) for child in with_attention}
         if with_attention and len(kinds) == 1 and not _holds_stack(with_attention[0]):
             found[name] = module

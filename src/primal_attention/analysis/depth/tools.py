@@ -43,17 +43,8 @@ class DepthPlanTool:
 
         if self.out is not None:
             check_file(self.out)
-        found = plan(
-            self.params,
-            vocab=self.vocab,
-            head_width=self.head_width,
-            attention=self.attention,
-            rank=self.rank,
-            ffn_ratio=self.ffn_ratio,
-            gated=self.gated,
-            multiple_of=self.multiple_of,
-            includes_embedding=self.includes_embedding,
-        )
+        # every other field is an argument of the same name
+        found = plan(**{name: value for name, value in vars(self).items() if name != "out"})
         print(f"{found.verdict()}\n\n{markdown_table(*found.table())}\n")
         print("\n".join(f"- {reason}" for reason in found.reasons))
         print(f"\n{found.limits()}")

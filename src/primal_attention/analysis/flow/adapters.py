@@ -310,7 +310,7 @@ def _lxmert(
     special = torch.zeros(len(words), sum(lengths), dtype=torch.bool)
     special[:, : lengths[0]] = _is_special(batch, ids)
     modality = (torch.arange(sum(lengths)) >= lengths[0]).long().expand(len(words), -1)
-    note = "Layers of one modality before the cross-modality blocks are left out: they cross not."
+    note = "Layers before the cross-modality blocks are left out: nothing crosses in them."
     return Layout(("text", "image"), modality, blocks, special, _image_inputs(batch), notes=(note,))
 
 

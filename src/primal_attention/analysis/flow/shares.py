@@ -133,7 +133,7 @@ def _normalize(sums: Float[Tensor, "*b M M"]) -> tuple[Tensor, Bool[Tensor, "*b 
 def _crossing(sums: Float[Tensor, "b M M"]) -> tuple[Tensor, Bool[Tensor, " b"]]:
     """Return the share off the diagonal, and which samples have any sum."""
     total = sums.sum((-2, -1))
-    # a sum of zeros is exactly zero, which total minus diagonal need not be
+    # not total minus diagonal: rounding would leave a little where nothing crosses
     outside = sums - torch.diag_embed(sums.diagonal(dim1=-2, dim2=-1))
     return outside.sum((-2, -1)) / torch.where(total > 0, total, 1.0), total > 0
 
