@@ -357,6 +357,22 @@ def test_off_diagonality_counts_pairs_of_equal_columns() -> None:
     assert off_diagonality((e.T @ e)[None, None]).item() == pytest.approx(3.0)
 
 
+def test_what_is_below_the_floor_is_compared_with_the_floor() -> None:
+    floor, small = 1e-2, torch.full((1, 1, 1, 1), 1e-3, dtype=torch.float64)
+    none, one = torch.zeros_like(small), small.new_ones(1, 1)
+    # residual and size of the dual variables are both 1e-3: their ratio counts as (0.1)²
+    found = dual_residual(none, none, small, none, one, floor=floor)
+    assert found.item() == pytest.approx(1e-2)
+    assert dual_residual(none, none, 20 * small, none, one, floor=floor).item() == pytest.approx(1)
+    moment = small[0].square()  # the mean square of scores of size 1e-3
+    assert balance(moment, 0 * moment, floor=floor).item() == pytest.approx(1e-4)
+    assert balance(400 * moment, 0 * moment, floor=floor).item() == pytest.approx(1)
+    # columns of length 1e-3 that are parallel: the cosine counts as 1e-6 / 0.5e-4
+    gram = moment.expand(1, 1, 2, 2)
+    assert off_diagonality(gram, floor=floor).item() == pytest.approx(4e-4)
+    assert off_diagonality(400 * gram, floor=floor).item() == pytest.approx(1)
+
+
 def test_dual_residual_ignores_padding() -> None:
     e, r, h_e, h_r = (randn(2, 3, 8, 4) for _ in range(4))
     lam, keep = randn(3, 4), torch.arange(8).expand(2, -1) < 5

@@ -109,6 +109,20 @@ def test_the_mean_over_draws_is_the_expected_gram(series, options):
     assert error.abs().max() < 4.5
 
 
+def test_the_variance_of_fixed_shares_is_that_of_all_signs():
+    phi = _build(2, 9, "inverse", scale=0.8, exact_degree=0)
+    x, y = _rows(1, 2, 0.5), _rows(1, 2, 0.5, seed=6)
+    a, expected = phi.series.coefficients(8), 0.0
+    assert len(phi.counts) > 2
+    assert max(count for _, count in phi.counts) > 1
+    for n, count in phi.counts:
+        draws = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 2 * n).double().view(-1, n, 2)
+        products = ((draws @ x[0]) * (draws @ y[0])).prod(-1)
+        # a feature of a degree is the mean of independent products
+        expected += a[n] ** 2 * products.var(correction=0) / count
+    torch.testing.assert_close(phi.variance(x, y)[0, 0], expected, rtol=1e-12, atol=0)
+
+
 def test_truncation_bias_is_small_against_the_variance():
     x, y = _rows(8, 32, 1.0), _rows(8, 32, 1.0, seed=6)
     phi = _build(32, 128, scale=1.0)

@@ -15,6 +15,12 @@ from training_cases import data, model
 from primal_attention.attention import create_attention
 from primal_attention.kernels import TIME_FEATURES, BochnerTime, create_time
 from primal_attention.models import CausalDecoder, DecoderConfig
+from primal_attention.support.randomness import (
+    isolated,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
 from primal_attention.training import (
     Columns,
     EpochRecord,
@@ -31,12 +37,6 @@ from primal_attention.training.optimization import (
     create_optimizer,
     learning_rate,
     set_progress,
-)
-from primal_attention.training.randomness import (
-    isolated,
-    random_state,
-    restore_random_state,
-    seed_everything,
 )
 
 
@@ -242,6 +242,19 @@ def test_the_average_follows_the_recursion():
     with average.applied(net):
         torch.testing.assert_close(net.weight.detach(), expected)
     assert net.weight.equal(own)
+
+
+def test_the_average_forgets_quickly_at_first():
+    net = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(net.weight)
+    average = WeightAverage(net, 0.3)
+    nn.init.ones_(net.weight)
+    gaps = []
+    for _ in range(4):
+        average.update(net)
+        gaps.append(1 - average.weights["weight"].item())
+    # the decays 2/11 and 3/12 of the warm-up, then 0.3, which 4/13 exceeds
+    assert gaps == pytest.approx([2 / 11, 6 / 132, 0.3 * 6 / 132, 0.09 * 6 / 132], rel=1e-9)
 
 
 def test_counters_are_copied_not_averaged():

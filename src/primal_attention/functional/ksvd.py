@@ -253,13 +253,11 @@ def dual_residual(
     size = torch.nn.functional.pad(both, (0, 1)).amax(-1).clamp_min(floor)[..., None, None]
     e, r, dual_e, dual_r = (t / size for t in (e, r, dual_e, dual_r))
     lam2 = lam.square()[:, None]
-    squared = (lam2 * e - dual_e).square().sum((-2, -1)) + (lam2 * r - dual_r).square().sum(
-        (-2, -1)
-    )
+    left, right = lam2 * e - dual_e, lam2 * r - dual_r
+    squared = left.square().sum((-2, -1)) + right.square().sum((-2, -1))
     scale = dual_e.square().sum((-2, -1)) + dual_r.square().sum((-2, -1))
-    return squared / scale.clamp_min(
-        1.0
-    )  # below one only if the dual variables are below the floor
+    # below one only if the dual variables are below the floor
+    return squared / scale.clamp_min(1.0)
 
 
 def balance(
