@@ -31,6 +31,7 @@ from primal_attention.support.files import (
     to_bytes,
 )
 from primal_attention.support.output import to_json
+from primal_attention.support.randomness import isolated
 from primal_attention.support.settings import build
 
 __all__ = ["ModelFileError", "ModelOutput", "PretrainedModel"]
@@ -152,7 +153,7 @@ class PretrainedModel(PublishesTerms):
             raise ModelFileError(str(error)) from error
         found, values = cls._find_class(content, folder / _CONFIG)
         _check_layers(values, len(weights), folder)
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with isolated(), warnings.catch_warnings():
             # advice about the shape comes too late for a model that is trained
             warnings.simplefilter("ignore", DepthNotice)
             config = _check_shapes(found, values, weights, folder)

@@ -75,7 +75,11 @@ class Recipe(Generic[DataT, ModelT]):
         model: Any = self.model
         if attention == model.attention:
             return self.model
-        changes: Any = {"attention": attention, "attention_options": {}, "primal_layers": "all"}
+        changes: dict[str, object] = {
+            "attention": attention,
+            "attention_options": {},
+            "primal_layers": "all",
+        }
         return replace(model, **changes)
 
 
@@ -108,10 +112,10 @@ class _Run:
 
     def build(self, name: str) -> "PretrainedModel":
         """Return the untrained model with one attention, the same each time."""
-        import torch
+        from primal_attention.support.randomness import isolated
 
-        torch.manual_seed(self.recipe.training.seed)
-        return self.task.build(self.recipe.options(name))
+        with isolated(self.recipe.training.seed):
+            return self.task.build(self.recipe.options(name))
 
     def save_settings(self, name: str) -> None:
         """Write the recipe and the task; they mark the folder as a run."""
@@ -259,7 +263,7 @@ def _train(run: _Run, name: str, cost: "FitCost") -> Result:
         save_trained(folder, *trained)  # also seals what fit has saved
     test = trained.task.measure(trained.model, data.test)
     spectra = task.spectra(model, data.test)
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "chosen epoch": history.best_epoch,
         "seconds": history.records[-1].seconds,
         "peak memory (MB)": cost.bytes / 1e6,
@@ -278,13 +282,12 @@ def _train(run: _Run, name: str, cost: "FitCost") -> Result:
 
 def _cost(run: _Run, name: str) -> "FitCost":
     """Return what a training will cost, from a few steps of a fresh model."""
-    import torch
-
+    from primal_attention.support.randomness import isolated
     from primal_attention.training import fit_cost
 
     config, data = run.recipe.training, run.data.train
     total = len(data)  # type: ignore[arg-type]
-    with torch.random.fork_rng(devices=[]):
+    with isolated():
         batch = run.task.collate([data[i] for i in range(min(config.batch_size, total))])
         return fit_cost(
             lambda: run.build(name),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from primal_attention.attention import ksvd_loss
+from primal_attention.support.randomness import isolated
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import split_labels
 from primal_attention.training.evaluation import Objective
@@ -145,7 +146,7 @@ def fit_cost(
         optimizer.step()
         optimizer.zero_grad()
 
-    with torch.random.fork_rng(devices=[]):
+    with isolated():
         # counting takes time itself, so the first step is not timed
         with PeakMemory() as memory:
             model = build()

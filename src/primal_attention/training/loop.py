@@ -11,12 +11,12 @@ from pathlib import Path
 from torch import nn
 from torch.utils.data import Dataset
 
+from primal_attention.support.randomness import deterministic_algorithms, isolated
 from primal_attention.training.config import TrainingConfig
 from primal_attention.training.data import pad_collate
 from primal_attention.training.evaluation import Collate, Objective
 from primal_attention.training.history import EpochRecord, History
 from primal_attention.training.processes import one_writer
-from primal_attention.training.randomness import deterministic_algorithms, isolated
 from primal_attention.training.run import Measure, Run
 from primal_attention.training.scores import cross_entropy
 

@@ -20,6 +20,11 @@ from primal_attention.attention import ksvd_loss
 from primal_attention.models import PretrainedModel
 from primal_attention.support.files import save_sealed, to_bytes
 from primal_attention.support.output import remove_temporary
+from primal_attention.support.randomness import (
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
 from primal_attention.training import evaluation
 from primal_attention.training.average import WeightAverage, weights_of
 from primal_attention.training.checkpoint import (
@@ -42,11 +47,6 @@ from primal_attention.training.history import EpochRecord, History
 from primal_attention.training.logs import Logs
 from primal_attention.training.optimization import create_optimizer, set_progress
 from primal_attention.training.processes import in_main_process, join_processes
-from primal_attention.training.randomness import (
-    random_state,
-    restore_random_state,
-    seed_everything,
-)
 from primal_attention.training.resuming import (
     RunState,
     Sums,

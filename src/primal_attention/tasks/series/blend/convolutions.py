@@ -4,8 +4,7 @@ A feature is the share of a series in which a dilated convolution exceeds a thre
 training data. The features are a feature map, the ridge head its primal solution.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from primal_attention.support.command import UserError, needs
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.series.blend.ridge import fit_ridge
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Rocket(nn.Module):
     @classmethod
     def fit(cls, x: NDArray[np.float32], order: int, seed: int) -> "_Rocket":
         rocket: Any = _mini_rocket(_FEATURES[order], seed)
-        with _same_numpy_state():  # aeon seeds the generator of the caller
+        with isolated():  # aeon seeds the generator of the caller
             rocket._fit(np.diff(x, n=order))  # fit would warn of constant steps
         arrays = dict(zip(cls.names, rocket.parameters, strict=True))
         sizes = RocketSizes(
@@ -165,13 +165,3 @@ def _mini_rocket(features: int, seed: int) -> "MiniRocket":
     with needs("series", "The convolution part of a model of series"):
         from aeon.transformations.collection.convolution_based import MiniRocket
     return MiniRocket(n_kernels=features, random_state=seed)
-
-
-@contextmanager
-def _same_numpy_state() -> Iterator[None]:
-    """Leave the global generator of numpy as it was."""
-    state = np.random.get_state()
-    try:
-        yield
-    finally:
-        np.random.set_state(state)

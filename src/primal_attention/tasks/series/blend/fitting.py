@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.series.blend.convolutions import Convolutions
 from primal_attention.tasks.series.blend.model import (
     BlendConfig,
@@ -171,10 +172,10 @@ def _mixed(
     return Closed(model.eval(), mean, y)
 
 
-def _with(model: SeriesBlend, name: str, part: Any, **sizes: Any) -> SeriesBlend:
+def _with(model: SeriesBlend, name: str, part: object, **sizes: Any) -> SeriesBlend:
     """Return a blend with one part more."""
     config = replace(model.config, **sizes)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with isolated(), torch.device("meta"):
         made = SeriesBlend(config)
     for key in config.parts:
         setattr(made, key, part if key == name else getattr(model, key))

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,11 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["deterministic_algorithms", "isolated", "seed_everything"]
+__all__ = [
+    "deterministic_algorithms",
+    "isolated",
+    "random_state",
+    "restore_random_state",
+    "seed_everything",
+]
 
 
 def seed_everything(seed: int) -> None:
     """Seed torch on every device, numpy and Python."""
+    seed = int(seed)  # Python refuses the integers of numpy
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -54,22 +62,44 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
             torch.cuda.set_rng_state(state[f"cuda{i}"], i)
 
 
+_ALONE = threading.RLock()
+"""Held while a thread draws from the global generators: layers and dropout know no others."""
+
+
+def _unlock() -> None:
+    """Give a forked process a lock of its own: the thread that held it is not there."""
+    global _ALONE
+    _ALONE = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
 @contextmanager
-def isolated() -> Iterator[None]:
-    """Restore the caller's random state at the end of the context.
+def isolated(seed: int | None = None) -> Iterator[None]:
+    """Draw random numbers alone in this process, and restore the caller's random state at the end.
+
+    Other threads wait where they enter such a context. So what a thread builds or trains inside
+    does not depend on the others.
+
+    Args:
+        seed: Seed of the generators inside the context; by default they go on.
 
     Example:
         >>> before = torch.get_rng_state()
-        >>> with isolated():
+        >>> with isolated(0):
         ...     _ = torch.rand(3)
         >>> torch.get_rng_state().equal(before)
         True
     """
-    before = random_state()
-    try:
-        yield
-    finally:
-        restore_random_state(before)
+    with _ALONE:
+        before = random_state()
+        try:
+            if seed is not None:
+                seed_everything(seed)
+            yield
+        finally:
+            restore_random_state(before)
 
 
 @contextmanager
