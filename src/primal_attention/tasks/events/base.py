@@ -8,12 +8,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.support.command import needs
 from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator
 from primal_attention.tasks.events.settings import WINDOW, EventFitOptions
 from primal_attention.tasks.task import Task
@@ -136,8 +136,7 @@ class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         """Train a new model for a task and set the fitted attributes."""
         from primal_attention.training import TrainingConfig, fit
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with isolated(seed):
             model = task.build(self._model_options())
         options = self._fit_options()
         steps = -(-len(train) // self.batch_size)  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import UserError, needs, progress
 from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator, check_fit, restore_classes
 from primal_attention.tasks.series.blend.fitting import (
     Closed,
@@ -485,8 +485,7 @@ def _series(X: Any) -> SeriesCollection:
 
 
 def _build(task: Any, options: SeriesOptions, seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with isolated(seed):
         return task.build(options)
 
 

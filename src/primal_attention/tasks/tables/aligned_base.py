@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from primal_attention.analysis.transport.metrics import MapMetrics, map_metrics
 from primal_attention.functional.transport import EXACT_UP_TO
 from primal_attention.support.command import UserError, needs, progress, user_errors
 from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, save_sealed
-from primal_attention.support.output import to_json
-from primal_attention.support.settings import build
 from primal_attention.support.options import read_options
+from primal_attention.support.output import to_json
+from primal_attention.support.randomness import isolated
+from primal_attention.support.settings import build
 from primal_attention.tasks.estimators import check_fit, check_parameters, plain_parameters
 from primal_attention.tasks.splits import stratified_split
 from primal_attention.tasks.tables.aligned_geometry import (
@@ -335,8 +336,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         self.encoder_.fit(instances.rows, sample_weight=np.repeat(mass, tokens))
         x = self._dense(instances)
         config = self._config(x.shape[-1])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with isolated(seed):
             model = AlignedMap(config)
         weights = mass / mass.mean()
         projection = _projection(x.reshape(-1, x.shape[-1]), np.repeat(weights, tokens), config)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from primal_attention.models import PretrainedModel
 from primal_attention.support.command import did_you_mean, needs, progress
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator
 from primal_attention.tasks.tables.columns import TableColumn
 from primal_attention.tasks.tables.data import TableRows
@@ -382,6 +383,5 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _build(task: TableTask, options: NPTOptions, seed: int) -> NPTModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with isolated(seed):
         return task.build(options)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from primal_attention.attention import PrimalAttention, State
 from primal_attention.models import PretrainedModel
+from primal_attention.support.randomness import isolated
 from primal_attention.tasks.tables.blocks import Memory, RowBlock, TableBlock
 from primal_attention.tasks.tables.cells import CellEmbedding, CellHeads
 from primal_attention.tasks.tables.masking import (
@@ -198,7 +199,7 @@ class NPTModel(PretrainedModel):
     def _copy(self, config: NPTConfig) -> "NPTModel":
         """Return a model with the same weights and another configuration of the context."""
         like = self.embedding.slope
-        with torch.random.fork_rng(devices=[]):
+        with isolated():
             model = NPTModel(config, device=like.device, dtype=like.dtype)
         skipped = ("context_", "memory_")
         own = {k: v for k, v in self.state_dict().items() if not k.startswith(skipped)}
