@@ -255,7 +255,7 @@ class Task(ABC):
         """Add sections that need models (``result.trained``) and data; by default none."""
         return
 
-    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[object]]]:
         """Return header and rows of a table below the scores; by default no table."""
         return [], []
 
@@ -342,7 +342,7 @@ class ClassificationTask(Task):
         pairs = answers["labels"] * count + answers["logits"].argmax(-1)
         return torch.bincount(pairs, minlength=count**2).view(count, count)
 
-    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[object]]]:
         """Return the recall of every class."""
         matrix = self.confusion(answers)
         totals = matrix.sum(1)

@@ -45,7 +45,7 @@ class References(NamedTuple):
     """What they are, for results."""
 
 
-def find_references(log: EventSequences, t_ref: Any) -> References:
+def find_references(log: EventSequences, t_ref: object) -> References:
     """Return the reference times of a log.
 
     Args:
@@ -165,7 +165,7 @@ class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
 
-def check_log(log: Any) -> EventSequences:
+def check_log(log: object) -> EventSequences:
     """Return a log, or raise with the way to make one."""
     if not isinstance(log, EventSequences):
         raise TypeError(

@@ -32,7 +32,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
     Parameters
     ----------
     attention : str, default="linear"
-        Any name of ``primal_attention.list_attentions()``.
+        A name of ``primal_attention.list_attentions()``.
 
     dim : int, default=64
         Model width.
@@ -128,7 +128,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         log: EventSequences,
         labels: Any,
         *,
-        t_ref: Any = "last_event",
+        t_ref: object = "last_event",
         time_limit: float | None = None,
     ) -> Self:
         """Train on a log with one label for each sequence.
@@ -181,7 +181,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(
-        self, log: EventSequences, *, t_ref: Any = "last_event"
+        self, log: EventSequences, *, t_ref: object = "last_event"
     ) -> NDArray[np.float64]:
         """Return the probability of every class.
 
@@ -205,7 +205,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         check_finite(answers)
         return answers["logits"].double().softmax(-1).numpy()
 
-    def predict(self, log: EventSequences, *, t_ref: Any = "last_event") -> np.ndarray:
+    def predict(self, log: EventSequences, *, t_ref: object = "last_event") -> np.ndarray:
         """Return the most likely class of every sequence.
 
         Parameters
@@ -224,7 +224,7 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
         best = self.predict_proba(log, t_ref=t_ref).argmax(1)
         return self.classes_[best]
 
-    def score(self, log: EventSequences, labels: Any, *, t_ref: Any = "last_event") -> float:
+    def score(self, log: EventSequences, labels: object, *, t_ref: object = "last_event") -> float:
         """Return the accuracy.
 
         Parameters

@@ -1,12 +1,13 @@
 """The next event of a log as a scikit-learn estimator."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.datasets.events.units import duration
@@ -33,6 +34,7 @@ from primal_attention.tasks.events.task import NextEventTask
 from primal_attention.tasks.events.windows import EventWindows, collate_events, tile_windows
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
+from primal_attention.training.scores import Answers
 
 __all__ = ["EventPredictor"]
 
@@ -51,7 +53,7 @@ class EventPredictor(EventEstimator):
     Parameters
     ----------
     attention : str, default="linear"
-        Any causal name of ``primal_attention.list_attentions(causal=True)``.
+        A causal name of ``primal_attention.list_attentions(causal=True)``.
 
     dim : int, default=64
         Model width.
@@ -134,7 +136,9 @@ class EventPredictor(EventEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, log: EventSequences, y: Any = None, *, time_limit: float | None = None) -> Self:
+    def fit(
+        self, log: EventSequences, y: object = None, *, time_limit: float | None = None
+    ) -> Self:
         """Train on a log.
 
         Parameters
@@ -174,7 +178,7 @@ class EventPredictor(EventEstimator):
         return self
 
     def predict_next(
-        self, log: EventSequences, *, t_ref: Any = "last_event", level: float = 0.8
+        self, log: EventSequences, *, t_ref: object = "last_event", level: float = 0.8
     ) -> NextEvents:
         """Return the next event of every sequence.
 
@@ -233,9 +237,9 @@ class EventPredictor(EventEstimator):
         self,
         log: EventSequences,
         n: int = 100,
-        horizon: Any = None,
+        horizon: str | float | None = None,
         *,
-        t_ref: Any = "last_event",
+        t_ref: object = "last_event",
         max_events: int = 1000,
         random_state: int | np.random.RandomState | None = 0,
     ) -> EventSamples:
@@ -350,7 +354,7 @@ class EventPredictor(EventEstimator):
         scores = self.task_.score(answers)
         return EventScores(scores, len(answers["type"]), self.task_.scheme.unit)
 
-    def score(self, log: EventSequences, y: Any = None) -> float:
+    def score(self, log: EventSequences, y: object = None) -> float:
         """Return the log-likelihood per event in nats, larger is better.
 
         Parameters
@@ -377,14 +381,16 @@ class EventPredictor(EventEstimator):
             "is_dated": scheme.is_dated,
         }
 
-    def _answers(self, log: EventSequences) -> tuple[Any, EventWindows]:
+    def _answers(self, log: EventSequences) -> "tuple[Answers, EventWindows]":
         check_is_fitted(self)
         data = self.task_.windows(check_log(log), labelled=True)
         answers = self.task_.measure(self.model_, data, batch_size=_BATCH).answers
         check_finite(answers)
         return answers, data
 
-    def _batches(self, log: EventSequences, size: int = _BATCH) -> Any:
+    def _batches(
+        self, log: EventSequences, size: int = _BATCH
+    ) -> Iterator[tuple[dict[str, Tensor], slice]]:
         """Yield the most recent windows of the sequences in batches, and which they are."""
         data = self.task_.windows(log, labelled=False)
         for start in range(0, len(data), size):

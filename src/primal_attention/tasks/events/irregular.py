@@ -19,12 +19,14 @@ from primal_attention.tasks.task import Parts, RegressionTask
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
     from primal_attention.datasets.events.series import IrregularSeries, SeriesQueries
     from primal_attention.tasks.events.interpolation import InterpolationModel, QueriedValues
     from primal_attention.training.data import Item
-    from primal_attention.training.scores import Answers
+    from primal_attention.training.evaluation import Evaluation
+    from primal_attention.training.scores import Answers, Scores
 
 __all__ = ["IrregularTask"]
 
@@ -63,7 +65,7 @@ class IrregularTask(RegressionTask):
                 "data.train, a file of series, and data.values, its columns of values, are "
                 "missing; or give data.name: sinusoids."
             )
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             name: getattr(settings, name) for name in ("values", "time", "sequence", "unit")
         }
         with user_errors(str(settings.train), *FILE_ERRORS):
@@ -201,12 +203,14 @@ class IrregularTask(RegressionTask):
             "query_std": output.log_std.exp().flatten(0, 1),
         }
 
-    def measure(self, model: Any, data: Any, *, batch_size: int = 64) -> Any:
+    def measure(
+        self, model: "nn.Module", data: "Dataset[Item]", *, batch_size: int = 64
+    ) -> "Evaluation":
         """Return the scores of hidden values, and the predictions of all queries in their order."""
         import torch
 
         found = super().measure(model, data, batch_size=batch_size)
-        sizes = [len(data[i]["queries"]) for i in range(len(data))]
+        sizes = [len(data[i]["queries"]) for i in range(len(data))]  # type: ignore[arg-type]
         keep = []
         for start in range(0, len(sizes), batch_size):
             part = sizes[start : start + batch_size]
@@ -215,7 +219,7 @@ class IrregularTask(RegressionTask):
         answers = {k: v[chosen] if k.startswith("query_") else v for k, v in found.answers.items()}
         return replace(found, answers={k: v for k, v in answers.items() if len(v)})
 
-    def score(self, answers: "Answers") -> Any:
+    def score(self, answers: "Answers") -> "Scores":
         """Return errors in standard deviations; none without observed values."""
         return super().score(answers) if len(answers["labels"]) else {}
 
@@ -225,7 +229,7 @@ class IrregularTask(RegressionTask):
         rows = []
         pairs = zip(answers["query_mean"].tolist(), answers["query_std"].tolist(), strict=True)
         for i, (means, stds) in enumerate(pairs):
-            row: dict[str, Any] = {"index": i}
+            row: dict[str, object] = {"index": i}
             for c, mean, std in zip(marks, means, stds, strict=True):
                 row[c.name] = float(f"{c.mean + c.std * mean:.6g}")
                 row[f"sd({c.name})"] = float(f"{c.std * std:.6g}")

@@ -137,7 +137,7 @@ class EventLabelTask(ClassificationTask):
         """Return the most recent window of every sequence.
 
         Args:
-            log: Any log with the types of the training log.
+            log: A log with the types of the training log.
             labels: Class of every sequence; without them the first class stands in.
             references: Reference time of every sequence; by default its last event.
         """

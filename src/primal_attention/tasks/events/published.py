@@ -9,8 +9,10 @@ block adds nothing to the output of its perceptron.
 
 from typing import Any, ClassVar, cast
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.types import Device
 
 from primal_attention.attention import Rotary, State, attention_entry, list_attentions
 from primal_attention.attention.base import JOINED_TIME
@@ -66,7 +68,9 @@ class PublishedStack(BlockStack):
 
     block_class: ClassVar[type[EncoderBlock]] = PublishedBlock
 
-    def __init__(self, config: StackConfig, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, config: StackConfig, *, device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__(config, device=device, dtype=dtype)
         cast(PublishedBlock, self[-1]).is_last = True
 

@@ -1,7 +1,7 @@
 """Values of irregular series at any time as a scikit-learn estimator."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class IrregularSeriesRegressor(EventEstimator):
     Parameters
     ----------
     attention : str, default="softmax"
-        Any name of ``primal_attention.list_attentions(cross=True)``.
+        A name of ``primal_attention.list_attentions(cross=True)``.
 
     dim : int, default=64
         Model width.
@@ -125,7 +125,7 @@ class IrregularSeriesRegressor(EventEstimator):
         self.verbose = verbose
 
     def fit(
-        self, series: IrregularSeries, y: Any = None, *, time_limit: float | None = None
+        self, series: IrregularSeries, y: object = None, *, time_limit: float | None = None
     ) -> Self:
         """Train on series.
 
@@ -154,7 +154,7 @@ class IrregularSeriesRegressor(EventEstimator):
         self._train(task, task.items(series.take(train), is_fixed=False), held, seed, time_limit)
         return self
 
-    def predict(self, series: IrregularSeries, at: Sequence[Any]) -> PredictedValues:
+    def predict(self, series: IrregularSeries, at: Sequence[object]) -> PredictedValues:
         """Return the values of all channels at given times.
 
         Parameters
@@ -191,7 +191,7 @@ class IrregularSeriesRegressor(EventEstimator):
             np.split(std * answers["query_std"].double().numpy(), cuts),
         )
 
-    def score(self, series: IrregularSeries, y: Any = None) -> float:
+    def score(self, series: IrregularSeries, y: object = None) -> float:
         """Return R² of hidden values: of every series a part is hidden and predicted.
 
         Parameters
@@ -214,7 +214,7 @@ class IrregularSeriesRegressor(EventEstimator):
         return float(found.scores["R2"].value)
 
 
-def _check(series: Any) -> None:
+def _check(series: object) -> None:
     if not isinstance(series, IrregularSeries):
         raise TypeError(
             f"series must be IrregularSeries, got {type(series).__name__}; make one with "

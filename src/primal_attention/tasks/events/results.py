@@ -1,7 +1,7 @@
 """Results about events: each states its unit of time and its reference time, and prints both."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from primal_attention.datasets.events.units import to_dates
 from primal_attention.support.output import markdown_table
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from primal_attention.training.scores import Scores
 
 __all__ = ["EventSamples", "EventScores", "LogLikelihood", "NextEvents"]
@@ -66,7 +68,7 @@ class NextEvents:
         times = self.references + self.median
         return to_dates(times, self.unit) if self.is_dated else times
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> "pd.DataFrame":
         """Return a pandas frame, one row for every sequence."""
         import pandas as pd
 
@@ -157,7 +159,7 @@ class EventSamples:
         np.add.at(table, (self.sequence, self.type), weight)
         return table
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> "pd.DataFrame":
         """Return a pandas frame, one row for every sampled event."""
         import pandas as pd
 

@@ -145,7 +145,7 @@ class LogScheme:
             covariates={c.name: c.apply(log.covariates, "covariate") for c in self.covariates},
         )
 
-    def read_frame(self, frame: Any) -> "EventSequences":
+    def read_frame(self, frame: object) -> "EventSequences":
         """Return the log in a frame with the columns of the training file."""
         from primal_attention.datasets.events.log import EventSequences
 

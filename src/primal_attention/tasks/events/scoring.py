@@ -50,7 +50,7 @@ class Reader(nn.Module):
         super().__init__()
         self.model = cast(NextEventModel, model)
 
-    def forward(self, **inputs: Any) -> Read:
+    def forward(self, **inputs: object) -> Read:
         """Return the output and the model."""
         return Read(self.model(**inputs), self.model)
 

@@ -152,7 +152,7 @@ class NextEventTask(Task):
         """Return the windows of a log: to score every event, or to predict after the last one.
 
         Args:
-            log: Any log with the types of the training log.
+            log: A log with the types of the training log.
             labelled: Score every event but the first of a sequence; otherwise only the most
                 recent window of every sequence is read.
         """
@@ -174,7 +174,7 @@ class NextEventTask(Task):
 
         return collate_events(items)
 
-    def objective(self, output: Any, labels: "Tensor") -> "Tensor":
+    def objective(self, output: object, labels: "Tensor") -> "Tensor":
         """Return the negative log-likelihood per event in scaled time."""
         from primal_attention.tasks.events.scoring import event_loss
 
@@ -233,7 +233,7 @@ class NextEventTask(Task):
             )
         return rows
 
-    def details(self, answers: "Answers") -> tuple[list[str], list[list[Any]]]:
+    def details(self, answers: "Answers") -> tuple[list[str], list[list[object]]]:
         """Return how often every type occurs and is predicted right."""
         rows = []
         for i, name in enumerate(self.scheme.names):
@@ -264,7 +264,7 @@ def _read_parts(
 
     rng = np.random.default_rng(settings.seed)
     if settings.train is not None:
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "time": settings.time,
             "event": settings.event,
             "sequence": settings.sequence,
