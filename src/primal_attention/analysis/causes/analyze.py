@@ -14,7 +14,7 @@ from primal_attention.analysis.causes.explanation import Explanation
 from primal_attention.analysis.causes.graph import causal_graph
 from primal_attention.analysis.causes.graph_result import CausalGraphs
 from primal_attention.analysis.causes.inputs import token_numbers
-from primal_attention.analysis.causes.page import CAVEATS, add_explorer, graph_views
+from primal_attention.analysis.causes.page import add_caveats, add_explorer, graph_views
 from primal_attention.analysis.causes.text import (
     NoDecisionError,
     encode_text,
@@ -64,8 +64,7 @@ class TokenGraphs(AnalysisResult):
 
     def nearest(self) -> list[tuple[str, float]]:
         """Return neighbours of the token and the share of heads with the edge, by confidence."""
-        root = self._root
-        shares = self.graphs.consensus.frequency[root]
+        shares = self.graphs.consensus.frequency[self.graphs.root]
         found = [(self.graphs.labels[i], float(shares[i])) for i in range(len(shares)) if shares[i]]
         return sorted(found, key=lambda item: -item[1])
 
@@ -77,7 +76,7 @@ class TokenGraphs(AnalysisResult):
         """Return the tree around the token as PNG, in the graph of the most confident head."""
         best = self.graphs.best
         title = f"{best.name}, around {self._name}"
-        return to_png(draw_tree(best.pag, self._root, max_range=_RADIUS, title=title))
+        return to_png(draw_tree(best.pag, self.graphs.root, max_range=_RADIUS, title=title))
 
     def to_json(self) -> str:
         """Return tokens and graphs as JSON."""
@@ -94,9 +93,7 @@ class TokenGraphs(AnalysisResult):
         page.verdict(self.verdict())
         self.add_explorer(page)
         page.section("Heads").table(*self.table())
-        page.section("Before you rely on it")
-        for caveat in CAVEATS:
-            page.text(caveat)
+        add_caveats(page)
         return page.config({"layer": self.graphs.layer, **self.graphs.settings})
 
     def add_explorer(self, page: Report) -> None:
@@ -106,14 +103,8 @@ class TokenGraphs(AnalysisResult):
         add_explorer(page, self.tokens, views, target=self.target, legend=legend)
 
     @property
-    def _root(self) -> int:
-        if self.graphs.nodes.target is None:
-            raise ValueError("The graphs have no target; give target= to causal_graph.")
-        return self.graphs.nodes.target
-
-    @property
     def _name(self) -> str:
-        return self.graphs.labels[self._root]
+        return self.graphs.labels[self.graphs.root]
 
 
 @dataclass(frozen=True)
@@ -182,9 +173,7 @@ class CausesResult(AnalysisResult):
             one.add_explorer(page)
             if isinstance(one, Explanation) and one.sets:
                 page.table(*one.table())
-        page.section("Before you rely on it")
-        for caveat in CAVEATS:
-            page.text(caveat)
+        add_caveats(page)
         first = self.inputs[0]
         settings = first.settings if isinstance(first, Explanation) else first.graphs.settings
         return page.config(dict(settings))
@@ -245,8 +234,7 @@ def graphs_around(
     if target is None:
         target = n - 1 if captured.is_causal else 0
     graphs = causal_graph(captured, tokens=pieces, target=target, **options)
-    root = graphs.nodes.target
-    members = graphs.nodes.members[root] if root is not None else ()
+    members = graphs.nodes.members[graphs.root]
     return TokenGraphs(tuple(names), members[0] if len(members) == 1 else None, graphs)
 
 

@@ -12,7 +12,7 @@ the numbering of nodes does not matter, and the graph after round ``r`` is right
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int8, Int16
@@ -51,11 +51,6 @@ class IndependenceTable(NamedTuple):
     def independent(self) -> Bool[np.ndarray, " t"]:
         """The decisions."""
         return np.abs(self.rho) < self.tau
-
-    @property
-    def size(self) -> Int[np.ndarray, " t"]:
-        """Number of nodes in each conditioning set."""
-        return (self.given >= 0).sum(1)
 
     @property
     def p(self) -> Float[np.ndarray, " t"] | None:
@@ -97,18 +92,24 @@ class Discovery:
     """Algorithm, largest set, and what else the search was told."""
 
 
+class SearchArguments(TypedDict, total=False):
+    """Arguments of :func:`discover`, without the test."""
+
+    algorithm: Algorithm
+    order: Sequence[int] | None
+    max_cond: int | None
+    max_tests: int | None
+    selection_bias: bool
+    names: Sequence[str] | None
+
+
 def learn_pag(
     correlation: Float[np.ndarray, "n n"],
     *,
     m: float | None = None,
     alpha: float | None = None,
     tau: float | None = None,
-    algorithm: Algorithm = "icd",
-    order: Sequence[int] | None = None,
-    max_cond: int | None = None,
-    max_tests: int | None = None,
-    selection_bias: bool = False,
-    names: Sequence[str] | None = None,
+    **options: Unpack[SearchArguments],
 ) -> PAG:
     """Return the partial ancestral graph of a correlation matrix.
 
@@ -117,12 +118,7 @@ def learn_pag(
         m: Effective number of samples. For attention it only sets the threshold, with ``alpha``.
         alpha: Significance level; 0.01 if ``tau`` is not given.
         tau: Partial correlation below which nodes are independent, instead of ``m`` and ``alpha``.
-        algorithm: ``"icd"``, ``"ordered-icd"``, ``"fci"`` or ``"pc"``.
-        order: Place of each node in a known order; see ``discover``.
-        max_cond: Largest conditioning set; 3 up to 20 nodes, 2 above by default.
-        max_tests: Budget of tests; one million by default.
-        selection_bias: Whether edges may come from selection (rules R5 to R7).
-        names: Names of the nodes.
+        options: Arguments of :func:`discover`: algorithm, order, budgets and names.
 
     Returns:
         The graph. Its ``warnings`` say if nodes were copies, or if the budget was too small. Use
@@ -135,16 +131,7 @@ def learn_pag(
         ['0 o→ 2', '1 o→ 2', '2 → 3']
     """
     test = PartialCorrelationTest(correlation, m, alpha, tau=tau)
-    return discover(
-        test,
-        test.num_nodes,
-        algorithm=algorithm,
-        order=order,
-        max_cond=max_cond,
-        max_tests=max_tests,
-        selection_bias=selection_bias,
-        names=names,
-    ).pag
+    return discover(test, test.num_nodes, **options).pag
 
 
 def discover(

@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_graphs", "draw_tree"]
+__all__ = ["EDGE_MEANING", "draw_graphs", "draw_tree", "edge_color"]
 
 Place = tuple[float, float]
 Point = NDArray[np.float64]
 
 _INK, _SOFT, _ACCENT = "#1c2330", "#5b6472", "#c2410c"
 _COLORS = {"→": "#c2410c", "↔": "#7c3aed", "o→": "#1d4ed8", "o-o": "#8a93a1"}
-_OTHER = "#047857"
-_MEANING = {
-    "→": "→  causes",
-    "↔": "↔  hidden common cause",
-    "o→": "o→  not caused by",
-    "o-o": "o-o  unknown",
-    "-": "-  selection",
-    "-o": "-o  selection possible",
+EDGE_MEANING = {
+    "→": "causes",
+    "↔": "hidden common cause",
+    "o→": "not caused by",
+    "o-o": "unknown",
+    "-": "selection",
+    "-o": "selection possible",
 }
+"""What the kinds of edges say."""
 _NODE, _HEAD, _RING = 0.035, 0.07, 0.022
 """Radius of a node, length of an arrowhead, and radius of an open circle."""
+
+
+def edge_color(kind: str) -> str:
+    """Return the colour of a kind of edge, such as ``"o→"``."""
+    return _COLORS.get(kind, "#047857")
 
 
 def draw_graphs(pags: Mapping[str, PAG], *, target: int | None = None) -> "Figure":
@@ -152,7 +157,7 @@ def _draw_edges(
     kinds = set()
     for a, b in pairs:
         kind = pag.symbol(a, b)
-        color = _COLORS.get(kind, _OTHER)
+        color = edge_color(kind)
         kinds.add(kind)
         start, end = np.array(places[a]), np.array(places[b])
         along = (end - start) / np.linalg.norm(end - start)
@@ -242,11 +247,11 @@ def _frame(axis: "Axes", title: str, radius: float) -> None:
 def _legend(figure: "Figure", kinds: set[str]) -> None:
     from matplotlib.lines import Line2D
 
-    shown = [kind for kind in _MEANING if kind in kinds or kind[::-1] in kinds]
+    shown = [kind for kind in EDGE_MEANING if kind in kinds or kind[::-1] in kinds]
     if shown:
         figure.legend(
-            [Line2D([], [], color=_COLORS.get(kind, _OTHER), lw=2) for kind in shown],
-            [_MEANING[kind] for kind in shown],
+            [Line2D([], [], color=edge_color(kind), lw=2) for kind in shown],
+            [f"{kind}  {EDGE_MEANING[kind]}" for kind in shown],
             loc="outside lower center",
             ncols=min(len(shown), 4),
             frameon=False,

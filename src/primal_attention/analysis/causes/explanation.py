@@ -9,8 +9,8 @@ from primal_attention.analysis.causes.baselines import MethodResult
 from primal_attention.analysis.causes.drawing import draw_tree
 from primal_attention.analysis.causes.graph_result import CausalGraphs, HeadGraph
 from primal_attention.analysis.causes.page import (
-    CAVEATS,
     HeadView,
+    add_caveats,
     add_explorer,
     consensus_view,
 )
@@ -146,8 +146,8 @@ class Explanation(AnalysisResult):
     def plot(self) -> bytes:
         """Return the tree around the decision as PNG, in the graph of the winner."""
         graph = self._shown()[0].graph
-        title = f"{graph.name}, around {graph.pag.name(self._root)}"
-        return to_png(draw_tree(graph.pag, self._root, max_range=self._radius, title=title))
+        title = f"{graph.name}, around {graph.pag.name(self.graphs.root)}"
+        return to_png(draw_tree(graph.pag, self.graphs.root, max_range=self._radius, title=title))
 
     def to_json(self) -> str:
         """Return the sets, the graphs, all runs and all settings as JSON."""
@@ -216,9 +216,7 @@ class Explanation(AnalysisResult):
                 "one. An advantage over the mean of heads only is none: methods that choose the "
                 "best head are the fair comparison."
             )
-        page.section("Before you rely on it")
-        for caveat in CAVEATS:
-            page.text(caveat)
+        add_caveats(page)
         return page.config(dict(self.settings))
 
     def add_explorer(self, page: Report) -> None:
@@ -247,10 +245,12 @@ class Explanation(AnalysisResult):
             )
             members = self.graphs.nodes.members
             found.append(
-                HeadView(graph.name + star, graph.pag, members, self._root, head.distances, note)
+                HeadView(
+                    graph.name + star, graph.pag, members, self.graphs.root, head.distances, note
+                )
             )
         if len(self.heads) > 1:
-            found.append(consensus_view(self.graphs, self._root, self._radius))
+            found.append(consensus_view(self.graphs, self.graphs.root, self._radius))
         return found
 
     def comparison_table(self) -> Table:
@@ -283,13 +283,6 @@ class Explanation(AnalysisResult):
 
     def _shown(self) -> list[HeadSearch]:
         return sorted(self.heads, key=lambda head: head.graph.head != self.winner)
-
-    @property
-    def _root(self) -> int:
-        root = self.graphs.nodes.target
-        if root is None:
-            raise ValueError("The graphs have no target; give target= to causal_graph.")
-        return root
 
     @property
     def _radius(self) -> int | None:

@@ -82,6 +82,13 @@ class CausalGraphs(AnalysisResult):
         """Names of the nodes."""
         return self.nodes.labels
 
+    @property
+    def root(self) -> int:
+        """Node of the target, or an error if there is none."""
+        if self.nodes.target is None:
+            raise ValueError("The graphs have no target; give target= to causal_graph.")
+        return self.nodes.target
+
     @cached_property
     def consensus(self) -> Consensus:
         """How often edges occur over the heads, weighted by the confidence of the heads."""
@@ -198,11 +205,8 @@ class CausalGraphs(AnalysisResult):
             head: Which head; by default the most confident one.
             max_range: Largest distance from the target; ``None`` for all.
         """
-        if self.nodes.target is None:
-            raise ValueError("The graphs have no target; give target= to causal_graph.")
         graph = self.best if head is None else self.of_head(head)
-        figure = draw_tree(graph.pag, self.nodes.target, max_range=max_range, title=graph.name)
-        return to_png(figure)
+        return to_png(draw_tree(graph.pag, self.root, max_range=max_range, title=graph.name))
 
     def of_head(self, head: int) -> HeadGraph:
         """Return the graph of a head by its number in the layer."""

@@ -177,30 +177,26 @@ def _position(i: object, n: int, what: str) -> int:
     return i % n
 
 
-class _Chooser:
-    """Finds groups of tokens by position or by word."""
-
-    def __init__(self, groups: Sequence[tuple[int, ...]], labels: Sequence[str], n: int) -> None:
-        self.groups, self.labels, self.n = list(groups), list(labels), n
-        self._of = {i: g for g, group in enumerate(groups) for i in group}
-
-    def find(self, which: int | str, what: str) -> int:
-        """Return the number of the group of a position or of a word."""
-        if not isinstance(which, str):
-            return self._of[_position(which, self.n, what)]
-        found = [g for g, label in enumerate(self.labels) if label == which]
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            raise ValueError(
-                f"{what} has {which!r}, which is no word of the sequence."
-                f"{did_you_mean(which, self.labels)} Words: {', '.join(self.labels[:40])}."
-            )
-        places = ", ".join(str(self.groups[g][0]) for g in found)
+def _find_group(
+    groups: Sequence[tuple[int, ...]], labels: Sequence[str], which: int | str, what: str
+) -> int:
+    """Return the number of the group of a position or of a word."""
+    if not isinstance(which, str):
+        position = _position(which, sum(map(len, groups)), what)
+        return next(g for g, group in enumerate(groups) if position in group)
+    found = [g for g, label in enumerate(labels) if label == which]
+    if not found:
+        raise ValueError(
+            f"{what} has {which!r}, which is no word of the sequence."
+            f"{did_you_mean(which, labels)} Words: {', '.join(labels[:40])}."
+        )
+    if len(found) > 1:
+        places = ", ".join(str(groups[g][0]) for g in found)
         raise ValueError(
             f"{what} has {which!r}, which occurs several times; give the position of one of its "
             f"tokens: {places}."
         )
+    return found[0]
 
 
 def choose_nodes(
@@ -233,9 +229,8 @@ def choose_nodes(
         ('b', 'c')
     """
     n = sum(map(len, groups))
-    chooser = _Chooser(groups, labels, n)
     is_mean = target == MEAN and MEAN not in labels
-    goal = None if target is None or is_mean else chooser.find(target, "target")
+    goal = None if target is None or is_mean else _find_group(groups, labels, target, "target")
     if isinstance(nodes, str | int):
         common = [g for g, group in enumerate(groups) if not all(special[i] for i in group)]
         if is_mean:
@@ -250,7 +245,7 @@ def choose_nodes(
             lambda: importance(None if target is None else weights),
         )
     else:
-        chosen = {chooser.find(i, "nodes") for i in nodes}
+        chosen = {_find_group(groups, labels, i, "nodes") for i in nodes}
     if goal is not None:
         chosen.add(goal)
     kept = sorted(chosen)

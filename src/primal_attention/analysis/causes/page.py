@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from html import escape
 from typing import NamedTuple
 
+from primal_attention.analysis.causes.drawing import EDGE_MEANING, edge_color
 from primal_attention.analysis.causes.graph_result import CausalGraphs
 from primal_attention.analysis.causes.marks import ARROW, CIRCLE
 from primal_attention.analysis.causes.pag import PAG
@@ -17,6 +18,7 @@ from primal_attention.report.page import Report
 __all__ = [
     "CAVEATS",
     "HeadView",
+    "add_caveats",
     "add_explorer",
     "consensus_view",
     "explorer",
@@ -51,17 +53,8 @@ class HeadView(NamedTuple):
     """A sentence about the graph."""
 
 
-_COLORS = {"→": "#c2410c", "↔": "#7c3aed", "o→": "#1d4ed8", "o-o": "#8a93a1"}
-_OTHER = "#047857"
 _CROWD = 14
 """Nodes above which labels are turned."""
-_MEANING = {
-    "→": "causes",
-    "↔": "hidden common cause",
-    "o→": "not caused by",
-    "o-o": "unknown",
-    "-": "selection",
-}
 
 _STYLE = """
 .causes{border:1px solid var(--line,#e3e7ee);border-radius:.6rem;padding:1rem 1.2rem;
@@ -89,7 +82,7 @@ _STYLE = """
 """
 
 _KINDS = "".join(
-    f".causes-kind-{i}{{color:{_COLORS.get(kind, _OTHER)}}}\n" for i, kind in enumerate(_MEANING)
+    f".causes-kind-{i}{{color:{edge_color(kind)}}}\n" for i, kind in enumerate(EDGE_MEANING)
 )
 
 _SCRIPT = """
@@ -123,6 +116,13 @@ _SCRIPT = """
   });
 })();
 """
+
+
+def add_caveats(page: Report) -> None:
+    """Add what a reader must know before relying on graphs or sets."""
+    page.section("Before you rely on it")
+    for caveat in CAVEATS:
+        page.text(caveat)
 
 
 def add_explorer(
@@ -188,7 +188,7 @@ def explorer(
     kinds = {view.pag.symbol(a, b) for view in views for a, b in view.pag.ordered_pairs()}
     key = "".join(
         f'<span class="causes-kind-{i}"><b>{kind}</b> {meaning}</span>'
-        for i, (kind, meaning) in enumerate(_MEANING.items())
+        for i, (kind, meaning) in enumerate(EDGE_MEANING.items())
         if kind in kinds
     )
     return (
@@ -207,10 +207,7 @@ def graph_views(graphs: CausalGraphs, radius: int | None = 3) -> list[HeadView]:
         graphs: Graphs with a target.
         radius: Largest distance from the target; ``None`` for all.
     """
-    root = graphs.nodes.target
-    if root is None:
-        raise ValueError("The graphs have no target; give target= to causal_graph.")
-    found = []
+    root, found = graphs.root, []
     for graph in graphs.ranked():
         note = (
             f"Confidence {graph.confidence.low_margin:.2f}; {len(graph.pag.edges())} edges between "
@@ -298,7 +295,7 @@ def _edge(pag: PAG, a: int, b: int, place: dict[int, tuple[float, float]], depth
     (x1, y1), (x2, y2) = place[a], place[b]
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
-    color = _COLORS.get(pag.symbol(a, b), _OTHER)
+    color = edge_color(pag.symbol(a, b))
     x1, y1, x2, y2 = x1 + 8 * ux, y1 + 8 * uy, x2 - 8 * ux, y2 - 8 * uy
     marks = _mark(int(pag.marks[b, a]), x1, y1, -ux, -uy, color)
     marks += _mark(int(pag.marks[a, b]), x2, y2, ux, uy, color)

@@ -53,9 +53,7 @@ class Reasoning:
         batch_size: int,
     ) -> None:
         self.subject, self.graphs = subject, graphs
-        nodes, root = graphs.nodes, graphs.nodes.target
-        if root is None:
-            raise ValueError("The graphs have no target; give target= to causal_graph.")
+        nodes, root = graphs.nodes, graphs.root
         removable = set(subject.candidates)
         # a node is known by the position of its first piece
         self.unit = {

@@ -119,8 +119,8 @@ class ClassSubject(TextSubject):
 
     Args:
         model: A model whose output has ``logits [b, classes]``.
-        tokenizer: Its tokenizer.
-        encoded: Arguments of the forward for one sequence.
+        tokenizer: As in :class:`TextSubject`, and so are the others.
+        encoded: Arguments of the forward.
         target: Token whose vector the classifier reads: a position, ``"first"``, ``"last"``,
             ``"mean"`` for a mean over tokens, or ``"auto"`` to find it by a gradient.
         options: Options of :class:`TextSubject`.

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
+from primal_attention.support.command import needs
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -88,14 +89,10 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
 def _standard_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ranks, centred and of length one; zeros if all values are equal."""
-    order = np.argsort(values)
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values))
-    ordered = values[order]
-    is_new = np.r_[True, ordered[1:] != ordered[:-1]]
-    if not is_new.all():
-        group = np.cumsum(is_new) - 1
-        ranks[order] = (np.bincount(group, ranks[order]) / np.bincount(group))[group]
+    with needs("sklearn", "A rank correlation"):
+        from scipy.stats import rankdata
+
+    ranks = rankdata(values)
     ranks -= ranks.mean()
     length = float(np.linalg.norm(ranks))
     return ranks / length if length else ranks

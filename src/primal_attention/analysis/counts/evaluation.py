@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from primal_attention.analysis.counts.association import spearman
 from primal_attention.analysis.counts.word_vectors import WordVectors
-from primal_attention.support.command import UserError, needs
+from primal_attention.support.command import UserError
 from primal_attention.support.files import read_lines
 
 __all__ = [
@@ -110,9 +111,6 @@ def evaluate_similarity(
         >>> evaluate_similarity(vectors, pairs).used
         2
     """
-    with needs("sklearn", "The rank correlation"):
-        from scipy.stats import spearmanr
-
     row = {word: i for i, word in enumerate(vectors.words)}
     known = [pair for pair in pairs if pair.first in row and pair.second in row]
     if len(known) < 2:
@@ -120,7 +118,7 @@ def evaluate_similarity(
     unit = vectors.unit_rows()
     first, second = [row[pair.first] for pair in known], [row[pair.second] for pair in known]
     cosines, judged = (unit[first] * unit[second]).sum(1), [pair.score for pair in known]
-    # ranks that are all equal have no correlation; scipy would warn
+    # ranks that are all equal have no correlation
     is_constant = np.ptp(cosines) == 0 or np.ptp(judged) == 0
-    value = float("nan") if is_constant else float(spearmanr(cosines, judged).statistic)
+    value = float("nan") if is_constant else spearman(cosines, judged)
     return SimilarityScore(value, len(known), len(pairs))

@@ -19,13 +19,17 @@ _WITH_NUMBERS = 12
 
 
 def plot_weights(
-    panels: Mapping[str, tuple[Sequence[str], ArrayLike]], *, columns: int = 3
+    panels: Mapping[str, tuple[Sequence[str], ArrayLike]],
+    *,
+    columns: int = 3,
+    largest: float | None = 1.0,
 ) -> "Figure":
     """Return a figure with a heat map for each panel: rows are queries, columns are keys.
 
     Args:
         panels: Words and weights ``[n n]`` of each panel, by its title.
         columns: Panels side by side.
+        largest: Weight with the darkest shade; ``None`` for the largest of each panel.
 
     Example:
         >>> figure = plot_weights({"counts": (["river", "bank"], [[0.0, 1.0], [0.5, 0.5]])})
@@ -52,7 +56,8 @@ def plot_weights(
                 f"weights of {title!r} have shape {matrix.shape} for {len(words)} words; they must "
                 "be square, one row for each word."
             )
-        axis.imshow(matrix, cmap="Oranges", vmin=0, vmax=1)
+        top = max(float(matrix.max()), 1e-9) if largest is None else largest
+        axis.imshow(matrix, cmap="Oranges", vmin=0, vmax=top)
         # words may have a dollar sign, which is no formula
         axis.set_xticks(
             range(len(words)), words, rotation=60, ha="right", fontsize=8, parse_math=False
@@ -63,6 +68,6 @@ def plot_weights(
         axis.set_ylabel("query", fontsize=8)
         if len(words) <= _WITH_NUMBERS:
             for (i, j), value in np.ndenumerate(matrix):
-                color = "white" if value > 0.6 else "black"
+                color = "white" if value > 0.6 * top else "black"
                 axis.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
     return figure

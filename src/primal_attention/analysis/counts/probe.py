@@ -74,21 +74,13 @@ def qk_circuit(
         if (ids < 0).any():
             bad = list(words)[int(np.argmax(ids < 0))]
             raise ValueError(f"{bad!r} is not one token of the tokenizer; leave it out.")
-    offset = _offset(model, ids) if offset is None else offset
+    offset = int(is_rotary(model, ids)) if offset is None else offset
     found = queries_keys(model, ids, layer=layer, offset=offset, positions=positions)
     if head is None:
         return found.logits()
-    _check_head(head, len(found.q))
+    if not 0 <= head < len(found.q):
+        raise ValueError(f"there is no head {head}; the layer has {len(found.q)}, counted from 0.")
     return found._replace(q=found.q[head : head + 1], k=found.k[head : head + 1]).logits()[0]
-
-
-def _check_head(head: int, count: int) -> None:
-    if not 0 <= head < count:
-        raise ValueError(f"there is no head {head}; the layer has {count}, counted from 0.")
-
-
-def _offset(model: nn.Module, ids: np.ndarray) -> int:
-    return int(is_rotary(model, ids))
 
 
 @dataclass(frozen=True)
@@ -275,7 +267,7 @@ def probe_heads(
     chosen, ids = _choose_words(tokenizer, cooccurrence, words)
     targets = Targets(cooccurrence, chosen, min_count)
     if offsets is None:
-        offsets = (_offset(model, ids),)
+        offsets = (int(is_rotary(model, ids)),)
     if not len(layers) or not len(offsets):
         raise ValueError("layers and offsets must not be empty; give at least one of each.")
     heads = []

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from primal_attention.analysis.counts.cooccurrence import Cooccurrence
+from primal_attention.analysis.counts.heat_maps import plot_weights
 from primal_attention.analysis.counts.projection import normalize_rows
 from primal_attention.analysis.counts.vocabulary import split_words
 from primal_attention.hosts import capture
-from primal_attention.report.plots import panel_layout, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,19 +99,9 @@ def plot_head_beside_counts(
         layer: Number of the attention layer in the order of the forward, or its name.
         head: Number of the head.
     """
-    from matplotlib import pyplot as plt
-
     words, weights = word_weights(model, tokenizer, text, layer=layer, head=head)
     panels = {
-        "counts": count_weights(cooccurrence, words),
-        f"layer {layer}, head {head}": weights,
+        "counts": (words, count_weights(cooccurrence, words)),
+        f"layer {layer}, head {head}": (words, weights),
     }
-    shown = [plain(word) for word in words]
-    size = max(3.2, 0.42 * len(words) + 1.4)
-    figure, axes = plt.subplots(1, 2, figsize=(2 * size, size), layout=panel_layout())
-    for axis, (title, matrix) in zip(axes, panels.items(), strict=True):
-        axis.imshow(matrix, cmap="Oranges", vmin=0, vmax=max(float(matrix.max()), 1e-9))
-        axis.set_xticks(range(len(words)), shown, rotation=60, ha="right", fontsize=8)
-        axis.set_yticks(range(len(words)), shown, fontsize=8)
-        axis.set(title=title, xlabel="key", ylabel="query")
-    return figure
+    return plot_weights(panels, largest=None)
