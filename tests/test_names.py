@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
     str(path.parent.relative_to(ROOT / "src")).replace("/", ".")
     for path in (ROOT / "src" / "primal_attention").glob("*/__init__.py")
-    if path.parent.name != "cli"
+    if path.parent.name not in ("cli", "support")  # no part of the library for users
 )
 
 
@@ -39,6 +39,43 @@ def test_names_in_the_docs_exist():
         found = pa
         for part in name.split("."):
             found = getattr(found, part)
+
+
+ESTIMATORS = {
+    **dict.fromkeys(["TableClassifier", "TableRegressor", "TableImputer", "KernelSVD"], "sklearn"),
+    **dict.fromkeys(["EventPredictor", "EventClassifier"], "sklearn"),
+    **dict.fromkeys(["Reranker", "ImageTextMatcher"], "sklearn"),
+    **dict.fromkeys(["SeriesClassifier", "SeriesRegressor"], "series"),
+}
+"""Estimators at the front door, and the extra that each needs."""
+
+
+def test_estimators_are_at_the_front_door():
+    assert set(ESTIMATORS) <= set(pa.__all__)
+    for name in ESTIMATORS:
+        assert isinstance(getattr(pa, name), type)
+        assert getattr(pa, name).__name__ == name
+
+
+def test_estimators_load_when_used_and_name_the_extra_that_is_missing():
+    code = (
+        "import sys\n"
+        "sys.modules.update(sklearn=None, aeon=None)\n"  # as if they were not installed
+        "import primal_attention as pa\n"
+        "print(dir(pa).count('TableClassifier'), 'torch' in sys.modules)\n"
+        "from primal_attention.support.command import MissingPackageError\n"
+        f"for name in {list(ESTIMATORS)}:\n"
+        "    try:\n"
+        "        getattr(pa, name)()\n"
+        "    except MissingPackageError as error:\n"
+        "        print(name, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *lines = done.stdout.splitlines()
+    assert first == "1 False"
+    assert [line.split()[0] for line in lines] == list(ESTIMATORS)
+    for line, extra in zip(lines, ESTIMATORS.values(), strict=True):
+        assert f"pip install -e '.[{extra}]'" in line
 
 
 def test_packages_are_imported_when_they_are_used():

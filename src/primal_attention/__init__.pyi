@@ -23,15 +23,34 @@ from .attention import (
     list_attentions,
     register_attention,
 )
+from .ksvd import KernelSVD
+from .tasks.events.classifier import EventClassifier
+from .tasks.events.estimator import EventPredictor
+from .tasks.lists.context import Reranker
+from .tasks.pairs.estimator import ImageTextMatcher
+from .tasks.series.estimator import SeriesClassifier, SeriesRegressor
+from .tasks.tables.classifier import TableClassifier
+from .tasks.tables.imputer import TableImputer
+from .tasks.tables.regressor import TableRegressor
 from .tasks.trained import load
 
 __version__: str
 
 __all__ = [
     "Attention",
+    "EventClassifier",
+    "EventPredictor",
+    "ImageTextMatcher",
+    "KernelSVD",
     "LinearAttention",
     "PrimalAttention",
+    "Reranker",
+    "SeriesClassifier",
+    "SeriesRegressor",
     "SoftmaxAttention",
+    "TableClassifier",
+    "TableImputer",
+    "TableRegressor",
     "__version__",
     "analysis",
     "attention",

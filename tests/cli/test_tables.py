@@ -16,7 +16,7 @@ from primal_attention.cli.main import main
 pytest.importorskip("sklearn")
 pd = pytest.importorskip("pandas")
 
-from primal_attention.tasks.tables import NPTClassifier, NPTImputer, NPTRegressor  # noqa: E402
+from primal_attention.tasks.tables import TableClassifier, TableImputer, TableRegressor  # noqa: E402
 
 QUICK = [
     *("--model.dim", "8", "--model.num-heads", "2", "--model.num-layers", "1"),
@@ -139,7 +139,7 @@ def test_classes_come_from_commands_python_and_estimators_alike(classes, name, t
     assert list(rows[0]) == ["index", "class", "p(cheap)", "p(dear)"]
     said = [row["class"] for row in rows]
     assert pa.load(classes / name).predict(X).tolist() == said
-    estimator = NPTClassifier.load(classes / name)
+    estimator = TableClassifier.load(classes / name)
     assert estimator.classes_.tolist() == ["cheap", "dear"]
     assert estimator.predict(X).tolist() == said
     shares = np.array([[float(row[f"p({c})"]) for c in ("cheap", "dear")] for row in rows])
@@ -157,11 +157,11 @@ def test_numbers_come_with_a_deviation(numbers, tmp_path):
     assert main(["predict", str(numbers / "softmax"), str(file), "--out", "p.jsonl"]) == 0
     rows = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     X = houses().drop(columns=["kind", "price"])
-    mean, std = NPTRegressor.load(numbers / "softmax").predict(X, return_std=True)
+    mean, std = TableRegressor.load(numbers / "softmax").predict(X, return_std=True)
     np.testing.assert_allclose([row["value"] for row in rows], mean, rtol=1e-5)
     np.testing.assert_allclose([row["sd"] for row in rows], std, rtol=1e-5)
-    with pytest.raises(ValueError, match="predicts no classes; load it with NPTRegressor"):
-        NPTClassifier.load(numbers / "softmax")
+    with pytest.raises(ValueError, match="predicts no classes; load it with TableRegressor"):
+        TableClassifier.load(numbers / "softmax")
 
 
 def test_models_are_calibrated_and_keep_what_they_need(numbers, classes):
@@ -178,8 +178,8 @@ def test_models_are_calibrated_and_keep_what_they_need(numbers, classes):
 def test_the_command_reads_what_an_estimator_saved(tmp_path, is_frame):
     frame = houses()[["size", "rooms", "price"]]
     X, y = frame[["size", "rooms"]], frame["price"]
-    options = {"d_embed": 8, "depth": 2, "heads": 2, "steps": 5, "random_state": 0}
-    model = NPTRegressor(**options).fit(X if is_frame else X.to_numpy(), y)
+    model = TableRegressor(dim=8, num_heads=2, num_layers=1, max_epochs=1, random_state=0)
+    model.fit(X if is_frame else X.to_numpy(), y)
     model.save("saved")
     frame.to_csv("new.csv", index=False)
     assert main(["predict", "saved", "new.csv", "--out", "p.csv"]) == 0
@@ -190,7 +190,8 @@ def test_the_command_reads_what_an_estimator_saved(tmp_path, is_frame):
 
 def test_an_imputer_has_nothing_to_predict(fails):
     X = houses()[["size", "rooms"]]
-    NPTImputer(d_embed=8, depth=2, heads=2, steps=3, random_state=0).fit(X).save("saved")
+    imputer = TableImputer(dim=8, num_heads=2, num_layers=1, max_epochs=1, random_state=0)
+    imputer.fit(X).save("saved")
     X.to_csv("new.csv", index=False)
     assert "this model has no target: it fills holes" in fails("predict", "saved", "new.csv")
     assert "this model has no target" in fails("eval", "saved", "--data", "new.csv")
@@ -205,7 +206,7 @@ def test_rows_of_a_transductive_model_are_predicted_together(tmp_path):
     said = trained.predict(X, batch_size=7)
     np.testing.assert_allclose(said, trained.predict(X, batch_size=90))
     np.testing.assert_allclose(
-        said, NPTRegressor.load("outputs/houses/softmax").predict(X), rtol=1e-4
+        said, TableRegressor.load("outputs/houses/softmax").predict(X), rtol=1e-4
     )
 
 
@@ -265,7 +266,7 @@ def test_usual_names_of_a_target_need_no_option(capsys, fails):
         assert saved.get("target", "target") == name  # a default is not written
     pd.DataFrame({**NAMED, "kind": [0, 1] * 20}).to_csv("t.csv", index=False)
     told = fails("train", "t.csv")
-    assert "tabular: which column is to be predicted?" in told
+    assert "tables: which column is to be predicted?" in told
     assert "give --target with one of kind, sepal length" in told
 
 
@@ -274,12 +275,12 @@ def test_the_command_trains_as_the_estimators_do(capsys):
 
     pd.DataFrame({**NAMED, "target": [0, 1] * 20}).to_csv("t.csv", index=False)
     recipe = make_plan(["t.csv"], prog="").options.recipe
-    estimator = NPTClassifier()
+    estimator = TableClassifier()
     mine = estimator._training(10_000, 0)
     assert recipe.training == mine
-    assert recipe.model == estimator._options()
-    assert recipe.data.valid == estimator.validation
-    assert recipe.data.max_context == estimator.max_context_rows
+    assert recipe.model == estimator._model_options()
+    assert recipe.data.valid == estimator._fit_options().validation
+    assert recipe.data.max_context == estimator._fit_options().max_context
 
 
 # mistakes

@@ -116,10 +116,10 @@ def table() -> Any:
 
 
 def table_model(folder: Path) -> Path:
-    from primal_attention.tasks.tables import NPTClassifier
+    from primal_attention.tasks.tables import TableClassifier
 
     frame = table()
-    model = NPTClassifier(d_embed=8, depth=2, heads=2, steps=4, random_state=0)
+    model = TableClassifier(dim=8, num_heads=2, num_layers=1, max_epochs=1, random_state=0)
     model.fit(frame.drop(columns="price"), frame["price"]).save(folder / "model")
     return folder / "model"
 

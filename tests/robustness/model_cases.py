@@ -99,21 +99,21 @@ def _estimator(name: str, path: Path, kind: Any, data: Any, answer: str) -> Case
 
 @case("estimator of tables")
 def _npt(folder: Path) -> Case:
-    from primal_attention.tasks.tables import NPTClassifier
+    from primal_attention.tasks.tables import TableClassifier
 
     path = table_model(folder)
     frame = table().drop(columns="price")[:5]
-    return _estimator("estimator of tables", path, NPTClassifier, frame, "predict_proba")
+    return _estimator("estimator of tables", path, TableClassifier, frame, "predict_proba")
 
 
 @case("estimator of numbers")
 def _npt_regressor(folder: Path) -> Case:
-    from primal_attention.tasks.tables import NPTRegressor
+    from primal_attention.tasks.tables import TableRegressor
 
     frame, path = table(), folder / "estimator"
-    model = NPTRegressor(d_embed=8, depth=2, heads=2, steps=4, random_state=0)
+    model = TableRegressor(dim=8, num_heads=2, num_layers=1, max_epochs=1, random_state=0)
     model.fit(frame[["color"]], frame["size"]).save(path)
-    return _estimator("estimator of numbers", path, NPTRegressor, frame[["color"]], "predict")
+    return _estimator("estimator of numbers", path, TableRegressor, frame[["color"]], "predict")
 
 
 @case("aligned estimator")
@@ -122,7 +122,7 @@ def _aligned(folder: Path) -> Case:
 
     frame, path = table(), folder / "estimator"
     features = frame[["size", "color"]]
-    model = OTAlignedClassifier(epochs=2, patience=2, random_state=0)
+    model = OTAlignedClassifier(max_epochs=2, random_state=0)
     model.fit(features, frame["price"]).save(path)
     return _estimator("aligned estimator", path, OTAlignedClassifier, features, "predict_proba")
 

@@ -16,6 +16,13 @@ from primal_attention.tasks.events import (
 from primal_attention.tasks.lists import Reranker
 from primal_attention.tasks.pairs import ImageTextMatcher
 from primal_attention.tasks.series import SeriesClassifier, SeriesRegressor
+from primal_attention.tasks.tables import (
+    OTAlignedClassifier,
+    OTAlignedRegressor,
+    TableClassifier,
+    TableImputer,
+    TableRegressor,
+)
 
 ESTIMATORS = [
     EventClassifier,
@@ -25,11 +32,18 @@ ESTIMATORS = [
     Reranker,
     SeriesClassifier,
     SeriesRegressor,
+    TableClassifier,
+    TableImputer,
+    TableRegressor,
 ]
 ARGUMENTS = {
     "attention", "dim", "num_heads", "num_layers", "max_epochs", "batch_size", "learning_rate",
     "options", "random_state", "verbose",
 }  # fmt: skip
+
+
+OWN = {"geometry", "hidden", "n_components"}
+"""Arguments of the estimators without attention."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,14 @@ def test_all_have_the_same_arguments(kind):
     assert set(inspect.signature(kind).parameters) == ARGUMENTS
     limit = inspect.signature(kind.fit).parameters["time_limit"]
     assert (limit.kind, limit.default) == (inspect.Parameter.KEYWORD_ONLY, None)
+
+
+@pytest.mark.parametrize("kind", [OTAlignedClassifier, OTAlignedRegressor])
+def test_estimators_without_attention_have_the_same_words(kind):
+    arguments = set(inspect.signature(kind).parameters)
+    assert len(arguments) <= 10
+    assert arguments <= ARGUMENTS | OWN
+    assert "time_limit" in inspect.signature(kind.fit).parameters
 
 
 def test_options_are_an_instance_or_some_fields():

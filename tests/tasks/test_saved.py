@@ -26,18 +26,18 @@ from primal_attention.tasks.lists import Reranker
 from primal_attention.tasks.pairs import ImageTextMatcher
 from primal_attention.tasks.series import SeriesClassifier, SeriesRegressor
 from primal_attention.tasks.tables import (
-    NPTClassifier,
-    NPTImputer,
-    NPTRegressor,
     OTAlignedClassifier,
     OTAlignedRegressor,
+    TableClassifier,
+    TableImputer,
+    TableRegressor,
 )
 from primal_attention.tasks.trained import load_trained, save_trained
 
 RNG = np.random.default_rng(0)
 TINY = {"dim": 8, "num_heads": 2, "num_layers": 1, "max_epochs": 1, "random_state": 0}
-NPT = {"d_embed": 8, "depth": 2, "heads": 2, "steps": 2, "random_state": 0}
-OT = {"hidden": (4,), "epochs": 1, "random_state": 0}
+TABLE = {**TINY, "options": {"epoch_steps": 2}}
+OT = {"hidden": (4,), "max_epochs": 1, "random_state": 0}
 X, Y = RNG.normal(size=(24, 3)), np.arange(24) % 2
 TIMES = [np.cumsum(row) for row in RNG.exponential(size=(12, 8))]
 LOG = EventSequences.from_arrays(TIMES, RNG.integers(3, size=(12, 8)), unit="hours")
@@ -60,7 +60,7 @@ def converted(folder: Path) -> None:
 
 
 def task_and_model(folder: Path) -> None:
-    save_trained(folder, fitted(NPTRegressor).task_, fitted(NPTRegressor).model_)
+    save_trained(folder, fitted(TableRegressor).task_, fitted(TableRegressor).model_)
 
 
 def own_model(folder: Path) -> None:
@@ -86,10 +86,10 @@ def fitted(kind):
             return kind(max_epochs=1, options={"parts": ("attention",)}, random_state=0).fit(
                 SERIES, targets
             )
-    if kind in (NPTClassifier, NPTRegressor):
-        return kind(**NPT).fit(X, Y)
-    if kind is NPTImputer:
-        return kind(**NPT).fit(X)
+    if kind in (TableClassifier, TableRegressor):
+        return kind(**TABLE).fit(X, Y)
+    if kind is TableImputer:
+        return kind(**TABLE).fit(X)
     if kind is Reranker:
         return kind(
             dim=8, max_epochs=1, options={"candidates": 8, "anchors": 4, "epoch_steps": 1}
@@ -109,9 +109,9 @@ ESTIMATORS = [
     IrregularSeriesRegressor,
     SeriesClassifier,
     SeriesRegressor,
-    NPTClassifier,
-    NPTRegressor,
-    NPTImputer,
+    TableClassifier,
+    TableRegressor,
+    TableImputer,
     OTAlignedClassifier,
     OTAlignedRegressor,
     ImageTextMatcher,
@@ -186,12 +186,12 @@ def test_parts_of_two_saves_are_not_mixed(tmp_path):
 
 
 def test_a_folder_of_an_earlier_version_is_read_with_one_warning(tmp_path):
-    fitted(NPTRegressor).save(tmp_path)
+    fitted(TableRegressor).save(tmp_path)
     for sums in list(tmp_path.rglob("SHA256SUMS")):
         sums.unlink()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        NPTRegressor.load(tmp_path)
+        TableRegressor.load(tmp_path)
     assert [w.category for w in seen] == [UnsealedWarning]
 
 
@@ -208,9 +208,9 @@ ASK = {
     ],
     SeriesClassifier: [lambda e: e.predict(SERIES)],
     SeriesRegressor: [lambda e: e.predict(SERIES)],
-    NPTClassifier: [lambda e: e.predict(X), lambda e: e.predict_proba(X)],
-    NPTRegressor: [lambda e: e.predict(X), lambda e: e.predict_interval(X)],
-    NPTImputer: [lambda e: e.transform(np.where(X > 1, np.nan, X))],
+    TableClassifier: [lambda e: e.predict(X), lambda e: e.predict_proba(X)],
+    TableRegressor: [lambda e: e.predict(X), lambda e: e.predict_interval(X)],
+    TableImputer: [lambda e: e.transform(np.where(X > 1, np.nan, X))],
     OTAlignedClassifier: [lambda e: e.predict(X), lambda e: e.transform(X)],
     OTAlignedRegressor: [lambda e: e.predict(X)],
     ImageTextMatcher: [

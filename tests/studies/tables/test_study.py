@@ -15,7 +15,7 @@ from primal_attention.datasets.tables import Fold, Table, load_table
 from primal_attention.support.command import UserError
 from primal_attention.tasks import tables as tabular
 from primal_attention.tasks.study import find_study, read_rows, run_study
-from primal_attention.tasks.tables.peers import METHODS, make_method
+from primal_studies.tables.methods import METHODS, make_method
 from primal_studies.tables.pages import cost_page, rank_page, score_page
 from primal_studies.tables.ranks import rank_methods
 from primal_studies.tables.study import Tables, score_classes, score_numbers
@@ -189,15 +189,19 @@ def test_ours_get_their_row_attention_and_steps_only_if_asked(monkeypatch):
         def __init__(self, **options):
             self.options = options
 
-    for name in ("NPTClassifier", "NPTRegressor", "OTAlignedClassifier"):
+    for name in ("TableClassifier", "TableRegressor", "OTAlignedClassifier"):
         monkeypatch.setattr(tabular, name, type(name, (Fake,), {}), raising=False)
     iris, diabetes = load_table("iris"), load_table("diabetes")
     model = make_method("npt-primal", iris, seed=2)
-    assert type(model).__name__ == "NPTClassifier"
-    assert model.options == {"row_attention": "primal", "random_state": 2}
+    assert type(model).__name__ == "TableClassifier"
+    assert model.options == {"attention": "primal-dual", "random_state": 2}
     model = make_method("npt-none", diabetes, steps=7)
-    assert type(model).__name__ == "NPTRegressor"
-    assert model.options == {"row_attention": "none", "random_state": 0, "steps": 7}
+    assert type(model).__name__ == "TableRegressor"
+    assert model.options == {
+        "random_state": 0,
+        "max_epochs": 7,
+        "options": {"has_rows": False, "epoch_steps": 1},
+    }
     assert make_method("ot-aligned", iris, steps=7).options == {"random_state": 0}
     with pytest.raises(UserError, match=r"no method 'npt-prime'. Did you mean 'npt-primal'"):
         make_method("npt-prime", iris)

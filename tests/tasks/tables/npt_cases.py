@@ -6,8 +6,20 @@ import numpy as np
 import torch
 
 from primal_attention.tasks.tables import NPTConfig, NPTModel
-from primal_attention.tasks.tables.settings import ROW_ATTENTIONS
 
+KKT = {"regularizer": "kkt"}
+ROW_ATTENTIONS: dict[str, dict[str, Any]] = {
+    "softmax": {"attention": "softmax"},
+    "primal": {"attention": "primal-dual", "attention_options": KKT},
+    "sparse": {
+        "attention": "primal-sparse",
+        "primal_layers": "last:1",
+        "other_attention": "primal-dual",
+        "other_options": KKT,
+    },
+    "none": {"has_rows": False},
+}
+"""Kinds of row attention, as fields of ``NPTOptions``."""
 CATEGORIES = (0, 0, 3, 0)
 """Two numbers, a category and a target of numbers."""
 

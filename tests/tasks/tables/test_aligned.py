@@ -22,7 +22,8 @@ from primal_attention.tasks.tables import OTAlignedClassifier, OTAlignedRegresso
 from primal_attention.tasks.tables.aligned_model import pretrain_head
 from primal_attention.training import TrainingConfig
 
-QUICK = {"epochs": 8, "patience": 8}
+QUICK = {"max_epochs": 8, "options": {"patience": 8}}
+WHOLE = {"max_epochs": 8, "options": {"validation": 0}, "random_state": 0}
 GEOMETRIES = ["aligned-simplex", "simplex", "circle", "class-means", "learned"]
 
 
@@ -39,7 +40,7 @@ def iris():
 
 @pytest.fixture(scope="module")
 def fitted(iris):
-    return OTAlignedClassifier(epochs=30, random_state=0).fit(iris[0], iris[2])
+    return OTAlignedClassifier(max_epochs=30, random_state=0).fit(iris[0], iris[2])
 
 
 def clouds(n: int, tokens: int, seed: int = 0):
@@ -50,7 +51,7 @@ def clouds(n: int, tokens: int, seed: int = 0):
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_every_geometry_learns_and_has_probabilities_with_sum_one(iris, geometry):
-    model = OTAlignedClassifier(geometry, epochs=30, random_state=0).fit(iris[0], iris[2])
+    model = OTAlignedClassifier(geometry, max_epochs=30, random_state=0).fit(iris[0], iris[2])
     assert model.score(iris[1], iris[3]) > 0.9
     # O14
     np.testing.assert_allclose(model.predict_proba(iris[1]).sum(1), 1, atol=1e-6)
@@ -86,7 +87,7 @@ def test_more_tokens_of_one_class_sharpen_its_probability():
 
 def test_several_tokens_tell_more_than_one():
     X, y = clouds(120, 9)
-    model = OTAlignedClassifier(epochs=20, random_state=0).fit(X, y)
+    model = OTAlignedClassifier(max_epochs=20, random_state=0).fit(X, y)
     new, truth = clouds(200, 9, seed=1)
     assert model.score(new, truth) > model.score(new[:, :1], truth) + 0.05
     assert model.transform(new).shape == (200, 9, 2)
@@ -94,7 +95,7 @@ def test_several_tokens_tell_more_than_one():
 
 
 def test_targets_are_dummies_around_the_centre_of_the_class(iris):
-    model = OTAlignedClassifier(validation=0, **QUICK, random_state=0).fit(iris[0], iris[2])
+    model = OTAlignedClassifier(**WHOLE).fit(iris[0], iris[2])
     labels = model.targets_ @ model.centres_.T
     nearest = labels[:, 0].argmax(1)
     counts = np.bincount(nearest, minlength=3)
@@ -126,7 +127,7 @@ def test_more_classes_than_features_lift_the_space():
 
 
 def test_fewer_coordinates_start_from_principal_components(iris):
-    model = OTAlignedClassifier(n_components=2, epochs=30, random_state=0).fit(iris[0], iris[2])
+    model = OTAlignedClassifier(n_components=2, max_epochs=30, random_state=0).fit(iris[0], iris[2])
     assert model.transform(iris[1]).shape == (len(iris[1]), 2)
     assert model.score(iris[1], iris[3]) > 0.85
     dense = model.encoder_.transform(iris[0])
@@ -158,7 +159,7 @@ def test_the_map_is_drawn_as_arrows_beside_the_optimal_one(fitted, iris):
 def test_transport_makes_the_map_more_optimal_than_random_matching():
     X, y = clouds(300, 1)
     scores = [
-        OTAlignedClassifier("circle", match=match, epochs=30, random_state=0)
+        OTAlignedClassifier("circle", max_epochs=30, options={"match": match}, random_state=0)
         .fit(X[:, 0], y)
         .score_map(X[:, 0], y)
         .optimality
@@ -171,7 +172,7 @@ def test_temperature_is_calibrated_or_given(iris):
     X, y = load_breast_cancer(return_X_y=True)
     A, B, a, b = train_test_split(X, y, random_state=0)
     model = OTAlignedClassifier(random_state=0).fit(A, a)
-    fixed = clone(model).set_params(temperature=0.2).fit(A, a)
+    fixed = clone(model).set_params(options={"temperature": 0.2}).fit(A, a)
     assert fixed.temperature_ == 0.2
     np.testing.assert_array_equal(model.predict(B), fixed.predict(B))
 
@@ -180,14 +181,14 @@ def test_temperature_is_calibrated_or_given(iris):
 
     assert entropy(model) < entropy(fixed)
     with pytest.raises(ValueError, match="temperature must be positive"):
-        OTAlignedClassifier(temperature=0.0).fit(A, a)
+        OTAlignedClassifier(options={"temperature": 0.0}).fit(A, a)
 
 
 def test_weights_balance_a_rare_class():
     rng = np.random.default_rng(0)
     y = (np.arange(600) % 10 == 0).astype(int)
     X = rng.normal(size=(600, 2)) + 1.2 * y[:, None]
-    plain = OTAlignedClassifier(epochs=20, random_state=0).fit(X, y)
+    plain = OTAlignedClassifier(max_epochs=20, random_state=0).fit(X, y)
     balanced = clone(plain).fit(X, y, sample_weight=compute_sample_weight("balanced", y))
     recall = [m.predict(X)[y == 1].mean() for m in (plain, balanced)]
     assert recall[1] > recall[0] + 0.2
@@ -216,12 +217,15 @@ def test_saved_estimators_give_the_same_answers_without_pickle(tmp_path, kind):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"a": rng.normal(size=60), "b": rng.choice(["u", "v"], 60)})
     y = np.where(frame["a"] > 0, "up", "down") if kind is OTAlignedClassifier else frame["a"] * 2
-    model = kind(**QUICK, categorical_features=["b"], random_state=0).fit(frame, y)
+    model = kind(max_epochs=8, options={"categorical_features": ("b",)}, random_state=0).fit(
+        frame, y
+    )
     model.save(tmp_path)
     again = kind.load(tmp_path)
     np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
     np.testing.assert_array_equal(again.transform(frame), model.transform(frame))
-    assert again.get_params() == model.get_params()
+    assert again._fit_options() == model._fit_options()
+    assert again.max_epochs == 8
     assert list(again.feature_names_in_) == ["a", "b"]
     files = sorted(p.name for p in tmp_path.rglob("*") if p.is_file())
     names = ["SHA256SUMS", "SHA256SUMS", "config.json", "estimator.json", "model.safetensors"]
@@ -274,7 +278,7 @@ def test_targets_of_the_regressor_lie_on_the_line_by_quantile():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(100, 2))
     y = X[:, 0] ** 3
-    model = OTAlignedRegressor(validation=0, **QUICK, random_state=0).fit(X, y)
+    model = OTAlignedRegressor(**WHOLE).fit(X, y)
     places = np.sort((model.targets_ @ model.direction_)[:, 0])
     np.testing.assert_allclose(places, 24 * ((np.arange(100) + 0.5) / 100 - 0.5), atol=1e-4)
     # across the line the cloud is normal
@@ -286,7 +290,9 @@ def test_targets_of_the_regressor_lie_on_the_line_by_quantile():
 
 def test_one_feature_one_class_and_one_row_are_tables():
     X = np.random.default_rng(0).normal(size=(60, 1))
-    model = OTAlignedRegressor(epochs=40, patience=40, random_state=0).fit(X, 3 * X[:, 0])
+    model = OTAlignedRegressor(max_epochs=40, options={"patience": 40}, random_state=0).fit(
+        X, 3 * X[:, 0]
+    )
     assert model.score(X, 3 * X[:, 0]) > 0.95
     assert OTAlignedClassifier(**QUICK).fit(X, np.zeros(60)).predict_proba(X).min() == 1
     assert OTAlignedClassifier(**QUICK).fit([[1.0]], ["a"]).predict([[2.0]]).tolist() == ["a"]
@@ -296,8 +302,8 @@ def test_wrong_settings_are_explained():
     X, y = clouds(40, 1)
     for options, words in (
         ({"geometry": "cube"}, "geometry must be one of"),
-        ({"match": "best"}, "match must be one of"),
-        ({"validation": 1.5}, "validation must be a share"),
+        ({"options": {"match": "best"}}, "match must be one of"),
+        ({"options": {"validation": 1.5}}, "validation must be a share"),
         ({"hidden": (0,)}, "hidden must hold widths"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -308,7 +314,7 @@ def test_wrong_settings_are_explained():
 
 def test_progress_tells_how_many_points_are_matched(capsys):
     X, y = clouds(60, 1)
-    OTAlignedClassifier(epochs=1, ot_batch=10, verbose=True).fit(X, y)
+    OTAlignedClassifier(max_epochs=1, options={"ot_batch": 10}, verbose=True).fit(X, y)
     assert "matching 48 points, at most 10 at once" in capsys.readouterr().err
 
 
@@ -329,7 +335,7 @@ def test_simplex_beats_the_circle_with_ten_classes():
     X, y = load_digits(return_X_y=True)
     A, B, a, b = train_test_split(X[:700], y[:700], random_state=0)
     simplex, circle = (
-        OTAlignedClassifier(g, epochs=30, random_state=0).fit(A, a).score(B, b)
+        OTAlignedClassifier(g, max_epochs=30, random_state=0).fit(A, a).score(B, b)
         for g in ("aligned-simplex", "circle")
     )
     assert simplex > circle + 0.04

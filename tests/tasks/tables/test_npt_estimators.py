@@ -10,14 +10,42 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from primal_attention.support.files import write_sealed
-from primal_attention.tasks.tables import NPTClassifier, NPTImputer, NPTRegressor
+from primal_attention.tasks.tables import TableClassifier, TableImputer, TableRegressor
 from primal_attention.tasks.trained import load
 
-SMALL = {"d_embed": 8, "depth": 2, "heads": 2, "steps": 10, "random_state": 0}
-CHECKED = {**SMALL, "steps": 30, "lr": 0.01}
+SMALL = {
+    "dim": 8,
+    "num_heads": 2,
+    "num_layers": 1,
+    "max_epochs": 10,
+    "random_state": 0,
+    "options": {"epoch_steps": 1},
+}
+CHECKED = {**SMALL, "max_epochs": 15, "options": {"epoch_steps": 2}, "learning_rate": 0.01}
+SPARSE = {"primal_layers": "last:1", "other_attention": "primal-dual"}
+ROWS = {
+    "softmax": {},
+    "primal": {"attention": "primal-dual"},
+    "sparse": {"attention": "primal-sparse", "options": {"epoch_steps": 1, **SPARSE}},
+    "none": {"options": {"epoch_steps": 1, "has_rows": False}},
+}
+"""Row attentions, as arguments."""
 
 
-@parametrize_with_checks([NPTClassifier(**CHECKED), NPTRegressor(**CHECKED), NPTImputer(**SMALL)])
+def longer(steps, rate=0.01):
+    """Return the arguments of a small estimator that trains for 20 epochs."""
+    epochs = {"max_epochs": 20, "options": {"epoch_steps": steps}}
+    return {**SMALL, **epochs, "learning_rate": rate}
+
+
+def options(**given):
+    """Return the arguments of a small estimator with some options."""
+    return {**SMALL, "max_epochs": 5, "options": {"epoch_steps": 1, **given}}
+
+
+@parametrize_with_checks(
+    [TableClassifier(**CHECKED), TableRegressor(**CHECKED), TableImputer(**SMALL)]
+)
 def test_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -45,15 +73,13 @@ def houses(rows=60, seed=0):
 @pytest.fixture(scope="module")
 def regressor():
     X, y = houses()
-    return NPTRegressor(**{**SMALL, "steps": 100, "lr": 0.01}).fit(X, y)
+    return TableRegressor(**longer(5)).fit(X, y)
 
 
 @pytest.fixture(scope="module")
 def classifier():
     X, y = houses()
-    return NPTClassifier(**{**SMALL, "steps": 60, "lr": 0.01}).fit(
-        X, np.where(y > y.median(), "dear", "cheap")
-    )
+    return TableClassifier(**longer(3)).fit(X, np.where(y > y.median(), "dear", "cheap"))
 
 
 def test_a_mixed_frame_with_holes_is_learned(regressor, classifier):
@@ -80,43 +106,43 @@ def test_a_prediction_does_not_depend_on_the_rows_beside_it(regressor):
     np.testing.assert_allclose(alone, regressor.predict(X)[:5], rtol=1e-5)
 
 
-@pytest.mark.parametrize("row_attention", ["softmax", "primal", "hybrid", "none"])
-def test_every_row_attention_fits_predicts_and_saves(row_attention, tmp_path):
+@pytest.mark.parametrize("rows", ROWS)
+def test_every_row_attention_fits_predicts_and_saves(rows, tmp_path):
     # N20
     X, y = houses()
-    model = NPTRegressor(**{**SMALL, "steps": 5}, row_attention=row_attention).fit(X, y)
-    keeps = {"softmax": 60, "hybrid": 60, "primal": 0, "none": 0}[row_attention]
+    model = TableRegressor(**{**SMALL, "max_epochs": 5, **ROWS[rows]}).fit(X, y)
+    keeps = {"softmax": 60, "sparse": 60, "primal": 0, "none": 0}[rows]
     assert model.model_.config.context_rows == keeps
     model.save(tmp_path / "model")
-    again = NPTRegressor.load(tmp_path / "model")
+    again = TableRegressor.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
-    assert again.get_params() == model.get_params()
+    assert again._model_options() == model._model_options()
     np.testing.assert_allclose(load(tmp_path / "model").predict(X), model.predict(X), rtol=1e-4)
 
 
 def test_a_saved_classifier_has_its_classes(classifier, tmp_path):
     X, _ = houses(10, seed=1)
     classifier.save(tmp_path)
-    again = NPTClassifier.load(tmp_path)
+    again = TableClassifier.load(tmp_path)
     assert list(again.classes_) == ["cheap", "dear"]
     np.testing.assert_array_equal(again.predict_proba(X), classifier.predict_proba(X))
     assert set(load(tmp_path).predict(X)) <= {"cheap", "dear"}
-    with pytest.raises(ValueError, match="load it with NPTClassifier"):
-        NPTRegressor.load(tmp_path)
+    with pytest.raises(ValueError, match="load it with TableClassifier"):
+        TableRegressor.load(tmp_path)
 
 
 def test_a_damaged_folder_says_so(classifier, tmp_path):
     classifier.save(tmp_path)
     write_sealed(tmp_path, {"estimator.json": '{"parameters": {"colour": 3}}'})
     with pytest.raises(ValueError, match=r"estimator.json is damaged"):
-        NPTClassifier.load(tmp_path)
+        TableClassifier.load(tmp_path)
 
 
 def test_a_fit_is_the_same_twice_and_for_rows_in_any_order():
     X, y = houses()
     order = np.random.default_rng(0).permutation(len(X))
-    first = NPTRegressor(**SMALL).fit(X, y)
+    first = TableRegressor(**SMALL).fit(X, y)
     second = clone(first).fit(X.iloc[order], y.iloc[order])
     np.testing.assert_array_equal(first.predict(X), second.predict(X))
 
@@ -124,8 +150,8 @@ def test_a_fit_is_the_same_twice_and_for_rows_in_any_order():
 def test_weights_of_whole_numbers_equal_repeated_rows():
     X, y = houses()
     weight = np.random.default_rng(0).integers(0, 3, len(X))
-    weighted = NPTRegressor(**SMALL).fit(X, y, sample_weight=weight)
-    repeated = NPTRegressor(**SMALL).fit(
+    weighted = TableRegressor(**SMALL).fit(X, y, sample_weight=weight)
+    repeated = TableRegressor(**SMALL).fit(
         X.loc[X.index.repeat(weight)], y.loc[y.index.repeat(weight)]
     )
     np.testing.assert_array_equal(weighted.predict(X), repeated.predict(X))
@@ -146,7 +172,7 @@ def test_intervals_are_around_the_mean_and_grow_with_their_coverage(regressor):
 
 def test_the_context_is_a_stratified_sample_of_a_large_table():
     X, y = houses(80)
-    model = NPTClassifier(**{**SMALL, "steps": 3}, max_context_rows=20).fit(X, y > y.median())
+    model = TableClassifier(**options(max_context=20)).fit(X, y > y.median())
     assert model.model_.config.context_rows == 20
     targets = model.model_.context_values[:, -1]
     assert targets.mean() == pytest.approx(0.5, abs=0.06)
@@ -160,7 +186,7 @@ def test_held_out_rows_join_the_context(regressor):
 def test_given_rows_choose_the_epoch():
     X, y = houses()
     more = houses(20, seed=3)
-    model = NPTRegressor(**{**SMALL, "steps": 5}).fit(X, y, eval_set=more)
+    model = TableRegressor(**{**SMALL, "max_epochs": 5}).fit(X, y, eval_set=more)
     assert model.model_.config.context_rows == 80
     assert "loss" in model.history_.records[-1].valid
 
@@ -169,8 +195,8 @@ def test_rows_without_a_target_are_opt_in():
     X, y = houses()
     more, _ = houses(15, seed=3)
     with pytest.raises(ValueError, match="semi_supervised is False; set it to True"):
-        NPTRegressor(**SMALL).fit(X, y, X_unlabeled=more)
-    model = NPTRegressor(**{**SMALL, "steps": 5}, semi_supervised=True)
+        TableRegressor(**SMALL).fit(X, y, X_unlabeled=more)
+    model = TableRegressor(**options(semi_supervised=True))
     model.fit(X, y, X_unlabeled=more)
     assert model.model_.config.context_rows == 75
     assert int(model.model_.context_missing[:, -1].sum()) == 15
@@ -212,7 +238,7 @@ def test_influence_is_the_derivative_with_respect_to_a_row(regressor):
 
 def test_influence_of_primal_rows_needs_the_rows():
     X, y = houses()
-    model = NPTRegressor(**{**SMALL, "steps": 5}, row_attention="primal").fit(X, y)
+    model = TableRegressor(**{**SMALL, "max_epochs": 5}, attention="primal-dual").fit(X, y)
     with pytest.raises(ValueError, match=r"keeps no training rows.*pass rows=\(X, y\)"):
         model.row_influence(X[:2])
     found = model.row_influence(X[:2], k=3, rows=(X, y))
@@ -224,7 +250,7 @@ def test_a_corrupted_context_keeps_rows_to_predict_and_columns():
     from primal_attention.tasks.tables.influence import corrupt
 
     X, y = houses()
-    model = NPTRegressor(**{**SMALL, "steps": 5}).fit(X, y).model_
+    model = TableRegressor(**{**SMALL, "max_epochs": 5}).fit(X, y).model_
     other = corrupt(model, seed=0)
     assert (other.context_values != model.context_values).any()
     for j in range(6):
@@ -238,7 +264,7 @@ def test_the_corruption_test_sees_whether_rows_matter(regressor):
     found = regressor.corruption_test(X, y)
     assert found.score == pytest.approx(np.sqrt(np.mean((regressor.predict(X) - y) ** 2)))
     assert abs(found.change) > 1e-3 * found.score
-    alone = clone(regressor).set_params(row_attention="none", steps=5).fit(X, y)
+    alone = clone(regressor).set_params(**options(has_rows=False)).fit(X, y)
     assert alone.corruption_test(X, y).change == pytest.approx(0, abs=1e-6)
 
 
@@ -251,13 +277,13 @@ def test_attention_maps_are_weights_over_the_context(regressor):
 
 def test_the_cost_of_a_fit_is_known_before(capsys):
     X, y = houses()
-    cost = NPTRegressor(**SMALL).estimate_cost(X, y)
+    cost = TableRegressor(**SMALL).estimate_cost(X, y)
     assert cost.parameters == sum(
-        p.numel() for p in NPTRegressor(**SMALL).fit(X, y).model_.parameters()
+        p.numel() for p in TableRegressor(**SMALL).fit(X, y).model_.parameters()
     )
     assert 0 < cost.seconds < 600
     assert 4 * cost.parameters < cost.bytes < 1e9
-    NPTRegressor(**{**SMALL, "steps": 2, "verbose": 1}).fit(X, y)
+    TableRegressor(**{**SMALL, "max_epochs": 2, "verbose": True}).fit(X, y)
     assert "s of one core" in capsys.readouterr().err
 
 
@@ -265,7 +291,7 @@ def test_the_cost_of_a_fit_is_known_before(capsys):
 @pytest.mark.parametrize("context", ["train", "transductive"])
 def test_the_published_training_runs_too(optimizer, context):
     X, y = houses()
-    model = NPTRegressor(**{**SMALL, "steps": 4}, optimizer=optimizer, context=context).fit(X, y)
+    model = TableRegressor(**options(optimizer=optimizer, context=context)).fit(X, y)
     assert np.isfinite(model.predict(X)).all()
     alone = model.predict(X[:1])[0]
     assert (abs(alone / model.predict(X)[0] - 1) > 1e-6) == (context == "transductive")
@@ -274,43 +300,49 @@ def test_the_published_training_runs_too(optimizer, context):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"depth": 3}, "depth must be an even number of blocks"),
-        ({"row_attention": "primla"}, "Did you mean 'primal'"),
-        ({"optimizer": "sgd"}, "optimizer must be adamw or lamb-lookahead"),
-        ({"steps": 0}, "steps must be at least 1"),
-        ({"validation": 1.5}, "validation must be a share"),
-        ({"numbers": "log"}, "numbers must be one of linear, piecewise, periodic"),
-        ({"p_target": 0.0}, "no target is ever predicted"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
+        ({"attention": "primal-daul"}, "Did you mean 'primal-dual'"),
+        ({"attention": "primal"}, "'primal' cannot attend from rows to a set of other rows"),
+        ({"max_epochs": 0}, "max_epochs must be a whole number of at least 1"),
+        (options(optimizer="sgd"), "optimizer must be one of adamw, lamb-lookahead"),
+        (options(validation=1.5), "validation must be a share"),
+        (options(max_context=0), "max_context must be at least 1"),
+        (options(numbers="log"), "numbers must be one of linear, piecewise, periodic"),
+        (options(p_target=0.0), "no target is ever predicted"),
+        (
+            options(categorical_features="town"),
+            "categorical_features must be one of auto or",
+        ),
     ],
 )
 def test_wrong_parameters_are_a_sentence(change, message):
     X, y = houses()
     with pytest.raises(ValueError, match=message):
-        NPTRegressor(**{**SMALL, **change}).fit(X, y)
+        TableRegressor(**{**SMALL, **change}).fit(X, y)
 
 
 def test_one_class_and_one_row_are_a_sentence():
     X, y = houses()
     with pytest.raises(ValueError, match="only one class"):
-        NPTClassifier(**SMALL).fit(X, np.zeros(len(X)))
+        TableClassifier(**SMALL).fit(X, np.zeros(len(X)))
     with pytest.raises(ValueError, match="at least 2"):
-        NPTRegressor(**SMALL).fit(X[:1], y[:1])
+        TableRegressor(**SMALL).fit(X[:1], y[:1])
 
 
 def test_it_is_part_of_scikit_learn():
     X, y = houses()
     labels = (y > y.median()).to_numpy()
-    pipeline = make_pipeline(FunctionTransformer(), NPTClassifier(**{**SMALL, "steps": 3}))
+    pipeline = make_pipeline(FunctionTransformer(), TableClassifier(**{**SMALL, "max_epochs": 3}))
     assert pipeline.fit(X, labels).predict(X).shape == (60,)
     assert len(cross_val_score(pipeline, X, labels, cv=2)) == 2
-    grid = {"row_attention": ["softmax", "none"]}
-    search = GridSearchCV(NPTClassifier(**{**SMALL, "steps": 3}), grid, cv=2).fit(X, labels)
-    assert search.best_params_["row_attention"] in grid["row_attention"]
+    grid = {"attention": ["softmax", "primal-dual"]}
+    search = GridSearchCV(TableClassifier(**{**SMALL, "max_epochs": 3}), grid, cv=2).fit(X, labels)
+    assert search.best_params_["attention"] in grid["attention"]
 
 
 def test_holes_are_filled_in_the_form_of_the_table():
     X, _ = houses()
-    filled = NPTImputer(**SMALL).set_output(transform="pandas").fit_transform(X)
+    filled = TableImputer(**SMALL).set_output(transform="pandas").fit_transform(X)
     assert not filled.isna().any().any()
     assert (filled.dtypes == X.dtypes).all()
     known = ~X["size"].isna()
@@ -323,7 +355,7 @@ def test_filled_numbers_follow_the_other_columns():
     whole = np.hstack([x, -x, 2 * x])
     table = whole.copy()
     table[::5, 1] = np.nan
-    filled = NPTImputer(**{**SMALL, "steps": 60, "lr": 0.02}).fit_transform(table)
+    filled = TableImputer(**longer(3, 0.02)).fit_transform(table)
     error = np.sqrt(np.mean((filled[::5, 1] - whole[::5, 1]) ** 2))
     assert error < 0.6
     known = ~np.isnan(table)
@@ -337,6 +369,6 @@ def test_a_regressor_fills_holes_too(regressor):
 
 def test_an_imputer_survives_its_folder(tmp_path):
     X, _ = houses()
-    imputer = NPTImputer(**{**SMALL, "steps": 3}).fit(X)
+    imputer = TableImputer(**{**SMALL, "max_epochs": 3}).fit(X)
     imputer.save(tmp_path)
-    pd.testing.assert_frame_equal(NPTImputer.load(tmp_path).transform(X), imputer.transform(X))
+    pd.testing.assert_frame_equal(TableImputer.load(tmp_path).transform(X), imputer.transform(X))

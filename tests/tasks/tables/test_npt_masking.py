@@ -4,8 +4,8 @@ from torch.nn.functional import cross_entropy
 
 from primal_attention.tasks.tables.cells import CellHeads
 from primal_attention.tasks.tables.masking import (
-    feature_loss,
     feature_share,
+    hidden_feature_loss,
     hide_cells,
     target_losses,
 )
@@ -56,12 +56,12 @@ def test_the_loss_is_a_mean_over_selected_cells():
     values = torch.randn(6, 3)
     values[:, 1] = torch.tensor([0.0, 1, 2, 0, 1, 2])
     selected = torch.zeros(6, 3, dtype=torch.bool)
-    assert feature_loss(heads, h, values, selected, (0, 3)) == 0
+    assert hidden_feature_loss(heads, h, values, selected, (0, 3)) == 0
     selected[0, 0] = selected[2, 1] = selected[3, 1] = selected[5, 2] = True
     error = (heads.column(h, 0)[0, 0] - values[0, 0]).square()
     losses = cross_entropy(heads.column(h, 1), values[:, 1].long(), reduction="none")
     want = (error + losses[2] + losses[3]) / 3  # the target's column does not count
-    got = feature_loss(heads, h, values, selected[:, :2], (0, 3))
+    got = hidden_feature_loss(heads, h, values, selected[:, :2], (0, 3))
     torch.testing.assert_close(got, want)
 
 

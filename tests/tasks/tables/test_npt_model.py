@@ -5,12 +5,11 @@ import math
 
 import pytest
 import torch
-from npt_cases import CATEGORIES, model, table
+from npt_cases import CATEGORIES, ROW_ATTENTIONS, model, table
 from torch.nn.functional import gelu, layer_norm
 
 from primal_attention.tasks.tables import NPTConfig, NPTModel
 from primal_attention.tasks.tables.cells import CellEmbedding, CellHeads, bin_shares
-from primal_attention.tasks.tables.settings import ROW_ATTENTIONS
 
 ROWS = list(ROW_ATTENTIONS)
 MIXING = [name for name in ROWS if name != "none"]
@@ -149,7 +148,7 @@ def test_a_condensed_model_predicts_the_same_without_any_row():
 
 def test_other_row_attentions_cannot_be_condensed():
     with pytest.raises(ValueError, match="all primal-dual can be condensed"):
-        model("hybrid").condense()
+        model("sparse").condense()
 
 
 def test_training_rows_are_split_into_context_and_queries():

@@ -13,7 +13,7 @@ from primal_attention.attention import create_attention
 from primal_attention.functional import dual_residual, ksvd_objective, naive, parameter_trace
 from primal_attention.report import Report
 from primal_attention.tasks.study import find_study, run_study
-from primal_attention.tasks.tables import NPTClassifier, NPTRegressor
+from primal_attention.tasks.tables import TableClassifier, TableRegressor
 from primal_attention.tasks.tables.probe_report import add_probes, plot_row_attention
 from primal_attention.tasks.tables.probes import (
     _delete,
@@ -34,6 +34,14 @@ from primal_studies.tables.lookup import (
     train_lookup,
 )
 
+FITTED = {
+    "dim": 8,
+    "num_heads": 2,
+    "max_epochs": 15,
+    "random_state": 0,
+    "options": {"epoch_steps": 2},
+}
+TINY = {"dim": 8, "num_heads": 2, "max_epochs": 2, "options": {"epoch_steps": 1}}
 CONTENT = ("softmax", "primal", "hybrid")
 """Row attentions that carry content between rows."""
 
@@ -47,13 +55,13 @@ def data():
 
 @pytest.fixture(scope="module")
 def regressor(data):
-    return NPTRegressor(d_embed=8, heads=2, steps=30, random_state=0).fit(*data)
+    return TableRegressor(**FITTED).fit(*data)
 
 
 @pytest.fixture(scope="module")
 def classifier(data):
     X, y = data
-    return NPTClassifier(d_embed=8, heads=2, steps=30, random_state=0).fit(X, y > 0)
+    return TableClassifier(**FITTED).fit(X, y > 0)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +185,9 @@ def test_corruption_keeps_the_row_and_the_values_of_every_column():
 @pytest.mark.parametrize("context", ["train", "transductive"])
 def test_corruption_of_equal_rows_changes_nothing(data, context):
     X, y = data
-    fitted = NPTRegressor(d_embed=8, heads=2, steps=5, context=context, random_state=0).fit(X, y)
+    options = {"epoch_steps": 1, "context": context}
+    fitted = TableRegressor(dim=8, num_heads=2, max_epochs=5, options=options, random_state=0)
+    fitted.fit(X, y)
     equal = np.repeat(X[:1], 20, axis=0), np.repeat(y[:1], 20)
     beside = X[:5] if context == "train" else equal[0][:5]
     found = corruption_by_row(fitted, beside, y[:5], rows=equal)
@@ -199,7 +209,7 @@ def test_corruption_counts_each_evaluated_row_once(regressor, classifier, data):
 
 
 def test_a_model_without_rows_asks_for_them(data):
-    fitted = NPTRegressor(d_embed=8, heads=2, steps=2, row_attention="primal").fit(*data)
+    fitted = TableRegressor("primal-dual", **TINY).fit(*data)
     with pytest.raises(ValueError, match="pass rows="):
         context_model(fitted)
     with pytest.raises(ValueError, match="none can be shuffled"):
@@ -295,7 +305,7 @@ def test_attention_is_drawn_with_the_nearest_rows_first(regressor, data):
 
 def test_primal_rows_have_no_map_to_draw(data):
     pytest.importorskip("matplotlib")
-    fitted = NPTRegressor(d_embed=8, heads=2, steps=2, row_attention="primal").fit(*data)
+    fitted = TableRegressor("primal-dual", **TINY).fit(*data)
     with pytest.raises(ValueError, match="no matrix of weights"):
         plot_row_attention(fitted, data[0])
 
@@ -314,7 +324,8 @@ def test_a_report_says_what_other_rows_are_worth(regressor, classifier, data):
 
 @pytest.mark.parametrize("row_attention", ["none", "primal"])
 def test_a_report_of_a_model_without_rows_says_so(row_attention, data):
-    fitted = NPTRegressor(d_embed=8, heads=2, steps=2, row_attention=row_attention).fit(*data)
+    options = {"epoch_steps": 1, "has_rows": row_attention != "none"}
+    fitted = TableRegressor("primal-dual", **{**TINY, "options": options}).fit(*data)
     page = add_probes(Report("numbers"), fitted, *data).html()
     assert ("no attention between rows" in page) == (row_attention == "none")
     assert ("keeps no training rows" in page) == (row_attention == "primal")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from npt_cases import ROW_ATTENTIONS
 
 from primal_attention.report import Report
 from primal_attention.tasks.results import Result, baseline_table, verdict
@@ -13,7 +14,7 @@ from primal_attention.tasks.tables import TableSettings, TableTask
 from primal_attention.tasks.tables.baselines import baseline_scores
 from primal_attention.tasks.tables.fitting import calibrate, keep_rows
 from primal_attention.tasks.tables.reading import is_class_target, parse_dates
-from primal_attention.tasks.tables.settings import ROW_ATTENTIONS, NPTOptions
+from primal_attention.tasks.tables.settings import NPTOptions
 from primal_attention.tasks.tables.showing import _cell, _coverage, _reliability, row_spectra
 from primal_attention.tasks.trained import TrainedModel
 from primal_attention.training import History, Score
@@ -160,7 +161,7 @@ def test_a_finished_model_keeps_the_rows_that_it_may(sums, row_attention):
     model = task.build(small(row_attention)).eval()
     model.keep_items(parts.train)
     finished = task.finish(model, parts)
-    kept = {"softmax": 80, "hybrid": 80, "primal": 0, "none": 0}[row_attention]
+    kept = {"softmax": 80, "sparse": 80, "primal": 0, "none": 0}[row_attention]
     assert finished.task.context_rows == finished.model.config.context_rows == kept
     assert finished.model.config.is_condensed == (row_attention == "primal")
     # a primal model uses all 96 rows nevertheless

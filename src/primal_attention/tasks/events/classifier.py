@@ -5,12 +5,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin
-from sklearn.utils.validation import check_is_fitted
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.datasets.words import as_words
 from primal_attention.models import PretrainedModel
+from primal_attention.support.command import needs
 from primal_attention.tasks.estimators import check_fit, restore_classes
 from primal_attention.tasks.events.base import EventEstimator, check_log, find_references
 from primal_attention.tasks.events.labels import EventLabelTask
@@ -19,6 +18,10 @@ from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import EventFitOptions, EventSettings
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
+
+with needs("sklearn", "An estimator of event logs"):
+    from sklearn.base import ClassifierMixin
+    from sklearn.utils.validation import check_is_fitted
 
 __all__ = ["EventClassifier"]
 

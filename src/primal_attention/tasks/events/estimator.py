@@ -5,13 +5,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.datasets.events.units import duration
 from primal_attention.models import PretrainedModel
+from primal_attention.support.command import needs
 from primal_attention.tasks.estimators import check_fit
 from primal_attention.tasks.events.base import (
     EventEstimator,
@@ -35,6 +34,10 @@ from primal_attention.tasks.events.windows import EventWindows, collate_events, 
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
 from primal_attention.training.scores import Answers
+
+with needs("sklearn", "An estimator of event logs"):
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted
 
 __all__ = ["EventPredictor"]
 

@@ -5,28 +5,28 @@ their class, and a small network learns the matching. A row has the class of the
 The matching changes the geometry of the learned map, not the accuracy.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
+from primal_attention.support.options import read_options
 from primal_attention.tasks.estimators import restore_classes
-from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem, check_given
+from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem
 from primal_attention.tasks.tables.aligned_geometry import (
-    Dummies,
     Floats,
     Geometry,
     Labels,
-    Match,
     MatchedClasses,
     class_means,
-    match_classes,
     num_outputs,
     place_centres,
 )
 from primal_attention.tasks.tables.aligned_model import AlignedConfig
+from primal_attention.tasks.tables.columns import TableLike
+from primal_attention.tasks.tables.settings import AlignedClassFitOptions
 
 with needs("sklearn", "An estimator of aligned classes"):
     from scipy.optimize import minimize_scalar
@@ -64,39 +64,18 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         Coordinates of a mapped point; by default those of an encoded row, and more if the centres
         need them. With fewer, rows start from their principal components.
 
-    match : {"ot", "random", "centre"}, default="ot"
-        How a row finds its target among the dummies of its class. The last two are for comparison.
-
-    ot_batch : int, default=512
-        Largest number of points that are matched at once; larger classes are matched in random
-        batches.
-
-    dummies : {"random", "quasi-random"}, default="random"
-        How dummies are drawn; the second does not depend on ``random_state``.
-
-    temperature : float or "auto", default="auto"
-        Scale of distances in probabilities. By default the one that suits the validation part.
-
-    epochs : int, default=60
+    max_epochs : int, default=60
         Most passes over the training part.
-
-    lr : float, default=0.01
-        Learning rate.
 
     batch_size : int, default=None
         Instances of an optimiser step; by default a tenth of the training part.
 
-    patience : int, default=15
-        Epochs without a better one after which training stops.
+    learning_rate : float, default=0.01
+        Learning rate.
 
-    validation : float, default=0.2
-        Share of the instances that choose the epoch and the temperature.
-
-    categorical_features : "auto" or array-like of int, str or bool, default="auto"
-        As in :class:`TableEncoder`.
-
-    max_categories : int, default=64
-        As in :class:`TableEncoder`.
+    options : AlignedClassFitOptions, dict or None, default=None
+        What is rarely changed: how rows are matched with dummies, temperature, patience,
+        validation, categorical features.
 
     random_state : int, RandomState instance or None, default=None
         Seed of dummies, weights and batches.
@@ -134,10 +113,14 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
     --------
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> model = OTAlignedClassifier(epochs=20, random_state=0).fit(X, y)
+    >>> model = OTAlignedClassifier(max_epochs=20, random_state=0).fit(X, y)
     >>> bool(model.score(X, y) > 0.9), model.transform(X).shape
     (True, (150, 4))
     """
+
+    _options_type: ClassVar[type[AlignedClassFitOptions]] = AlignedClassFitOptions
+    classes_: np.ndarray
+    temperature_: float
 
     def __init__(
         self,
@@ -145,38 +128,34 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         *,
         hidden: Sequence[int] = (32, 32),
         n_components: int | None = None,
-        match: Match = "ot",
-        ot_batch: int = 512,
-        dummies: Dummies = "random",
-        temperature: float | Literal["auto"] = "auto",
-        epochs: int = 60,
-        lr: float = 0.01,
+        max_epochs: int = 60,
         batch_size: int | None = None,
-        patience: int | None = 15,
-        validation: float = 0.2,
-        categorical_features: Any = "auto",
-        max_categories: int = 64,
+        learning_rate: float = 0.01,
+        options: AlignedClassFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
         self.geometry = geometry
         self.hidden = hidden
         self.n_components = n_components
-        self.match = match
-        self.ot_batch = ot_batch
-        self.dummies = dummies
-        self.temperature = temperature
-        self.epochs = epochs
-        self.lr = lr
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.patience = patience
-        self.validation = validation
-        self.categorical_features = categorical_features
-        self.max_categories = max_categories
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def _fit_options(self) -> AlignedClassFitOptions:
+        return read_options(AlignedClassFitOptions, self.options)
+
+    def fit(
+        self,
+        X: TableLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        time_limit: float | None = None,
+    ) -> Self:
         """Train the map.
 
         Parameters
@@ -191,23 +170,24 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         sample_weight : array-like of shape (n_samples,), default=None
             Weight of each instance; zero leaves it out.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
         self : OTAlignedClassifier
             The fitted classifier.
         """
-        if self.temperature != "auto" and not float(self.temperature) > 0:
-            raise ValueError(f"temperature must be positive or 'auto', got {self.temperature!r}.")
-        check_given(self, y)
+        self._check(y, time_limit)
         target = column_or_1d(y, warn=True)
         assert_all_finite(target, input_name="y")
         check_classification_targets(target)
         instances, kept, mass = self._distinct(X, target, sample_weight)
         self.classes_, codes = np.unique(kept, return_inverse=True)
-        self._train(instances, codes, mass, codes)
+        self._train(instances, codes, mass, codes, time_limit)
         return self
 
-    def predict_proba(self, X: Any) -> Floats:
+    def predict_proba(self, X: TableLike) -> Floats:
         """Return the probabilities of the classes.
 
         Parameters
@@ -223,7 +203,7 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         distances = self._distances(self._dense(self._read(X, reset=False)))
         return softmax(-distances / self.temperature_, axis=1)
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: TableLike) -> np.ndarray:
         """Return the class of the nearest centre.
 
         Parameters
@@ -258,20 +238,11 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         means = class_means(whole.points, whole.y, count, whole.weights)
         return place_centres(means, self.geometry)
 
-    def _codes(self, y: NDArray[Any]) -> Labels:
+    def _codes(self, y: np.ndarray) -> Labels:
         return y
 
     def _match(self, part: Problem, seed: int) -> MatchedClasses:
-        return match_classes(
-            part.points,
-            part.y,
-            self.centres_,
-            weights=part.weights,
-            match=self.match,
-            dummies=self.dummies,
-            ot_batch=self.ot_batch,
-            seed=seed,
-        )
+        return self._match_classes(part.points, part.y, self.centres_, part.weights, seed)
 
     def _distances(self, dense: Floats) -> Floats:
         """Return the distance of every instance to every centre, summed over tokens ``[n k]``."""
@@ -280,8 +251,9 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
 
     def _calibrate(self, part: Problem) -> None:
         """Set the temperature of the smallest cross-entropy."""
-        if self.temperature != "auto":
-            self.temperature_ = float(self.temperature)
+        given = self._fit_options().temperature
+        if given != "auto":
+            self.temperature_ = given
             return
         distances = self._distances(part.x)
         count, k = distances.shape
@@ -297,7 +269,7 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         bounds = np.log(_TEMPERATURES)
         self.temperature_ = float(np.exp(minimize_scalar(entropy, bounds=bounds).x))
 
-    def _groups(self, y: NDArray[Any]) -> NDArray[Any]:
+    def _groups(self, y: np.ndarray) -> np.ndarray:
         unseen = np.setdiff1d(y, self.classes_)
         if len(unseen):
             raise ValueError(

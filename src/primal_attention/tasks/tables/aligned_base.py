@@ -1,7 +1,7 @@
 """What the classifier and the regressor of aligned classes share."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -15,7 +15,7 @@ from primal_attention.analysis.transport.metrics import MapMetrics, map_metrics
 from primal_attention.functional.transport import EXACT_UP_TO
 from primal_attention.support.command import UserError, needs, progress, user_errors
 from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, save_sealed
-from primal_attention.support.options import read_options
+from primal_attention.support.files.seals import Files
 from primal_attention.support.output import to_json
 from primal_attention.support.randomness import isolated
 from primal_attention.support.settings import build
@@ -100,13 +100,12 @@ class Problem(NamedTuple):
 class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base class: a small network trained to carry rows to matched targets."""
 
-    _options_type: ClassVar[type[AlignedFitOptions]] = AlignedFitOptions
+    _options_type: ClassVar[type[AlignedFitOptions]]
     hidden: Sequence[int]
     n_components: int | None
     max_epochs: int
     batch_size: int | None
     learning_rate: float
-    options: AlignedFitOptions | Mapping[str, object] | None
     random_state: int | np.random.RandomState | None
     verbose: bool | None
     encoder_: TableEncoder
@@ -115,7 +114,7 @@ class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     history_: History | None
 
     def _fit_options(self) -> AlignedFitOptions:
-        return read_options(self._options_type, self.options)
+        raise NotImplementedError  # abstract
 
     def _check(self, y: ArrayLike | None, time_limit: float | None) -> None:
         """Raise for wrong parameters, or if there is no target, before any work."""

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from primal_attention.functional.transport import cost_matrix, minibatch_assignment, sinkhorn
 from primal_attention.support.command import needs
+from primal_attention.tasks.tables.settings import Dummies, Match
 
 __all__ = [
-    "Dummies",
     "Geometry",
-    "Match",
     "MatchedClasses",
     "class_means",
     "match_classes",
@@ -29,11 +28,6 @@ __all__ = [
 
 Geometry = Literal["aligned-simplex", "simplex", "circle", "class-means", "learned"]
 """How centres are placed; ``"learned"`` starts from the aligned simplex."""
-Match = Literal["ot", "random", "centre"]
-"""How points find dummies of their class; with ``"centre"`` all go to the centre."""
-Dummies = Literal["random", "quasi-random"]
-"""How dummies are drawn."""
-
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 

@@ -1,22 +1,22 @@
 """A regressor that carries rows to matched targets along a line."""
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem, check_given
+from primal_attention.support.options import read_options
+from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem
 from primal_attention.tasks.tables.aligned_geometry import (
-    Dummies,
     Floats,
     Labels,
-    Match,
     MatchedClasses,
-    match_classes,
 )
 from primal_attention.tasks.tables.aligned_model import AlignedConfig
+from primal_attention.tasks.tables.columns import TableLike
+from primal_attention.tasks.tables.settings import AlignedFitOptions
 
 with needs("sklearn", "An estimator of aligned classes"):
     from sklearn.base import RegressorMixin
@@ -49,35 +49,18 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
         Coordinates of a mapped point; by default those of an encoded row. With fewer, rows start
         from their principal components.
 
-    match : {"ot", "random", "centre"}, default="ot"
-        How rows find their targets across the line; with ``"centre"`` all targets are on the line.
-
-    ot_batch : int, default=512
-        Largest number of points that are matched at once.
-
-    dummies : {"random", "quasi-random"}, default="random"
-        How dummies are drawn; the second does not depend on ``random_state``.
-
-    epochs : int, default=60
+    max_epochs : int, default=60
         Most passes over the training part.
-
-    lr : float, default=0.01
-        Learning rate.
 
     batch_size : int, default=None
         Instances of an optimiser step; by default a tenth of the training part.
 
-    patience : int, default=15
-        Epochs without a better one after which training stops.
+    learning_rate : float, default=0.01
+        Learning rate.
 
-    validation : float, default=0.2
-        Share of the instances that choose the epoch.
-
-    categorical_features : "auto" or array-like of int, str or bool, default="auto"
-        As in :class:`TableEncoder`.
-
-    max_categories : int, default=64
-        As in :class:`TableEncoder`.
+    options : AlignedFitOptions, dict or None, default=None
+        What is rarely changed: how rows are matched with dummies, patience, validation,
+        categorical features.
 
     random_state : int, RandomState instance or None, default=None
         Seed of dummies, weights and batches.
@@ -116,40 +99,40 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
     True
     """
 
+    _options_type: ClassVar[type[AlignedFitOptions]] = AlignedFitOptions
+
     def __init__(
         self,
         *,
         hidden: Sequence[int] = (32, 32),
         n_components: int | None = None,
-        match: Match = "ot",
-        ot_batch: int = 512,
-        dummies: Dummies = "random",
-        epochs: int = 60,
-        lr: float = 0.01,
+        max_epochs: int = 60,
         batch_size: int | None = None,
-        patience: int | None = 15,
-        validation: float = 0.2,
-        categorical_features: Any = "auto",
-        max_categories: int = 64,
+        learning_rate: float = 0.01,
+        options: AlignedFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
         self.hidden = hidden
         self.n_components = n_components
-        self.match = match
-        self.ot_batch = ot_batch
-        self.dummies = dummies
-        self.epochs = epochs
-        self.lr = lr
+        self.max_epochs = max_epochs
         self.batch_size = batch_size
-        self.patience = patience
-        self.validation = validation
-        self.categorical_features = categorical_features
-        self.max_categories = max_categories
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def _fit_options(self) -> AlignedFitOptions:
+        return read_options(AlignedFitOptions, self.options)
+
+    def fit(
+        self,
+        X: TableLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        time_limit: float | None = None,
+    ) -> Self:
         """Train the map.
 
         Parameters
@@ -164,21 +147,24 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
         sample_weight : array-like of shape (n_samples,), default=None
             Weight of each instance; zero leaves it out.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
         self : OTAlignedRegressor
             The fitted regressor.
         """
-        check_given(self, y)
+        self._check(y, time_limit)
         target = check_array(column_or_1d(y, warn=True), ensure_2d=False, input_name="y")
         instances, kept, mass = self._distinct(X, target.astype(np.float64), sample_weight)
         shares, self.knots_ = _quantile_curve(kept, mass)
         bins = max(1, min(_BINS, len(kept) // _BIN_SIZE))
         strata = np.minimum((shares * bins).astype(np.int64), bins - 1)
-        self._train(instances, np.stack([shares, strata], 1), mass, strata)
+        self._train(instances, np.stack([shares, strata], 1), mass, strata, time_limit)
         return self
 
-    def predict(self, X: Any) -> Floats:
+    def predict(self, X: TableLike) -> Floats:
         """Return predicted numbers.
 
         Parameters
@@ -212,23 +198,15 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
             direction, length = np.eye(len(direction))[0], 1.0
         return direction[None] / length
 
-    def _codes(self, y: NDArray[Any]) -> Labels:
+    def _codes(self, y: np.ndarray) -> Labels:
         return y[:, 1].astype(np.int64)
 
     def _match(self, part: Problem, seed: int) -> MatchedClasses:
         line = self.direction_
         across = part.points - (part.points @ line)[..., None] * line
         bins = self._codes(part.y)
-        found = match_classes(
-            across,
-            bins,
-            np.zeros((bins.max() + 1, across.shape[-1])),
-            weights=part.weights,
-            match=self.match,
-            dummies=self.dummies,
-            ot_batch=self.ot_batch,
-            seed=seed,
-        )
+        centres = np.zeros((bins.max() + 1, across.shape[-1]))
+        found = self._match_classes(across, bins, centres, part.weights, seed)
         # what dummies have along the line shifts all costs alike, so the matching is optimal
         flat = found.targets - (found.targets @ line)[..., None] * line
         place = _LENGTH * (part.y[:, 0] - 0.5)

@@ -1,31 +1,31 @@
-"""What the estimators of Non-Parametric Transformers share: parameters, training, folders."""
+"""What the estimators of tables share: parameters, training, folders."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import fields, replace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.models import PretrainedModel
-from primal_attention.support.command import did_you_mean, needs, progress
+from primal_attention.support.command import needs, progress
+from primal_attention.support.options import read_options
 from primal_attention.support.randomness import isolated
-from primal_attention.tasks.estimators import SavedEstimator
-from primal_attention.tasks.tables.columns import TableColumn
+from primal_attention.tasks.estimators import SavedEstimator, check_fit
+from primal_attention.tasks.tables.columns import TableColumn, TableLike, ValidTable, take_items
 from primal_attention.tasks.tables.data import TableRows
-from primal_attention.tasks.tables.encoding import TableEncoder, validate_table
-from primal_attention.tasks.tables.fitting import PREDICTED, calibrate, keep_rows
+from primal_attention.tasks.tables.encoding import TableEncoder, accept_tables, validate_table
+from primal_attention.tasks.tables.fitting import PREDICTED, calibrate, keep_rows, read_outputs
 from primal_attention.tasks.tables.model import NPTModel, NPTOutput
 from primal_attention.tasks.tables.preparing import (
     Prepared,
     keep_known,
     merge_rows,
     split_rows,
-    take_rows,
 )
-from primal_attention.tasks.tables.settings import ROW_ATTENTIONS, NPTOptions
+from primal_attention.tasks.tables.settings import NPTOptions, TableFitOptions
 from primal_attention.tasks.tables.task import TableTask
 from primal_attention.tasks.task import Task
 from primal_attention.tasks.trained import check_finite
@@ -34,109 +34,76 @@ from primal_attention.training.evaluation import eval_mode
 
 with needs("sklearn", "An estimator of tables"):
     from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
+    from sklearn.utils import Tags, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-__all__ = ["NPTEstimator"]
-
-_EPOCHS = 20
-"""Times that the validation rows are scored in a training."""
-_BATCH = 256
-"""Rows of a training step, unless ``batch_rows`` is given."""
+__all__ = ["TableEstimator", "Target"]
 
 
-class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
-    """Base class of :class:`NPTClassifier`, :class:`NPTRegressor` and :class:`NPTImputer`."""
+class Target(NamedTuple):
+    """The target of a training table."""
+
+    name: str
+    values: NDArray[np.float64]
+    """Codes of classes, or numbers."""
+
+
+class TableEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
+    """Base class of ``TableClassifier``, ``TableRegressor`` and ``TableImputer``."""
 
     _task: ClassVar[type[Task]] = TableTask
     _model: ClassVar[type[PretrainedModel]] = NPTModel
+    _options_type: ClassVar[type[TableFitOptions]] = TableFitOptions
     task_: TableTask
     model_: NPTModel
     history_: History | None
 
     def __init__(
         self,
-        d_embed: int = 32,
-        depth: int = 4,
-        heads: int = 4,
-        row_attention: str = "softmax",
-        p_feature: float = 0.15,
-        p_target: float = 0.5,
-        semi_supervised: bool = False,
-        context: str = "train",
-        max_context_rows: int = 4096,
-        batch_rows: int | None = None,
-        steps: int = 1000,
-        optimizer: str = "adamw",
-        lr: float = 2e-3,
-        numbers: str = "piecewise",
-        validation: float = 0.15,
-        categorical_features: Any = "auto",
-        time_limit: float | None = None,
+        attention: str = "softmax",
+        dim: int = 32,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        max_epochs: int = 20,
+        batch_size: int = 256,
+        learning_rate: float = 2e-3,
+        options: TableFitOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
-        n_threads: int | None = None,
-        verbose: int | bool | None = 0,
+        verbose: bool | None = None,
     ) -> None:
-        self.d_embed = d_embed
-        self.depth = depth
-        self.heads = heads
-        self.row_attention = row_attention
-        self.p_feature = p_feature
-        self.p_target = p_target
-        self.semi_supervised = semi_supervised
-        self.context = context
-        self.max_context_rows = max_context_rows
-        self.batch_rows = batch_rows
-        self.steps = steps
-        self.optimizer = optimizer
-        self.lr = lr
-        self.numbers = numbers
-        self.validation = validation
-        self.categorical_features = categorical_features
-        self.time_limit = time_limit
+        self.attention = attention
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.options = options
         self.random_state = random_state
-        self.n_threads = n_threads
         self.verbose = verbose
 
     # settings
 
-    def _options(self) -> NPTOptions:
-        if self.depth < 2 or self.depth % 2:
-            raise ValueError(
-                f"depth must be an even number of blocks, at least 2, got {self.depth}: one block "
-                "between rows and one between cells are a layer."
-            )
-        if self.row_attention not in ROW_ATTENTIONS:
-            raise ValueError(
-                f"row_attention must be one of {', '.join(ROW_ATTENTIONS)}, got "
-                f"{self.row_attention!r}.{did_you_mean(str(self.row_attention), ROW_ATTENTIONS)}"
-            )
-        if self.optimizer not in ("adamw", "lamb-lookahead"):
-            raise ValueError(f"optimizer must be adamw or lamb-lookahead, got {self.optimizer!r}.")
-        return NPTOptions(
-            dim=self.d_embed,
-            num_heads=self.heads,
-            num_layers=self.depth // 2,
-            p_feature=self.p_feature,
-            p_target=self.p_target,
-            context=self.context,  # type: ignore[arg-type]
-            numbers=self.numbers,  # type: ignore[arg-type]
-            **ROW_ATTENTIONS[self.row_attention],  # type: ignore[arg-type]
-        )
+    def _fit_options(self) -> TableFitOptions:
+        return read_options(TableFitOptions, self.options)
 
-    def _training(self, rows: int, seed: int) -> TrainingConfig:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}.")
-        epochs = min(_EPOCHS, self.steps)
+    def _model_options(self) -> NPTOptions:
+        """Return the settings of the model: those of the estimator and of its options."""
+        given = {**vars(self._fit_options()), **self.get_params(deep=False)}
+        return NPTOptions(**{f.name: given[f.name] for f in fields(NPTOptions) if f.name in given})
+
+    def _training(self, rows: int, seed: int, time_limit: float | None = None) -> TrainingConfig:
+        options = self._fit_options()
+        is_published = options.optimizer == "lamb-lookahead"
         return TrainingConfig(
-            epochs=epochs,
-            epoch_steps=-(-self.steps // epochs),
-            batch_size=min(rows, self.batch_rows or _BATCH),
-            lr=self.lr,
-            optimizer=self.optimizer,  # type: ignore[arg-type]
-            schedule="flat-cosine" if self.optimizer == "lamb-lookahead" else "cosine",
-            warmup=0.0 if self.optimizer == "lamb-lookahead" else 0.05,
-            max_seconds=self.time_limit,
+            epochs=self.max_epochs,
+            epoch_steps=options.epoch_steps,
+            batch_size=min(rows, self.batch_size),
+            lr=self.learning_rate,
+            optimizer=options.optimizer,
+            schedule="flat-cosine" if is_published else "cosine",
+            warmup=0.0 if is_published else 0.05,
+            max_seconds=time_limit,
             seed=seed,
         )
 
@@ -145,15 +112,19 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
 
     # training
 
+    def _check(self, time_limit: float | None) -> None:
+        """Raise for wrong parameters, before any work."""
+        check_fit(self, time_limit)
+        self._model_options()
+
     def _prepare(
         self,
-        X: Any,
-        y: NDArray[np.float64] | None,
-        name: str,
-        weight: Any,
+        X: ValidTable,
+        y: Target | None,
         seed: int,
-        unlabeled: Any = None,
-        eval_set: Any = None,
+        weight: ArrayLike | None = None,
+        unlabeled: TableLike | None = None,
+        eval_set: tuple[TableLike, ArrayLike] | None = None,
     ) -> Prepared:
         """Return the encoded training rows and their parts.
 
@@ -163,13 +134,13 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
 
         Args:
             X: The table, validated.
-            y: Codes of classes, or numbers; ``None`` without a target.
-            name: Name of the target.
-            weight: Weight of every row; zero leaves a row out.
+            y: The target, if there is one.
             seed: Seed of the validation part.
+            weight: Weight of every row; zero leaves a row out.
             unlabeled: Further rows without a target.
             eval_set: Rows with a target that choose the epoch, instead of a part of ``X``.
         """
+        options = self._fit_options()
         weights = _check_sample_weight(weight, X, ensure_non_negative=True)
         kept = np.flatnonzero(weights > 0)
         if len(kept) < 2:
@@ -177,14 +148,17 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
                 f"Found array with {len(kept)} sample(s) of positive weight, and a model of "
                 "attention between rows needs at least 2; n_samples=1 gives nothing to attend to."
             )
-        encoder = TableEncoder(self.categorical_features)
-        first, total = merge_rows(encoder.fit(X, sample_weight=weights), X, y, weights, kept)
-        table = take_rows(X, first)
+        encoder = TableEncoder(options.categorical_features)
+        values = None if y is None else y.values
+        first, total = merge_rows(encoder.fit(X, sample_weight=weights), X, values, weights, kept)
+        table = take_items(X, first)
         encoder = encoder.fit(table, sample_weight=total)
         target, codes = None, None
         if y is not None:
-            target = self._describe_target(name, y[first], total)
-            codes = y[first] if target.is_categorical else (y[first] - target.mean) / target.scale
+            codes = y.values[first]
+            target = self._describe_target(Target(y.name, codes), total)
+            if not target.is_categorical:
+                codes = (codes - target.mean) / target.scale
         task = TableTask.fit(encoder, target, 0)
         own = TableRows.join(
             encoder.encode(table),
@@ -192,55 +166,59 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
             is_class=task.is_class,
             weight=None if np.allclose(total, total[0]) else total / total.mean(),
         )
-        train, valid = split_rows(own, 0.0 if eval_set is not None else self.validation, seed)
+        train, valid = split_rows(own, 0.0 if eval_set is not None else options.validation, seed)
         if unlabeled is not None:
             more = task.rows(validate_table(self, unlabeled, reset=False))
             own, train = own.append(more), np.append(train, len(own) + np.arange(len(more)))
         if eval_set is not None:
             more = task.rows(validate_table(self, eval_set[0], reset=False), eval_set[1])
             own, valid = own.append(more), len(own) + np.arange(len(more))
-        rows = min(len(train), self.max_context_rows)
-        task = replace(task, context_rows=rows, max_context=self.max_context_rows)
+        rows = min(len(train), options.max_context)
+        task = replace(task, context_rows=rows, max_context=options.max_context)
         return Prepared(task, own, train, valid)
 
-    def _train(self, prepared: Prepared, seed: int) -> None:
+    def _train(self, prepared: Prepared, seed: int, time_limit: float | None) -> None:
         """Train a model, calibrate it, and give it all rows as its context."""
         task, rows, train, valid = prepared
-        config = self._training(len(train), seed)
+        config = self._training(len(train), seed, time_limit)
         if task.target is not None and not task.is_class:
             # the likelihood of the deviation is best long before the error of the mean is
             config = replace(config, monitor="RMSE")
-        with _threads(self.n_threads):
-            model = _build(task, self._options(), seed)
-            parts = rows.take(train), rows.take(valid) if len(valid) else None
+        with self._threads():
+            model = self._build(task, seed)
+            held = rows.take(valid) if len(valid) else None
             if self.verbose:
                 progress(f"{type(self).__name__}: {self._cost(prepared, config)}")
             self.history_ = fit(
                 model,
-                parts[0],
+                rows.take(train),
                 config=config,
-                valid=parts[1],
+                valid=held,
                 objective=task.objective,
                 measure=lambda m, part: task.measure(m, part, batch_size=PREDICTED).scores,
                 collate=task.collate,
-                verbose=bool(self.verbose),
+                verbose=self.verbose,
             )
-            if parts[1] is not None and task.target is not None:
-                calibrate(model, task, parts[1])
+            if held is not None and task.target is not None:
+                calibrate(model, task, held)
             self.task_, self.model_ = keep_rows(task, model, rows)  # type: ignore[assignment]
+
+    def _build(self, task: TableTask, seed: int) -> NPTModel:
+        with isolated(seed):
+            return task.build(self._model_options())
 
     def _cost(self, prepared: Prepared, config: TrainingConfig) -> FitCost:
         """Return what a training will cost, from a few steps of a fresh model."""
         task, rows, train, _ = prepared
         return fit_cost(
-            lambda: _build(task, self._options(), config.seed),
+            lambda: self._build(task, config.seed),
             rows.take(train[: config.batch_size])._columns(),
             objective=task.objective,
             config=config,
             steps=config.epochs * config.steps_of_epoch(len(train)),
         )
 
-    def estimate_cost(self, X: Any, y: Any = None) -> FitCost:
+    def estimate_cost(self, X: TableLike, y: ArrayLike | None = None) -> FitCost:
         """Return what a fit on a table will cost, from three training steps.
 
         Parameters
@@ -258,30 +236,36 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         """
         from sklearn.base import clone
 
-        probe = clone(self).set_params(steps=1, verbose=0, random_state=0)
         seed = 0
-        prepared = probe._prepared(X, y, seed)
-        config = self._training(len(prepared.train), seed)
-        with _threads(self.n_threads):
-            return self._cost(prepared, config)
+        prepared = clone(self)._prepared(X, y, seed)  # a fit would set attributes of self
+        with self._threads():
+            return self._cost(prepared, self._training(len(prepared.train), seed))
 
-    def _prepared(self, X: Any, y: Any, seed: int) -> Prepared:
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Use as many threads of torch as the options say, inside the context."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._fit_options().n_jobs or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _prepared(self, X: TableLike, y: ArrayLike | None, seed: int) -> Prepared:
         """Return a training table after all checks; a subclass knows its target."""
         raise NotImplementedError  # abstract
 
-    def _describe_target(
-        self, name: str, y: NDArray[np.float64], weight: NDArray[np.float64]
-    ) -> TableColumn:
+    def _describe_target(self, y: Target, weight: NDArray[np.float64]) -> TableColumn:
         """Return what the target is, from its values and the weights of the rows."""
         raise NotImplementedError  # abstract
 
     # prediction
 
-    def _rows(self, X: Any) -> TableRows:
+    def _rows(self, X: TableLike) -> TableRows:
         check_is_fitted(self)
         return self.task_.rows(validate_table(self, X, reset=False))
 
-    def _logits(self, X: Any, model: NPTModel | None = None) -> torch.Tensor:
+    def _logits(self, X: TableLike, model: NPTModel | None = None) -> torch.Tensor:
         """Return the predictions of rows; those of a transductive model see each other."""
         found = self._answers(self._rows(X), lambda output: output.logits, model).double()
         check_finite({"logits": found})
@@ -295,12 +279,10 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     ) -> torch.Tensor:
         """Return what ``read`` takes from the outputs of all rows."""
         model = self.model_ if model is None else model
-        size = len(rows) if self.context == "transductive" else PREDICTED
-        pairs = zip(rows.values.split(size), rows.missing.split(size), strict=True)
-        with _threads(self.n_threads), eval_mode(model), torch.no_grad():
-            return torch.cat([read(model(v, m)) for v, m in pairs])
+        with self._threads(), eval_mode(model), torch.no_grad():
+            return read_outputs(model, rows, read)
 
-    def impute(self, X: Any) -> Any:
+    def impute(self, X: TableLike) -> ValidTable:
         """Return a table whose missing cells are predicted from the other cells and rows.
 
         Parameters
@@ -344,44 +326,19 @@ class NPTEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     # folders
 
     @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, Any]:
-        config = model.config
-        kinds = {str(v.get("attention", "none")): k for k, v in ROW_ATTENTIONS.items()}
-        return {
-            "d_embed": config.dim,
-            "depth": 2 * config.num_layers,
-            "heads": config.num_heads,
-            "row_attention": kinds.get(config.attention, "softmax") if config.has_rows else "none",
-            "context": config.context,
-            "numbers": config.numbers,
-        }
+    def _parameters_of(cls, task: TableTask, model: NPTModel) -> dict[str, object]:
+        config = {**vars(model.config), "max_context": task.max_context}
+        options = {f.name: config[f.name] for f in fields(TableFitOptions) if f.name in config}
+        found = {name: config[name] for name in cls._get_param_names() if name in config}
+        return {**found, "options": TableFitOptions(**options)}
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, object]) -> None:
         self.n_features_in_ = len(self.task_.columns)
         names = self.task_.encoder.__dict__.get("feature_names_in_")
         if names is not None:
             self.feature_names_in_ = names
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        tags.input_tags.string = True
+    def __sklearn_tags__(self) -> Tags:
+        tags = accept_tables(super().__sklearn_tags__())
         tags.non_deterministic = False
         return tags
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Use so many threads of torch inside the context; ``None`` changes nothing."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _build(task: TableTask, options: NPTOptions, seed: int) -> NPTModel:
-    with isolated(seed):
-        return task.build(options)

@@ -3,15 +3,35 @@
 import math
 import numbers
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal, NamedTuple
+from types import UnionType
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard, Union
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["LARGEST", "Cells", "EncodedTable", "TableColumn", "read_array", "read_series"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "LARGEST",
+    "Cells",
+    "EncodedTable",
+    "TableColumn",
+    "TableLike",
+    "ValidTable",
+    "is_frame",
+    "read_cells",
+    "take_items",
+]
+
+TableLike: TypeAlias = Union["pd.DataFrame", ArrayLike]
+"""A table as users have it."""
+ValidTable: TypeAlias = Union["pd.DataFrame", np.ndarray]
+"""A table that was checked: a frame of pandas, or an array with a column for each feature."""
 
 Form = Literal["boolean", "datetime", "duration", "float", "integer", "text"]
 
@@ -36,7 +56,7 @@ class EncodedTable(NamedTuple):
 class Cells(NamedTuple):
     """A column as it arrived."""
 
-    values: NDArray[Any]
+    values: np.ndarray
     """Numbers (dates as seconds since 1970, durations as seconds) with NaN where missing, or
     objects with ``None`` where missing."""
     form: Form
@@ -149,7 +169,7 @@ class TableColumn:
         found = np.array([math.nan if w is None else codes.get(w, other) for w in _words(cells)])
         return np.where(found == _EMPTY, np.nan, found)
 
-    def decode(self, encoded: NDArray[Any]) -> NDArray[Any]:
+    def decode(self, encoded: np.ndarray) -> np.ndarray:
         """Return cells in their own units from standardised numbers or codes; NaN is missing.
 
         Numbers come back as float64, dates as ``datetime64[us]``, durations as
@@ -163,7 +183,7 @@ class TableColumn:
             numbers_ = encoded.astype(np.float64) * self.scale + self.mean
         return self._restore(np.clip(numbers_, -largest, largest))
 
-    def _decode_codes(self, encoded: NDArray[Any]) -> NDArray[Any]:
+    def _decode_codes(self, encoded: np.ndarray) -> np.ndarray:
         values = self.category_values()
         codes = np.where(np.isnan(encoded), len(values), encoded).astype(np.int64)
         if values.dtype == object:
@@ -172,16 +192,20 @@ class TableColumn:
             values = np.append(values, np.array(["NaT"], values.dtype))
         return values[np.minimum(codes, len(values) - 1)]
 
-    def category_values(self) -> NDArray[Any]:
+    def category_values(self) -> np.ndarray:
         """Return the categories in their own type."""
-        parse: dict[Form, Any] = {"integer": int, "float": float, "boolean": "True".__eq__}
+        parse: dict[Form, Callable[[str], object]] = {
+            "integer": int,
+            "float": float,
+            "boolean": "True".__eq__,
+        }
         if self.form in ("datetime", "duration"):
             return self._restore(np.array([float(w) for w in self.categories]))
         values = np.empty(len(self.categories), object)
         values[:] = [parse.get(self.form, str)(word) for word in self.categories]
         return values
 
-    def _restore(self, numbers_: NDArray[np.float64]) -> NDArray[Any]:
+    def _restore(self, numbers_: NDArray[np.float64]) -> np.ndarray:
         """Return dates and durations from seconds, whole numbers from numbers."""
         if self.form == "integer":
             return np.round(numbers_)
@@ -275,11 +299,11 @@ def _to_numbers(name: str, cells: Cells) -> NDArray[np.float64]:
     return found
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if value is None:
         return math.nan
     try:
-        return float(value)
+        return float(value)  # type: ignore[arg-type]
     except OverflowError:
         return math.inf
     except (TypeError, ValueError):
@@ -298,19 +322,39 @@ def _words(cells: Cells) -> list[str | None]:
     return [words[i] for i in where]
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     if not _is_number(value):
         return str(value)
     number = float(value)
     return str(int(value)) if number.is_integer() else repr(number)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> "TypeGuard[int | float | Decimal]":
     return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool)
 
 
-def read_series(series: Any) -> Cells:
-    """Return a column of a pandas frame."""
+def is_frame(table: object) -> "TypeGuard[pd.DataFrame]":
+    """Return whether a table is a frame of pandas, without importing pandas."""
+    return hasattr(table, "iloc") and hasattr(table, "columns")
+
+
+def take_items(items: ValidTable, chosen: np.ndarray) -> ValidTable:
+    """Return some rows of a frame, or some items of a column or an array, by number or mask."""
+    rows: ValidTable = getattr(items, "iloc", items)
+    return rows[chosen]
+
+
+def read_cells(column: "pd.Series | ArrayLike") -> Cells:
+    """Return what a column of a frame, or an array, holds.
+
+    Example:
+        >>> read_cells([1, 2]).form, read_cells(["1", "b"]).form
+        ('integer', 'text')
+    """
+    return _read_series(column) if hasattr(column, "iloc") else _read_array(np.asarray(column))
+
+
+def _read_series(series: "pd.Series") -> Cells:
     dtype, name = series.dtype, str(series.dtype)
     kind = getattr(dtype, "kind", "O")
     if kind == "c":
@@ -334,14 +378,12 @@ def read_series(series: Any) -> Cells:
     return Cells(series.to_numpy(np.float64, na_value=np.nan), form, name)
 
 
-def read_array(column: NDArray[Any]) -> Cells:
-    """Return a column of an array."""
+def _read_array(column: np.ndarray) -> Cells:
     kind, name = column.dtype.kind, str(column.dtype)
-    if kind in "Mm":
-        unit, form = {"M": ("datetime64[us]", "datetime"), "m": ("timedelta64[us]", "duration")}[
-            kind
-        ]
-        return Cells(_seconds(column.astype(unit)), form, name)  # type: ignore[arg-type]
+    if kind == "M":
+        return Cells(_seconds(column.astype("datetime64[us]")), "datetime", name)
+    if kind == "m":
+        return Cells(_seconds(column.astype("timedelta64[us]")), "duration", name)
     if kind in "iu":
         return Cells(column, "integer", name)
     if kind == "f":
@@ -349,14 +391,14 @@ def read_array(column: NDArray[Any]) -> Cells:
     return _read_objects(column.astype(object), name)
 
 
-def _seconds(moments: NDArray[Any]) -> NDArray[np.float64]:
+def _seconds(moments: np.ndarray) -> NDArray[np.float64]:
     whole = moments.astype(np.int64) / _MICROSECONDS
     return np.where(np.isnat(moments), np.nan, whole)
 
 
-def _read_objects(values: NDArray[Any], dtype: str) -> Cells:
+def _read_objects(values: np.ndarray, dtype: str) -> Cells:
     """Return cells of any type; numbers and dates are recognised if all are of one kind."""
-    cells: NDArray[Any] = np.empty(len(values), object)
+    cells: np.ndarray = np.empty(len(values), object)
     cells[:] = [None if _is_missing(v) else v for v in values]
     kinds = {_form_of(v) for v in cells if v is not None}
     form: Form = next(iter(kinds)) if len(kinds) == 1 else "text"
@@ -367,8 +409,8 @@ def _read_objects(values: NDArray[Any], dtype: str) -> Cells:
     return Cells(cells, form, dtype)
 
 
-def _form_of(value: Any) -> Form:
-    kinds: list[tuple[Form, Any]] = [
+def _form_of(value: object) -> Form:
+    kinds: list[tuple[Form, type | UnionType]] = [
         ("text", str),
         ("boolean", bool | np.bool_),
         ("integer", numbers.Integral),
@@ -384,7 +426,7 @@ def _form_of(value: Any) -> Form:
     return next((form for form, types in kinds if isinstance(value, types)), "text")
 
 
-def _moment(value: Any) -> float:
+def _moment(value: date | timedelta | np.datetime64 | np.timedelta64) -> float:
     """Return seconds since 1970 of a date, in UTC unless it has a zone; seconds of a duration."""
     if isinstance(value, np.datetime64 | np.timedelta64):
         unit = "datetime64[us]" if isinstance(value, np.datetime64) else "timedelta64[us]"
@@ -396,7 +438,7 @@ def _moment(value: Any) -> float:
     return float((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp())
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     """Return whether a cell is ``None``, NaN, NaT or ``pd.NA``."""
     if value is None:
         return True

@@ -5,7 +5,7 @@ that a saved model needs no pickle.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,13 +15,16 @@ from primal_attention.tasks.tables.columns import (
     Cells,
     EncodedTable,
     TableColumn,
-    read_array,
-    read_series,
+    TableLike,
+    ValidTable,
+    is_frame,
+    read_cells,
 )
+from primal_attention.tasks.tables.settings import Categorical
 
 with needs("sklearn", "The encoder of tables"):
     from sklearn.base import BaseEstimator, TransformerMixin
-    from sklearn.utils import check_array
+    from sklearn.utils import Tags, check_array
     from sklearn.utils.validation import (
         _check_feature_names_in,
         _check_sample_weight,
@@ -29,13 +32,23 @@ with needs("sklearn", "The encoder of tables"):
         validate_data,
     )
 
-__all__ = ["EncodedTable", "TableColumn", "TableEncoder", "rank_cells", "validate_table"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "EncodedTable",
+    "TableColumn",
+    "TableEncoder",
+    "accept_tables",
+    "rank_cells",
+    "validate_table",
+]
 
 _APART = float(np.sqrt(0.5))
 """Entry of a one-hot code: two different categories then are at distance one."""
 
 
-def validate_table(estimator: Any, X: Any, *, reset: bool) -> Any:
+def validate_table(estimator: BaseEstimator, X: TableLike, *, reset: bool) -> ValidTable:
     """Return a table after scikit-learn's checks: a pandas frame as it is, or an array.
 
     Sets or checks ``n_features_in_`` and ``feature_names_in_`` of the estimator. Missing values,
@@ -48,18 +61,25 @@ def validate_table(estimator: Any, X: Any, *, reset: bool) -> Any:
     """
     if hasattr(X, "to_pandas"):
         X = X.to_pandas()  # other libraries of frames
-    if not _is_frame(X):
+    if not is_frame(X):
         dtype = None
         if not hasattr(X, "dtype") and np.asarray(X).dtype.kind == "U":
             dtype = object  # numpy makes text of the numbers in mixed lists
-        options: Any = {"dtype": dtype, "ensure_all_finite": False, "reset": reset}
-        return validate_data(estimator, X, **options)
+        return validate_data(estimator, X, dtype=dtype, ensure_all_finite=False, reset=reset)
     # the checks of sizes, with the usual messages
     check_array(np.zeros(X.shape, np.int8), estimator=estimator)
     return validate_data(estimator, X, skip_check_array=True, reset=reset)
 
 
-def rank_cells(X: Any) -> NDArray[np.int64]:
+def accept_tables(tags: Tags) -> Tags:
+    """Return the tags of an estimator that takes missing values, categories and words."""
+    tags.input_tags.allow_nan = True
+    tags.input_tags.categorical = True
+    tags.input_tags.string = True
+    return tags
+
+
+def rank_cells(X: ValidTable) -> NDArray[np.int64]:
     """Return the rank of every cell among the distinct values of its column; -1 where missing.
 
     Equal rows have equal ranks, whatever the types of the columns.
@@ -71,7 +91,7 @@ def rank_cells(X: Any) -> NDArray[np.int64]:
         >>> rank_cells(np.array([[3.0, np.nan], [1.0, 5.0], [3.0, 5.0]])).tolist()
         [[1, -1], [0, 0], [1, 0]]
     """
-    return np.stack([cells.ranks() for cells in _read_cells(X)], 1)
+    return np.stack([cells.ranks() for cells in _read_columns(X)], 1)
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -120,13 +140,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        categorical_features: Literal["auto"] | ArrayLike = "auto",
+        categorical_features: Literal["auto"] | Categorical | ArrayLike = "auto",
         max_categories: int = 64,
     ) -> None:
         self.categorical_features = categorical_features
         self.max_categories = max_categories
 
-    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: TableLike, y: object = None, sample_weight: ArrayLike | None = None) -> Self:
         """Learn means, deviations and categories of a training table.
 
         Parameters
@@ -152,7 +172,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if not weights.any():
             raise ValueError("all of sample_weight is zero; at least one must be positive.")
         keep = weights > 0
-        self.is_frame_ = _is_frame(X)
+        self.is_frame_ = is_frame(X)
         names = _names(self)
         forced = self._forced(names)
         self.columns_ = tuple(
@@ -163,13 +183,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 is_categorical=i in forced or not cells.is_numeric,
                 max_categories=self.max_categories,
             )
-            for i, (name, cells) in enumerate(zip(names, _read_cells(X), strict=True))
+            for i, (name, cells) in enumerate(zip(names, _read_columns(X), strict=True))
         )
         return self
 
     @classmethod
     def from_columns(
-        cls, columns: Sequence[TableColumn], *, is_frame: bool = False, **parameters: Any
+        cls, columns: Sequence[TableColumn], *, is_frame: bool = False, **parameters: object
     ) -> Self:
         """Return a fitted encoder from the columns of another one.
 
@@ -181,7 +201,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         is_frame : bool, default=False
             Whether the training table was a frame with names.
 
-        **parameters : Any
+        **parameters : object
             Parameters of the encoder.
 
         Returns
@@ -189,7 +209,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         encoder : TableEncoder
             Fitted, ready to encode.
         """
-        encoder = cls(**parameters)
+        encoder = cls(**parameters)  # type: ignore[arg-type]
         encoder.columns_, encoder.is_frame_ = tuple(columns), is_frame
         encoder.n_features_in_ = len(encoder.columns_)
         names = [c.name for c in columns]
@@ -197,7 +217,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             encoder.feature_names_in_ = np.array(names, object)
         return encoder
 
-    def encode(self, X: Any) -> EncodedTable:
+    def encode(self, X: TableLike) -> EncodedTable:
         """Return standardised numbers and codes of categories, and which cells are missing.
 
         Parameters
@@ -215,7 +235,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         missing = np.isnan(found)
         return EncodedTable(np.where(missing, 0, found).astype(np.float32), missing)
 
-    def transform(self, X: Any) -> NDArray[np.float64]:
+    def transform(self, X: TableLike) -> NDArray[np.float64]:
         """Return a dense matrix for methods that compare rows by Euclidean distance.
 
         Numbers are standardised, with the mean where missing. Each column that had missing values
@@ -243,7 +263,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 parts.append(missing[:, None])
         return np.concatenate(parts, 1, dtype=np.float64)
 
-    def decode(self, values: ArrayLike, missing: ArrayLike | None = None) -> Any:
+    def decode(self, values: ArrayLike, missing: ArrayLike | None = None) -> ValidTable:
         """Return a table in the form of the training table from encoded values.
 
         Parameters
@@ -272,7 +292,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         cells = [c.decode(v) for c, v in zip(self.columns_, found.T, strict=True)]
         return self._decoded_frame(cells) if self.is_frame_ else self._decoded_array(cells)
 
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> np.ndarray:
         """Return the names of the columns of :meth:`transform`.
 
         Parameters
@@ -298,11 +318,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 names.append(f"missingindicator_{name}")
         return np.array(names, object)
 
-    def _encoded(self, X: Any) -> list[NDArray[np.float64]]:
+    def _encoded(self, X: TableLike) -> list[NDArray[np.float64]]:
         """Return each column as numbers, with NaN where missing."""
         check_is_fitted(self)
         table = validate_table(self, X, reset=False)
-        return [c.encode(v) for c, v in zip(self.columns_, _read_cells(table), strict=True)]
+        return [c.encode(v) for c, v in zip(self.columns_, _read_columns(table), strict=True)]
 
     def _forced(self, names: Sequence[str]) -> set[int]:
         """Return the indices of the columns that the user calls categories."""
@@ -324,14 +344,14 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             return set(np.flatnonzero(chosen).tolist())
         return {_column_index(item, names) for item in chosen.tolist()}
 
-    def _decoded_frame(self, cells: list[NDArray[Any]]) -> Any:
+    def _decoded_frame(self, cells: list[np.ndarray]) -> "pd.DataFrame":
         with needs("tables", "A table as a frame"):
             import pandas as pd
-        frame = pd.concat([_to_series(pd, c, v) for c, v in self._with(cells)], axis=1)
+        frame = pd.concat([_to_series(c, v) for c, v in self._with(cells)], axis=1)
         frame.columns = getattr(self, "feature_names_in_", range(len(cells)))
         return frame
 
-    def _decoded_array(self, cells: list[NDArray[Any]]) -> NDArray[Any]:
+    def _decoded_array(self, cells: list[np.ndarray]) -> np.ndarray:
         if len({v.dtype for v in cells}) > 1:
             cells = [_to_objects(c, v) for c, v in self._with(cells)]
         table = np.stack(cells, 1)
@@ -340,25 +360,16 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         # text and booleans with missing values stay objects
         return table if is_lost or dtype.kind in "USO" or None in table else table.astype(dtype)
 
-    def _with(self, cells: list[NDArray[Any]]) -> list[tuple[TableColumn, NDArray[Any]]]:
+    def _with(self, cells: list[np.ndarray]) -> list[tuple[TableColumn, np.ndarray]]:
         return list(zip(self.columns_, cells, strict=True))
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.categorical = True
-        tags.input_tags.string = True
-        return tags
+    def __sklearn_tags__(self) -> Tags:
+        return accept_tables(super().__sklearn_tags__())
 
 
-def _is_frame(X: Any) -> bool:
-    return hasattr(X, "iloc") and hasattr(X, "columns")
-
-
-def _read_cells(X: Any) -> list[Cells]:
-    if _is_frame(X):
-        return [read_series(X.iloc[:, i]) for i in range(X.shape[1])]
-    return [read_array(column) for column in X.T]
+def _read_columns(X: ValidTable) -> list[Cells]:
+    columns = X.iloc if is_frame(X) else X
+    return [read_cells(columns[:, i]) for i in range(X.shape[1])]
 
 
 def _names(encoder: TableEncoder) -> list[str]:
@@ -370,7 +381,7 @@ def _numbered(count: int) -> list[str]:
     return [f"x{i}" for i in range(count)]
 
 
-def _column_index(item: Any, names: Sequence[str]) -> int:
+def _column_index(item: object, names: Sequence[str]) -> int:
     if isinstance(item, str):
         if item not in names:
             raise ValueError(
@@ -390,8 +401,10 @@ def _has_indicator(column: TableColumn) -> bool:
     return 0 < column.missing_share < 1
 
 
-def _to_series(pd: Any, column: TableColumn, cells: NDArray[Any]) -> Any:
+def _to_series(column: TableColumn, cells: np.ndarray) -> "pd.Series":
     """Return decoded cells as a pandas column of the training table's type."""
+    import pandas as pd
+
     if column.dtype == "category":
         return pd.Series(pd.Categorical(cells, categories=column.category_values()))
     series = pd.Series(cells, dtype=cells.dtype)
@@ -402,7 +415,7 @@ def _to_series(pd: Any, column: TableColumn, cells: NDArray[Any]) -> Any:
     return series if is_lost else series.astype(dtype)
 
 
-def _to_objects(column: TableColumn, cells: NDArray[Any]) -> NDArray[Any]:
+def _to_objects(column: TableColumn, cells: np.ndarray) -> np.ndarray:
     """Return decoded cells as Python objects."""
     if column.form == "integer" and cells.dtype != object:
         whole = [None if np.isnan(v) else int(v) for v in cells]

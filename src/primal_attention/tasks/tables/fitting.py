@@ -1,29 +1,36 @@
 """What follows the training of a model of tables: calibration, and the rows that it keeps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from primal_attention.attention import PrimalAttention
 from primal_attention.tasks.tables.data import TableRows
-from primal_attention.tasks.tables.model import NPTModel
+from primal_attention.tasks.tables.model import NPTModel, NPTOutput
 from primal_attention.tasks.tables.scoring import deviation_factor, fit_temperature
 from primal_attention.tasks.tables.task import TableTask
 from primal_attention.tasks.trained import TrainedModel
 
-__all__ = ["PREDICTED", "calibrate", "keep_rows"]
+__all__ = ["PREDICTED", "calibrate", "keep_rows", "read_outputs"]
 
 PREDICTED = 1024
 """Rows that are predicted at once."""
+
+
+def read_outputs(model: NPTModel, rows: TableRows, read: Callable[[NPTOutput], Tensor]) -> Tensor:
+    """Return what ``read`` takes from the outputs of all rows; at once if they see each other."""
+    size = len(rows) if model.config.context == "transductive" else PREDICTED
+    pairs = zip(rows.values.split(size), rows.missing.split(size), strict=True)
+    return torch.cat([read(model(v, m)) for v, m in pairs])
 
 
 @torch.no_grad()
 def calibrate(model: NPTModel, task: TableTask, valid: TableRows) -> None:
     """Set the temperature, or the factor of the deviations, from held-out rows."""
     model.temperature.fill_(1.0)
-    size = len(valid) if model.config.context == "transductive" else PREDICTED
-    pairs = zip(valid.values.split(size), valid.missing.split(size), strict=True)
-    logits = torch.cat([model(v, m).logits for v, m in pairs])
+    logits = read_outputs(model, valid, lambda output: output.logits)
     if task.is_class:
         model.temperature.fill_(fit_temperature(logits, valid.labels))
     else:

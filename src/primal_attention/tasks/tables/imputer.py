@@ -1,13 +1,14 @@
 """Missing cells of a table, filled by attention between its rows."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.base import NPTEstimator
+from primal_attention.tasks.tables.base import TableEstimator
+from primal_attention.tasks.tables.columns import TableLike, ValidTable
 from primal_attention.tasks.tables.encoding import validate_table
 from primal_attention.tasks.tables.preparing import Prepared
 
@@ -15,76 +16,50 @@ with needs("sklearn", "An estimator of tables"):
     from sklearn.base import TransformerMixin
     from sklearn.utils.validation import _check_feature_names_in, check_is_fitted
 
-__all__ = ["NPTImputer"]
+__all__ = ["TableImputer"]
 
 
-class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
+class TableImputer(TransformerMixin, TableEstimator):  # type: ignore[misc]
     """Imputer with attention between the rows of a table (Non-Parametric Transformer).
 
     Training hides known cells and predicts them from the other cells of the row and from other
-    rows. A table to fill attends to the training rows; its rows do not see each other.
+    rows. A table to fill attends to the training rows; its rows do not see each other. No rows are
+    held out, so training ends after ``max_epochs``.
 
     Parameters
     ----------
-    d_embed : int, default=32
+    attention : str, default="softmax"
+        Attention between rows: a name of ``primal_attention.list_attentions(cross=True)``.
+        :class:`TableClassifier` says how they differ.
+
+    dim : int, default=32
         Width of the embedding of a cell.
 
-    depth : int, default=4
-        Blocks, half of them between rows, half between the cells of a row; even.
+    num_heads : int, default=4
+        Heads of every attention; must divide ``dim``.
 
-    heads : int, default=4
-        Heads of every attention; must divide ``d_embed``.
+    num_layers : int, default=2
+        Layers, each of two blocks: between rows, and between the cells of a row.
 
-    row_attention : {"softmax", "primal", "hybrid", "none"}, default="softmax"
-        Attention between rows; see :class:`NPTClassifier`.
+    max_epochs : int, default=20
+        Epochs of 50 training steps.
 
-    p_feature : float, default=0.15
-        Probability that a known cell is hidden in training.
+    batch_size : int, default=256
+        Rows of a training step; all of a smaller table.
 
-    p_target : float, default=0.5
-        Share of the rows of a training step in which cells are hidden; the others are context.
-
-    semi_supervised : bool, default=False
-        Without effect: a table without a target has no labels.
-
-    context : {"train", "transductive"}, default="train"
-        What rows to fill attend to: training rows, or also each other.
-
-    max_context_rows : int, default=4096
-        Most training rows that a row attends to.
-
-    batch_rows : int, default=None
-        Rows of a training step; by default 256, or all of a smaller table.
-
-    steps : int, default=1000
-        Training steps.
-
-    optimizer : {"adamw", "lamb-lookahead"}, default="adamw"
-        Optimiser; the second is the published one.
-
-    lr : float, default=2e-3
+    learning_rate : float, default=2e-3
         Peak learning rate.
 
-    numbers : {"piecewise", "linear", "periodic"}, default="piecewise"
-        Embedding of numbers.
-
-    validation : float, default=0.15
-        Without effect: training ends after ``steps``.
-
-    categorical_features : "auto" or array-like of int, str or bool, default="auto"
-        Columns of numbers that are categories.
-
-    time_limit : float, default=None
-        Processor seconds of training after which it ends.
+    options : TableFitOptions, dict or None, default=None
+        What is rarely changed: options of the attention, steps of an epoch, embedding of numbers,
+        what is hidden in training, context, categorical features, validation, threads.
 
     random_state : int, RandomState instance or None, default=None
         Draws the parameters and what is hidden.
 
-    n_threads : int, default=None
-        Threads of torch; by default unchanged.
-
-    verbose : int, default=0
-        With 1, print the expected cost and show a progress bar.
+    verbose : bool or None, default=None
+        Whether to show progress, and the expected cost before; by default a bar if there is a
+        terminal.
 
     Attributes
     ----------
@@ -98,24 +73,24 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         Loss, epoch by epoch; None after :meth:`load`.
 
     n_features_in_ : int
-        Number of columns.
+        Number of features.
 
     feature_names_in_ : ndarray of shape (n_features_in_,)
-        Names of the columns, if the training table was a frame.
+        Names of the features, if the training table was a frame.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from primal_attention.tasks.tables import NPTImputer
+    >>> from primal_attention.tasks.tables import TableImputer
     >>> x = np.random.default_rng(0).normal(size=(60, 1))
     >>> table = np.hstack([x, -x, 2 * x])
     >>> table[::7, 1] = np.nan
-    >>> filled = NPTImputer(d_embed=16, steps=60, random_state=0).fit_transform(table)
+    >>> filled = TableImputer(dim=16, max_epochs=2, random_state=0).fit_transform(table)
     >>> bool(np.isnan(filled).any())
     False
     """
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: TableLike, y: object = None, *, time_limit: float | None = None) -> Self:
         """Train on a table with missing cells.
 
         Parameters
@@ -126,24 +101,26 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         y : None
             Ignored.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
-        self : NPTImputer
+        self : TableImputer
             Fitted.
         """
-        self._options()  # wrong parameters raise before any work
+        self._check(time_limit)
         seed = self._seed()
-        self._train(self._prepared(X, None, seed), seed)
+        self._train(self._prepared(X, None, seed), seed, time_limit)
         return self
 
-    def _prepared(self, X: Any, y: Any, seed: int) -> Prepared:
-        X = validate_table(self, X, reset=True)
-        found = self._prepare(X, None, "", None, seed)
+    def _prepared(self, X: TableLike, y: object, seed: int) -> Prepared:
+        found = self._prepare(validate_table(self, X, reset=True), None, seed)
         # hidden cells score every step; there is no epoch to choose
         every = np.arange(len(found.rows))
         return found._replace(train=every, valid=every[:0])
 
-    def transform(self, X: Any) -> Any:
+    def transform(self, X: TableLike) -> ValidTable:
         """Return a table with its missing cells filled; see :meth:`impute`.
 
         Parameters
@@ -158,7 +135,7 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         """
         return self.impute(X)
 
-    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+    def get_feature_names_out(self, input_features: ArrayLike | None = None) -> np.ndarray:
         """Return the names of the columns.
 
         Parameters
@@ -174,7 +151,9 @@ class NPTImputer(TransformerMixin, NPTEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return _check_feature_names_in(self, input_features)
 
-    def _restore(self, content: Mapping[str, Any]) -> None:
+    def _restore(self, content: Mapping[str, object]) -> None:
         super()._restore(content)
         if self.task_.target is not None:
-            raise ValueError("the model has a target; load it with NPTClassifier or NPTRegressor")
+            raise ValueError(
+                "the model has a target; load it with TableClassifier or TableRegressor."
+            )

@@ -1,17 +1,18 @@
 """What a prediction leans on: influences of single rows, a corrupted context, attention maps."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from primal_attention.tasks.tables.columns import ValidTable
 from primal_attention.tasks.tables.data import TableRows
 from primal_attention.tasks.tables.model import NPTModel
 from primal_attention.tasks.tables.task import TableTask
 
-__all__ = ["RowInfluence", "attention_maps", "corrupt", "corrupt_rows", "row_influence"]
+__all__ = ["RowInfluence", "corrupt", "corrupt_rows", "row_attention_maps", "row_influence"]
 
 
 class RowInfluence(NamedTuple):
@@ -21,9 +22,9 @@ class RowInfluence(NamedTuple):
     """Numbers of the rows in the context, the largest influence first."""
     influence: NDArray[np.float64]
     """First-order change of the prediction if a row counted fully instead of not at all."""
-    features: Any
+    features: ValidTable
     """The rows in their own units: a frame, or an array."""
-    target: NDArray[Any]
+    target: np.ndarray
     """Their targets."""
 
 
@@ -92,7 +93,7 @@ def corrupt(model: NPTModel, seed: int) -> NPTModel:
 
 
 @torch.no_grad()
-def attention_maps(model: NPTModel, rows: TableRows) -> dict[str, NDArray[np.float64]]:
+def row_attention_maps(model: NPTModel, rows: TableRows) -> dict[str, NDArray[np.float64]]:
     """Return the weights of every head between rows and context rows, by layer."""
     from primal_attention.attention import MultiHeadAttention
     from primal_attention.hosts import layer_inputs

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from primal_attention.tasks.tables.cells import CellHeads
 
-__all__ = ["HiddenCells", "feature_loss", "feature_share", "hide_cells", "target_losses"]
+__all__ = ["HiddenCells", "feature_share", "hidden_feature_loss", "hide_cells", "target_losses"]
 
 RANDOM_SHARE = 0.1
 """Share of the selected cells that get a random value instead of being hidden."""
@@ -79,7 +79,7 @@ def feature_share(start: float, progress: float) -> float:
     return start * (1 + math.cos(math.pi * progress)) / 2
 
 
-def feature_loss(
+def hidden_feature_loss(
     heads: CellHeads,
     h: Float[Tensor, "n d e"],
     values: Float[Tensor, "n d"],

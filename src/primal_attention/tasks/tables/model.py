@@ -23,8 +23,8 @@ from primal_attention.support.randomness import isolated
 from primal_attention.tasks.tables.blocks import Memory, RowBlock, TableBlock
 from primal_attention.tasks.tables.cells import CellEmbedding, CellHeads
 from primal_attention.tasks.tables.masking import (
-    feature_loss,
     feature_share,
+    hidden_feature_loss,
     hide_cells,
     target_losses,
 )
@@ -417,7 +417,7 @@ class NPTModel(PretrainedModel):
     ) -> Float[Tensor, ""]:
         """Return the weighted sum of the losses of targets and features."""
         config, f = self.config, self.config.num_features
-        features = feature_loss(self.heads, x, values, selected, config.categories[:f])
+        features = hidden_feature_loss(self.heads, x, values, selected, config.categories[:f])
         if not config.num_targets:
             return features
         losses = target_losses(self._target(x), values[:, -1], is_class=bool(config.categories[-1]))

@@ -1,16 +1,17 @@
 """Training tables before they reach a model: equal rows, parts, known cells."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from primal_attention.tasks.splits import stratified_split
+from primal_attention.tasks.tables.columns import ValidTable, is_frame
 from primal_attention.tasks.tables.data import TableRows
 from primal_attention.tasks.tables.encoding import TableEncoder
 from primal_attention.tasks.tables.task import TableTask
 
-__all__ = ["Prepared", "keep_known", "merge_rows", "split_rows", "take_rows"]
+__all__ = ["Prepared", "keep_known", "merge_rows", "split_rows"]
 
 _FEW = 20
 """Fewer rows than this give no validation part."""
@@ -28,7 +29,7 @@ class Prepared(NamedTuple):
 
 def merge_rows(
     encoder: TableEncoder,
-    X: Any,
+    X: ValidTable,
     y: NDArray[np.float64] | None,
     weights: NDArray[np.float64],
     kept: NDArray[np.int64],
@@ -42,11 +43,6 @@ def merge_rows(
     return kept[first], total.astype(np.float64)
 
 
-def take_rows(X: Any, rows: NDArray[np.int64]) -> Any:
-    """Return some rows of a frame or an array."""
-    return X.iloc[rows] if hasattr(X, "iloc") else X[rows]
-
-
 def split_rows(
     rows: TableRows, share: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -57,8 +53,6 @@ def split_rows(
         share: Of the rows that choose the epoch, the same of every class.
         seed: Seed of the split.
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"validation must be a share from 0 to below 1, got {share}.")
     count = len(rows)
     if share == 0 or count < _FEW:
         return np.arange(count), np.zeros(0, np.int64)
@@ -69,9 +63,9 @@ def split_rows(
     return np.sort(held[cut:]), np.sort(held[:cut])
 
 
-def keep_known(filled: Any, X: Any, missing: NDArray[np.bool_]) -> Any:
+def keep_known(filled: ValidTable, X: ValidTable, missing: NDArray[np.bool_]) -> ValidTable:
     """Return a filled table with the known cells of the original, digit by digit."""
-    if hasattr(filled, "iloc"):
+    if is_frame(filled) and is_frame(X):
         filled.index = X.index
         for j, name in enumerate(filled.columns):
             if not missing[:, j].any():

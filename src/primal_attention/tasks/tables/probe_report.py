@@ -1,13 +1,14 @@
 """Probes of a fitted estimator in a report, and attention between rows as a picture."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.classifier import NPTClassifier
+from primal_attention.tasks.tables.classifier import TableClassifier
+from primal_attention.tasks.tables.columns import TableLike, ValidTable
 from primal_attention.tasks.tables.model import NPTModel
 from primal_attention.tasks.tables.probes import (
     Estimator,
@@ -16,7 +17,7 @@ from primal_attention.tasks.tables.probes import (
     intervention,
     row_distances,
 )
-from primal_attention.tasks.tables.regressor import NPTRegressor
+from primal_attention.tasks.tables.regressor import TableRegressor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["add_probes", "plot_row_attention"]
 
 
-def plot_row_attention(estimator: Estimator, X: Any, anchor: int = 0) -> "Figure":
+def plot_row_attention(estimator: Estimator, X: TableLike, anchor: int = 0) -> "Figure":
     """Return a figure of the weights between rows, sorted by their distance from one of them.
 
     A model that attends to similar rows has large weights near the diagonal. There is a panel for
     each head of each layer that has a matrix of weights.
 
     Args:
-        estimator: Fitted; ``row_attention="softmax"`` or ``"hybrid"``.
+        estimator: Fitted, with ``attention="softmax"`` or ``"primal-sparse"``.
         X: Rows that attend.
         anchor: Number of the row from which all distances are taken.
     """
@@ -45,12 +46,12 @@ def plot_row_attention(estimator: Estimator, X: Any, anchor: int = 0) -> "Figure
     maps = estimator.attention_maps(X)
     if not maps:
         raise ValueError(
-            f"row_attention={estimator.row_attention!r} has no matrix of weights between rows; "
-            "use 'softmax' or 'hybrid'."
+            f"attention={estimator.attention!r} has no matrix of weights between rows; use "
+            "'softmax' or 'primal-sparse'."
         )
     table, model = estimator._rows(X), estimator.model_
     every, holes = model.context_values, model.context_missing
-    if estimator.context == "transductive":
+    if model.config.context == "transductive":
         every, holes = torch.cat([every, table.values]), torch.cat([holes, table.missing])
     point = table.values[anchor], table.missing[anchor]
     rows, seen = (
@@ -80,10 +81,10 @@ def plot_row_attention(estimator: Estimator, X: Any, anchor: int = 0) -> "Figure
 def add_probes(
     report: "Report",
     estimator: Estimator,
-    X: Any,
+    X: ValidTable,
     y: ArrayLike,
     *,
-    rows: tuple[Any, Any] | None = None,
+    rows: tuple[TableLike, ArrayLike] | None = None,
 ) -> "Report":
     """Add a section to a report: what the predictions of an estimator take from other rows.
 
@@ -104,7 +105,7 @@ def add_probes(
             "to change rows and see what predictions take from them."
         )
     test = corruption_by_row(estimator, X, y, rows=rows)
-    name = "accuracy" if isinstance(estimator, NPTClassifier) else "RMSE"
+    name = "accuracy" if isinstance(estimator, TableClassifier) else "RMSE"
     report.tiles(
         {
             name: f"{test.score:.3g}",
@@ -116,9 +117,9 @@ def add_probes(
         "nothing but the distribution of each column. A model that uses no other rows has equal "
         "scores."
     )
-    if isinstance(estimator, NPTRegressor):
+    if isinstance(estimator, TableRegressor):
         _add_intervention(report, context_model(estimator, rows))
-    if rows is None and estimator.row_attention in ("softmax", "hybrid"):
+    if rows is None and estimator.attention_maps(X[:64]):
         report.figure(
             plot_row_attention(estimator, X[:64]),
             "Attention between rows, sorted by the distance from the first held-out row. Weights "

@@ -6,7 +6,7 @@ describe them. The task of looking up duplicates is in ``lookup.py``, the sectio
 ``probe_report.py``.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.classifier import NPTClassifier
+from primal_attention.tasks.tables.classifier import TableClassifier
+from primal_attention.tasks.tables.columns import TableLike
 from primal_attention.tasks.tables.data import TableRows
 from primal_attention.tasks.tables.influence import corrupt_rows
 from primal_attention.tasks.tables.model import NPTModel
-from primal_attention.tasks.tables.regressor import NPTRegressor
+from primal_attention.tasks.tables.regressor import TableRegressor
 from primal_attention.tasks.tables.supervised import CorruptionTest
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
     "row_distances",
 ]
 
-Estimator = NPTClassifier | NPTRegressor
+Estimator = TableClassifier | TableRegressor
 _SWEEP = 2.0
 """A target is overwritten by values up to so many standard deviations from the mean."""
 _STEP, _TOTAL = 0.01, 0.1
@@ -45,12 +46,14 @@ _STOP = 0.02
 """Share of the rows at which deletion ends."""
 
 
-def context_model(estimator: Estimator, rows: tuple[Any, Any] | None = None) -> NPTModel:
+def context_model(
+    estimator: Estimator, rows: tuple[TableLike, ArrayLike] | None = None
+) -> NPTModel:
     """Return the model of an estimator with single rows as its context.
 
     Args:
         estimator: Fitted.
-        rows: Features and targets of the rows. Needed after a fit with ``row_attention="primal"``,
+        rows: Features and targets of the rows. Needed after a fit with ``attention="primal-dual"``,
             which keeps none.
     """
     model = estimator._with_rows(rows)
@@ -160,10 +163,10 @@ def corrupt_others(
 @torch.no_grad()
 def corruption_by_row(
     estimator: Estimator,
-    X: Any,
+    X: TableLike,
     y: ArrayLike,
     *,
-    rows: tuple[Any, Any] | None = None,
+    rows: tuple[TableLike, ArrayLike] | None = None,
     limit: int = 100,
     seed: int = 0,
 ) -> CorruptionTest:
@@ -186,19 +189,17 @@ def corruption_by_row(
     chosen = np.sort(generator.choice(len(table), count, replace=False))
     seeds = generator.integers(2**31, size=count)
     found = [
-        _predict_corrupted(estimator, model, table, int(i), int(own))
+        _predict_corrupted(model, table, int(i), int(own))
         for i, own in zip(chosen, seeds, strict=True)
     ]
     truth = np.asarray(y)[chosen]
-    whole = _score(estimator, estimator._logits(X, model)[torch.from_numpy(chosen)], truth)
-    return CorruptionTest(whole, _score(estimator, torch.cat(found).double(), truth))
+    whole = estimator._rate(estimator._logits(X, model)[torch.from_numpy(chosen)], truth)
+    return CorruptionTest(whole, estimator._rate(torch.cat(found).double(), truth))
 
 
-def _predict_corrupted(
-    estimator: Estimator, model: NPTModel, table: TableRows, i: int, seed: int
-) -> Tensor:
+def _predict_corrupted(model: NPTModel, table: TableRows, i: int, seed: int) -> Tensor:
     """Return the prediction of one row whose other rows are shuffled."""
-    sees_all = estimator.context == "transductive"
+    sees_all = model.config.context == "transductive"
     beside = slice(None) if sees_all else slice(i, i + 1)
     place = len(model.context_values) + (i if sees_all else 0)
     every = torch.cat([model.context_values, table.values[beside]])
@@ -207,14 +208,6 @@ def _predict_corrupted(
     x = model.embedding(every[place : place + 1], holes[place : place + 1])
     seen = slice(None) if sees_all else slice(place)
     return model.predict_from(x, memories=model.stream(every[seen], holes[seen])).logits
-
-
-def _score(estimator: Estimator, logits: Tensor, y: NDArray[Any]) -> float:
-    """Return the accuracy, or the root mean squared error."""
-    if isinstance(estimator, NPTClassifier):
-        return float(np.mean(estimator.classes_[logits.argmax(1).numpy()] == y))
-    mean, _ = estimator._moments(logits)
-    return float(np.sqrt(np.mean((mean - y.astype(np.float64)) ** 2)))
 
 
 # fewer rows
@@ -246,9 +239,9 @@ class DataDeletion(NamedTuple):
 @torch.no_grad()
 def data_deletion(
     estimator: Estimator,
-    X: Any,
+    X: TableLike,
     *,
-    rows: tuple[Any, Any] | None = None,
+    rows: tuple[TableLike, ArrayLike] | None = None,
     max_proposals: int = 5000,
     seed: int = 0,
 ) -> DataDeletion:
@@ -298,7 +291,7 @@ class _Prediction:
 
     def __call__(self, kept: NDArray[np.int64]) -> float:
         logits = self._logits(kept)
-        if isinstance(self.estimator, NPTClassifier):
+        if isinstance(self.estimator, TableClassifier):
             return float(logits.softmax(1)[0, self.label])
         return float(self.estimator._moments(logits)[0][0])
 

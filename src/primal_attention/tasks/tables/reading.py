@@ -6,7 +6,7 @@ between classes and numbers; :func:`is_class_target` has the rule.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,13 @@ from primal_attention.support.files.tables import (
 )
 from primal_attention.tasks.sources import is_date
 from primal_attention.tasks.splits import choose, hold_out
-from primal_attention.tasks.tables.columns import Cells, TableColumn, read_array, read_series
+from primal_attention.tasks.tables.columns import (
+    Cells,
+    TableColumn,
+    ValidTable,
+    read_cells,
+    take_items,
+)
 from primal_attention.tasks.tables.encoding import TableEncoder
 from primal_attention.tasks.tables.settings import TableSettings
 from primal_attention.tasks.task import Parts
@@ -28,13 +34,15 @@ from primal_attention.tasks.task import Parts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pandas as pd
+
     from primal_attention.tasks.tables.task import TableTask
 
 __all__ = [
     "LabelledTable",
     "is_class_target",
     "known_rows",
-    "load_table",
+    "load_table_parts",
     "parse_dates",
     "split_target",
 ]
@@ -52,9 +60,9 @@ _FEWEST = 10
 class LabelledTable(NamedTuple):
     """Features and target of a table."""
 
-    X: Any
+    X: ValidTable
     """Frame or array."""
-    y: Any
+    y: "pd.Series | np.ndarray"
     """Column or array."""
     places: NDArray[np.int64]
     """Where the rows stood in their file, counted from 0."""
@@ -62,14 +70,13 @@ class LabelledTable(NamedTuple):
     @property
     def cells(self) -> Cells:
         """The target."""
-        return read_series(self.y) if hasattr(self.y, "iloc") else read_array(np.asarray(self.y))
+        return read_cells(self.y)
 
-    def take(self, rows: NDArray[Any]) -> "LabelledTable":
+    def take(self, rows: np.ndarray) -> "LabelledTable":
         """Return some of the rows, by number or by a mask."""
-        X, y, places = (part.iloc if hasattr(part, "iloc") else part for part in self)
-        return LabelledTable(X[rows], y[rows], places[rows])
+        return LabelledTable(*(take_items(part, rows) for part in self))
 
-    def strata(self, *, is_class: bool) -> NDArray[Any]:
+    def strata(self, *, is_class: bool) -> NDArray[np.int64]:
         """Return the class of every row, or the range of its number."""
         if is_class:
             return self.cells.ranks()
@@ -78,7 +85,7 @@ class LabelledTable(NamedTuple):
         return np.digitize(values, np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]))
 
 
-def load_table(cls: type[TaskT], settings: TableSettings) -> tuple[TaskT, Parts]:
+def load_table_parts(cls: type[TaskT], settings: TableSettings) -> tuple[TaskT, Parts]:
     """Return the task and the three parts of a table.
 
     Args:
@@ -158,14 +165,14 @@ def _read_known(settings: TableSettings, notes: list[str]) -> tuple[LabelledTabl
     return whole.take(fold.train), whole.take(fold.test)
 
 
-def _read_frame(path: "Path") -> Any:
+def _read_frame(path: "Path") -> "pd.DataFrame":
     """Return a file as a frame with words as names and dates as dates."""
     frame = read_table(path)
     frame.columns = [str(name) for name in frame.columns]
     return parse_dates(frame)
 
 
-def _mixed_columns(frame: Any) -> list[str]:
+def _mixed_columns(frame: "pd.DataFrame") -> list[str]:
     """Return a note for every column of numbers that some words make a column of categories."""
     import pandas as pd
 
@@ -184,7 +191,7 @@ def _mixed_columns(frame: Any) -> list[str]:
     return notes
 
 
-def parse_dates(frame: Any, names: Sequence[str] | None = None) -> Any:
+def parse_dates(frame: "pd.DataFrame", names: Sequence[str] | None = None) -> "pd.DataFrame":
     """Return a frame in which columns of dates as text are dates in UTC.
 
     Args:
@@ -216,7 +223,7 @@ def parse_dates(frame: Any, names: Sequence[str] | None = None) -> Any:
     return frame.assign(**found) if found else frame
 
 
-def split_target(frame: Any, target: str, path: "Path") -> LabelledTable:
+def split_target(frame: "pd.DataFrame", target: str, path: "Path") -> LabelledTable:
     """Return features and target of the frame in a file."""
     y = take_column(frame, target, path, "target")
     # an index that was written with the table has no name, nor has what a last comma makes
@@ -260,7 +267,7 @@ def _is_class(table: LabelledTable, settings: TableSettings) -> bool:
     return settings.kind == "classes"
 
 
-def is_class_target(y: Any, target: str) -> bool:
+def is_class_target(y: "pd.Series | np.ndarray", target: str) -> bool:
     """Return whether a target is classes: words, booleans, or few whole numbers.
 
     Numbers are classes if there are two of them, or if they count from 0 or 1 without a gap to at
@@ -279,7 +286,7 @@ def is_class_target(y: Any, target: str) -> bool:
         >>> is_class_target(np.array([3, 8, 5, 5, 3, 8]), "quality")
         False
     """
-    cells = read_series(y) if hasattr(y, "iloc") else read_array(np.asarray(y))
+    cells = read_cells(y)
     count, distinct = len(cells.values), len(np.unique(cells.ranks()))
     if distinct < 2:
         raise ValueError(
@@ -307,8 +314,9 @@ def is_class_target(y: Any, target: str) -> bool:
 def _describe_target(name: str, table: LabelledTable, *, is_class: bool) -> TableColumn:
     """Return what the target is; classes are in the order of their names."""
     weights, most = np.ones(len(table.places)), len(table.places) + 2
-    options: Any = {"is_categorical": is_class, "max_categories": most}
-    found = TableColumn.fit(name, table.cells, weights, **options)
+    found = TableColumn.fit(
+        name, table.cells, weights, is_categorical=is_class, max_categories=most
+    )
     if not is_class:
         return found
     is_number = table.cells.form in ("integer", "float")

@@ -1,17 +1,19 @@
 """What the classifier and the regressor of tables share: fit, influences, corruption."""
 
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.base import NPTEstimator
+from primal_attention.tasks.tables.base import TableEstimator, Target
+from primal_attention.tasks.tables.columns import TableLike
 from primal_attention.tasks.tables.encoding import validate_table
 from primal_attention.tasks.tables.influence import (
     RowInfluence,
-    attention_maps,
     corrupt,
+    row_attention_maps,
     row_influence,
 )
 from primal_attention.tasks.tables.model import NPTModel
@@ -38,17 +40,18 @@ class CorruptionTest(NamedTuple):
         return self.corrupted - self.score
 
 
-class SupervisedEstimator(NPTEstimator):
-    """Base class of :class:`NPTClassifier` and :class:`NPTRegressor`."""
+class SupervisedEstimator(TableEstimator):
+    """Base class of ``TableClassifier`` and ``TableRegressor``."""
 
     def fit(
         self,
-        X: Any,
+        X: TableLike,
         y: ArrayLike,
         sample_weight: ArrayLike | None = None,
         *,
-        X_unlabeled: Any = None,
-        eval_set: tuple[Any, Any] | None = None,
+        X_unlabeled: TableLike | None = None,
+        eval_set: tuple[TableLike, ArrayLike] | None = None,
+        time_limit: float | None = None,
     ) -> Self:
         """Train on a table.
 
@@ -64,34 +67,38 @@ class SupervisedEstimator(NPTEstimator):
             Weight of each row. Whole numbers equal repeated rows; zero leaves a row out.
 
         X_unlabeled : frame or array-like, default=None
-            Further rows without a target, for ``semi_supervised=True``.
+            Further rows without a target, with ``options={"semi_supervised": True}``.
 
         eval_set : tuple (X, y), default=None
             Rows that choose the epoch and calibrate, instead of a part of the training table.
 
+        time_limit : float or None, default=None
+            Seconds of training after which it ends; the schedule is shortened to fit.
+
         Returns
         -------
-        self : NPTEstimator
+        self : TableClassifier or TableRegressor
             Fitted.
         """
-        if X_unlabeled is not None and not self.semi_supervised:
+        self._check(time_limit)
+        if X_unlabeled is not None and not self._fit_options().semi_supervised:
             raise ValueError(
-                "X_unlabeled is given, but semi_supervised is False; set it to True, or leave the "
-                "rows out."
+                "X_unlabeled is given, but semi_supervised is False; set it to True in options, or "
+                "leave the rows out."
             )
-        self._options()  # wrong parameters raise before any work
         seed = self._seed()
-        self._train(self._prepared(X, y, seed, sample_weight, X_unlabeled, eval_set), seed)
+        prepared = self._prepared(X, y, seed, sample_weight, X_unlabeled, eval_set)
+        self._train(prepared, seed, time_limit)
         return self
 
     def _prepared(
         self,
-        X: Any,
-        y: Any,
+        X: TableLike,
+        y: ArrayLike | None,
         seed: int,
-        weight: Any = None,
-        unlabeled: Any = None,
-        eval_set: Any = None,
+        weight: ArrayLike | None = None,
+        unlabeled: TableLike | None = None,
+        eval_set: tuple[TableLike, ArrayLike] | None = None,
     ) -> Prepared:
         if y is None:
             raise ValueError(
@@ -100,20 +107,20 @@ class SupervisedEstimator(NPTEstimator):
         X = validate_table(self, X, reset=True)
         check_consistent_length(X, y)
         name = str(getattr(y, "name", None) or "target")
-        y = column_or_1d(y, warn=True)
-        if y.dtype.kind == "f":
-            assert_all_finite(y, input_name="y")
-        found = self._read_target(y)
+        given: np.ndarray = column_or_1d(y, warn=True)
+        if given.dtype.kind == "f":
+            assert_all_finite(given, input_name="y")
+        target = Target(name, self._read_target(given))
         if eval_set is not None:
             eval_set = (eval_set[0], np.asarray(eval_set[1]))
-        return self._prepare(X, found, name, weight, seed, unlabeled, eval_set)
+        return self._prepare(X, target, seed, weight, unlabeled, eval_set)
 
-    def _read_target(self, y: NDArray[Any]) -> NDArray[np.float64]:
+    def _read_target(self, y: np.ndarray) -> NDArray[np.float64]:
         """Return the codes of classes, or numbers."""
         raise NotImplementedError  # abstract
 
     def row_influence(
-        self, X: Any, k: int = 10, *, rows: tuple[Any, Any] | None = None
+        self, X: TableLike, k: int = 10, *, rows: tuple[TableLike, ArrayLike] | None = None
     ) -> list[RowInfluence]:
         """Return the training rows on which each prediction leans most, in one pass.
 
@@ -130,7 +137,7 @@ class SupervisedEstimator(NPTEstimator):
             Training rows to return for each, those with the largest absolute influence.
 
         rows : tuple (X, y), default=None
-            Training rows to consider. Needed for ``row_attention="primal"``, which keeps none.
+            Training rows to consider. Needed with ``attention="primal-dual"``, which keeps none.
 
         Returns
         -------
@@ -142,11 +149,11 @@ class SupervisedEstimator(NPTEstimator):
         if not model.config.context_rows:
             raise ValueError(
                 "The model keeps no training rows, so none can have influence; pass rows=(X, y) "
-                "with row_attention='primal'. With row_attention='none' rows have no influence."
+                "with attention='primal-dual'. With has_rows=False rows have no influence."
             )
         return row_influence(model, self.task_, self._rows(X), k)
 
-    def _with_rows(self, rows: tuple[Any, Any] | None) -> NPTModel:
+    def _with_rows(self, rows: tuple[TableLike, ArrayLike] | None) -> NPTModel:
         """Return the model, with given rows as its context."""
         if rows is None:
             return self.model_
@@ -154,7 +161,12 @@ class SupervisedEstimator(NPTEstimator):
         return self.model_.with_context(table.values, table.missing).eval()
 
     def corruption_test(
-        self, X: Any, y: ArrayLike, *, repeats: int = 3, rows: tuple[Any, Any] | None = None
+        self,
+        X: TableLike,
+        y: ArrayLike,
+        *,
+        repeats: int = 3,
+        rows: tuple[TableLike, ArrayLike] | None = None,
     ) -> CorruptionTest:
         """Return how much worse predictions become when the context loses its information.
 
@@ -173,7 +185,7 @@ class SupervisedEstimator(NPTEstimator):
             Shuffles; their mean is returned.
 
         rows : tuple (X, y), default=None
-            Training rows to shuffle. Needed for ``row_attention="primal"``, which keeps none.
+            Training rows to shuffle. Needed with ``attention="primal-dual"``, which keeps none.
 
         Returns
         -------
@@ -187,15 +199,16 @@ class SupervisedEstimator(NPTEstimator):
                 "The model keeps no training rows, so none can be shuffled; pass rows=(X, y), the "
                 "training table."
             )
+        y = np.asarray(y)
         seeds = np.random.default_rng(0).integers(2**31, size=repeats)
-        scores = [self._rate(X, y, corrupt(model, int(seed))) for seed in seeds]
-        return CorruptionTest(self._rate(X, y, model), float(np.mean(scores)))
+        scores = [self._rate(self._logits(X, corrupt(model, int(seed))), y) for seed in seeds]
+        return CorruptionTest(self._rate(self._logits(X, model), y), float(np.mean(scores)))
 
-    def _rate(self, X: Any, y: Any, model: Any) -> float:
-        """Return the score of the estimator with another model."""
+    def _rate(self, logits: Tensor, y: np.ndarray) -> float:
+        """Return the accuracy, or the root mean squared error."""
         raise NotImplementedError  # abstract
 
-    def attention_maps(self, X: Any) -> dict[str, NDArray[np.float64]]:
+    def attention_maps(self, X: TableLike) -> dict[str, NDArray[np.float64]]:
         """Return how much rows attend to the rows of the context, by layer.
 
         Parameters
@@ -208,4 +221,4 @@ class SupervisedEstimator(NPTEstimator):
         maps : dict of ndarray of shape (heads, n_samples, context_rows)
             Weights of every head; for layers that have a matrix of weights.
         """
-        return attention_maps(self.model_, self._rows(X))
+        return row_attention_maps(self.model_, self._rows(X))

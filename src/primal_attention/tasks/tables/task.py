@@ -1,20 +1,20 @@
 """The task of predicting a column of a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.support.command import UserError, user_errors
 from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, read_table
 from primal_attention.tasks.sources import Recognition, Source, check_column
-from primal_attention.tasks.tables.columns import TableColumn
-from primal_attention.tasks.tables.settings import ROW_OPTIONS, NPTOptions, TableSettings
+from primal_attention.tasks.tables.columns import TableColumn, TableLike, is_frame
+from primal_attention.tasks.tables.settings import NPTOptions, TableSettings
 from primal_attention.tasks.task import ClassificationTask, Parts, RegressionTask, Task
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
     from primal_attention.analysis import LayerSpectrum
@@ -106,12 +106,7 @@ class TableTask(Task):
         """Return an untrained model whose bins are the quantiles of the training rows."""
         from primal_attention.tasks.tables.model import NPTConfig, NPTModel
 
-        fields = {**asdict(options), **self.sizes}
-        for name in ("attention", "other"):
-            chosen = options.attention if name == "attention" else options.other_attention
-            key = f"{name}_options"
-            fields[key] = {**ROW_OPTIONS.get(chosen, {}), **fields[key]}
-        model = NPTModel(NPTConfig(**fields))
+        model = NPTModel(NPTConfig(**{**options.complete(), **self.sizes}))
         every = self.columns if self.target is None else (*self.columns, self.target)
         model.embedding.start_from([c.quantiles for c in every])
         return model
@@ -121,9 +116,9 @@ class TableTask(Task):
     @classmethod
     def load(cls, settings: TableSettings) -> tuple[Self, Parts]:
         """Return the task and the three parts of a table."""
-        from primal_attention.tasks.tables.reading import load_table
+        from primal_attention.tasks.tables.reading import load_table_parts
 
-        return load_table(cls, settings)
+        return load_table_parts(cls, settings)
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "TableRows":
         """Return the rows of a file."""
@@ -138,13 +133,13 @@ class TableTask(Task):
             table = known_rows(self, split_target(frame, self._numeric_target.name, path))
             return self.rows(self._select(table.X), table.y)
 
-    def from_arrays(self, data: Any) -> "TableRows":
+    def from_arrays(self, data: TableLike) -> "TableRows":
         """Return a frame or an array of features, ready for the model."""
         return self.rows(self._select(data))
 
-    def _select(self, frame: Any) -> Any:
+    def _select(self, frame: TableLike) -> TableLike:
         """Return the columns of the training rows; a frame may have others."""
-        if not hasattr(frame, "columns"):
+        if not is_frame(frame):
             return frame
         names = [c.name for c in self.columns]
         if not self.is_frame:
@@ -160,7 +155,10 @@ class TableTask(Task):
         return frame[names]
 
     def rows(
-        self, X: Any, y: Any = None, weight: "NDArray[np.float64] | None" = None
+        self,
+        X: TableLike,
+        y: "ArrayLike | None" = None,
+        weight: "NDArray[np.float64] | None" = None,
     ) -> "TableRows":
         """Return encoded rows; a target that is not given is missing.
 
@@ -171,11 +169,11 @@ class TableTask(Task):
         """
         import numpy as np
 
-        from primal_attention.tasks.tables.columns import read_array, read_series
+        from primal_attention.tasks.tables.columns import read_cells
         from primal_attention.tasks.tables.data import TableRows
         from primal_attention.tasks.tables.reading import parse_dates
 
-        if hasattr(X, "columns"):
+        if is_frame(X):
             dates = [c.name for c in self.columns if c.form == "datetime"]
             X = parse_dates(X, [n for n in dates if n in X.columns])
         table = self.encoder.encode(X)
@@ -183,8 +181,7 @@ class TableTask(Task):
         if self.target is not None:
             target = np.full(len(table.values), np.nan)
             if y is not None:
-                cells = read_series(y) if hasattr(y, "iloc") else read_array(np.asarray(y))
-                target = self.target.encode(cells)
+                target = self.target.encode(read_cells(y))
         return TableRows.join(table, target, is_class=self.is_class, weight=weight)
 
     def collate(self, items: Sequence[Any]) -> "Mapping[str, Tensor]":
@@ -220,7 +217,7 @@ class TableTask(Task):
     @property
     def _numeric_target(self) -> TableColumn:
         if self.target is None:
-            raise UserError("this model has no target: it fills holes. Load it with NPTImputer.")
+            raise UserError("this model has no target: it fills holes. Load it with TableImputer.")
         return self.target
 
     def measure(self, model: Any, data: Any, *, batch_size: int = 64) -> "Evaluation":

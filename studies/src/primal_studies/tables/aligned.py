@@ -31,13 +31,13 @@ _EEG = {"EEG random": True, "EEG blocked": False}
 _SETS = (*_CLOUDS, *_BUNDLED, *_EEG)
 _OURS: dict[str, dict[str, Any]] = {
     "OT circle": {"geometry": "circle"},
-    "random circle": {"geometry": "circle", "match": "random"},
-    "centre circle": {"geometry": "circle", "match": "centre"},
+    "random circle": {"geometry": "circle", "options": {"match": "random"}},
+    "centre circle": {"geometry": "circle", "options": {"match": "centre"}},
     "OT simplex": {"geometry": "simplex"},
-    "random simplex": {"geometry": "simplex", "match": "random"},
+    "random simplex": {"geometry": "simplex", "options": {"match": "random"}},
     "OT aligned": {},
-    "random aligned": {"match": "random"},
-    "centre aligned": {"match": "centre"},
+    "random aligned": {"options": {"match": "random"}},
+    "centre aligned": {"options": {"match": "centre"}},
 }
 _OTHERS = ("MLP", "logistic", "1-NN", "random forest")
 _PAIRS = (
@@ -149,7 +149,9 @@ def _make(name: str, count: int, epochs: int, seed: int) -> Any:
     if name in _OURS:
         from primal_attention.tasks.tables import OTAlignedClassifier
 
-        return OTAlignedClassifier(**_OURS[name], epochs=epochs, random_state=seed, verbose=False)
+        return OTAlignedClassifier(
+            **_OURS[name], max_epochs=epochs, random_state=seed, verbose=False
+        )
     mlp = MLPClassifier(
         (32, 32),
         learning_rate_init=0.01,

@@ -27,7 +27,10 @@ _MODELS: dict[str, dict[str, Any]] = {
     "softmax, transductive": {"row_attention": "softmax", "context": "transductive"},
     "primal": {"row_attention": "primal"},
 }
-"""Estimators by name; the second one is the published form."""
+"""Arguments of :func:`~primal_studies.tables.methods.row_settings` by name.
+
+The second one is the published form.
+"""
 _PUBLISHED = {"yacht": "+52 %", "boston-housing": "+20 %", "breast-cancer": "0.0 points"}
 """Table 7 of Kossen et al. (2021): worse RMSE, or change of the accuracy."""
 _DELETED = 8
@@ -127,17 +130,19 @@ class Corruption(Study[CorruptionOptions]):
 
 
 def _estimator(name: str, kind: str, options: CorruptionOptions) -> Any:
-    from primal_attention.tasks.tables import NPTClassifier, NPTRegressor
+    from primal_attention.tasks.tables import TableClassifier, TableRegressor
+    from primal_studies.tables.methods import row_settings
 
-    given = _MODELS[name] | ({} if options.steps is None else {"steps": options.steps})
-    chosen = NPTRegressor if kind == "number" else NPTClassifier
-    return chosen(**given, random_state=options.seed)
+    chosen = TableRegressor if kind == "number" else TableClassifier
+    return chosen(**row_settings(**_MODELS[name], steps=options.steps), random_state=options.seed)
 
 
 def _mark(name: str, options: CorruptionOptions) -> str:
     """Return a fingerprint of the settings of an estimator, defaults included."""
     model = _estimator(name, "number", options)
-    return fingerprint(model.get_params(), model._options())
+    # show of progress decides no row
+    parameters = {k: v for k, v in model.get_params().items() if k not in ("options", "verbose")}
+    return fingerprint(parameters, model._fit_options(), model._model_options())
 
 
 def _shares(model: "Estimator", X: Any) -> list[list[float]]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from primal_attention.support.command import did_you_mean
 from primal_attention.tasks.tables.model import NPTConfig, NPTModel
-from primal_attention.tasks.tables.settings import ROW_ATTENTIONS
+from primal_attention.tasks.tables.settings import NPTOptions
+from primal_studies.tables.methods import ROW_ATTENTIONS
 
 __all__ = [
     "FEATURES",
@@ -139,7 +140,7 @@ def build_lookup(row_attention: str = "softmax", variant: LookupVariant = "origi
     Row attention has the published width, that of all cells together.
 
     Args:
-        row_attention: One of :data:`~primal_attention.tasks.tables.settings.ROW_ATTENTIONS`.
+        row_attention: One of :data:`~primal_studies.tables.methods.ROW_ATTENTIONS`.
         variant: One of :data:`VARIANTS`; some have more columns.
 
     Example:
@@ -152,15 +153,10 @@ def build_lookup(row_attention: str = "softmax", variant: LookupVariant = "origi
             f"row_attention must be one of {', '.join(ROW_ATTENTIONS)}, got {row_attention!r}."
             f"{did_you_mean(str(row_attention), ROW_ATTENTIONS)}"
         )
-    config = NPTConfig(
-        categories=(0,) * _columns(variant),
-        dim=16,
-        row_dim=None,
-        numbers="linear",
-        dropout=0.0,
-        **ROW_ATTENTIONS[row_attention],  # type: ignore[arg-type]
+    options = NPTOptions(
+        dim=16, row_dim=None, numbers="linear", dropout=0.0, **ROW_ATTENTIONS[row_attention]
     )
-    return NPTModel(config).eval()
+    return NPTModel(NPTConfig(categories=(0,) * _columns(variant), **options.complete())).eval()
 
 
 def predict_lookup(model: NPTModel, tables: LookupTables) -> Float[Tensor, "b n"]:

@@ -8,7 +8,7 @@ from primal_attention.datasets.tables import TABLES
 from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
 from primal_attention.tasks.study import Row
-from primal_attention.tasks.tables.peers import METHODS
+from primal_studies.tables.methods import METHODS
 from primal_studies.tables.ranks import Interval, Ranking, rank_methods
 
 __all__ = ["cost_page", "more_page", "rank_page", "rank_picture", "score_page", "score_picture"]

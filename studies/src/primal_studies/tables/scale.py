@@ -102,14 +102,14 @@ def _fit(cell: Cell) -> Row:
     import torch
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    from primal_attention.tasks.tables import NPTRegressor
+    from primal_attention.tasks.tables import TableRegressor
+    from primal_studies.tables.methods import row_settings
 
     n, seed = cell["rows"], cell["seed"]
     X, y = _friedman(n + min(n, _TEST), seed)
     began, started = time.process_time(), time.perf_counter()
-    model = NPTRegressor(
-        row_attention="primal", steps=cell["steps"], random_state=seed, n_threads=1
-    )
+    settings = row_settings("primal", steps=cell["steps"], n_jobs=1)
+    model = TableRegressor(**settings, random_state=seed)
     model.fit(X[:n], y[:n])
     fitted, ended = time.process_time(), time.perf_counter()
     guess = model.predict(X[n:])
@@ -175,7 +175,7 @@ def _fit_page(row: Row) -> str:
         ["RMSE of histogram boosting", f"{row['boosting_rmse']:.3f}", ""],
     ]
     caption = (
-        f'{row["rows"]:,} training rows of ten columns, `row_attention="primal"`, '
+        f'{row["rows"]:,} training rows of ten columns, `attention="primal-dual"`, '
         f"{row['steps']:,} steps of 256 rows on one thread. Differences are those of predictions "
         "from attention to all single rows, in standard deviations of the target."
     )

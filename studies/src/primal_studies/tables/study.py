@@ -64,7 +64,7 @@ class ComparisonOptions:
 
     def mark(self, method: str) -> str:
         """Return a fingerprint of what decides a row besides table, split and method."""
-        from primal_attention.tasks.tables.peers import METHODS
+        from primal_studies.tables.methods import METHODS
 
         found = METHODS[method]
         steps = self.steps if found.is_stepwise else None
@@ -97,7 +97,7 @@ class Tables(Study[ComparisonOptions]):
             from threadpoolctl import threadpool_limits
 
         from primal_attention.datasets.tables import load_table
-        from primal_attention.tasks.tables.peers import make_method
+        from primal_studies.tables.methods import make_method
 
         table = load_table(cell["set"], options.data)
         X_train, X_test, y_train, y_test = table.parts(cell["split"])
@@ -135,8 +135,8 @@ class Tables(Study[ComparisonOptions]):
 
     def tables(self, rows: Sequence[Row], options: ComparisonOptions) -> Mapping[str, str | bytes]:
         """Return tables of scores, ranks and costs, and pictures of the first two."""
-        from primal_attention.tasks.tables.peers import METHODS
         from primal_studies.tables import pages as show
+        from primal_studies.tables.methods import METHODS
 
         kept = [
             row for row in rows if row["method"] in METHODS
