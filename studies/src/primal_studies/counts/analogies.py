@@ -59,6 +59,7 @@ def evaluate_analogies(
     """Return the share of analogies answered right, over questions of known words.
 
     Example:
+        >>> import numpy as np
         >>> rows = np.array([[0, 1.0], [0, 2], [3, 1], [3, 2]])
         >>> vectors = WordVectors(("man", "woman", "king", "queen"), rows)
         >>> evaluate_analogies(vectors).accuracy
