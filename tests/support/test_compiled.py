@@ -1,0 +1,77 @@
+"""Compiled functions work for ordinary users, and say so where they cannot."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from primal_attention.support.compiled import prepare_numba
+
+_PLACE = """
+import os, sys
+from primal_attention.support.compiled import prepare_numba
+prepare_numba(sys.argv[1])
+print(os.environ.get("NUMBA_CACHE_DIR", ""))
+"""
+_FORK = """
+import os
+from primal_attention.support.compiled import numba_threads
+with numba_threads():
+    pass
+pid = os.fork()
+if pid == 0:
+    try:
+        with numba_threads():
+            os._exit(1)
+    except RuntimeError as error:
+        os._exit(3 if "was forked from process" in str(error) and "'loky'" in str(error) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+with numba_threads():
+    pass
+"""
+
+
+def _run(script: str, *arguments: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | variables
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _package_on_a_file(folder: Path) -> str:
+    """Make a package in an archive: nothing can be written beside it, not even by root."""
+    import zipfile
+
+    with zipfile.ZipFile(folder / "made.zip", "w") as archive:
+        archive.writestr("compiled_thing/__init__.py", "")
+    return str(folder / "made.zip")
+
+
+def test_numba_gets_a_folder_if_it_would_find_none(tmp_path: Path) -> None:
+    path, nowhere = _package_on_a_file(tmp_path), "/dev/null/home"
+    places = {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": ""}
+    found = Path(_run(_PLACE, "compiled_thing", HOME=nowhere, **places))
+    assert found == tmp_path / f"primal-numba-{os.getuid()}"
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    assert _run(_PLACE, "compiled_thing", HOME=nowhere, **places) == str(found)
+    # numba unpickles what it finds: a folder that others may write is not used
+    found.chmod(0o777)
+    other = Path(_run(_PLACE, "compiled_thing", HOME=nowhere, **places))
+    assert other != found
+    assert other.parent == tmp_path
+    assert _run(_PLACE, "compiled_thing", HOME=str(tmp_path), **places) == ""
+    assert _run(_PLACE, "no_such_package", HOME=nowhere, **places) == ""
+
+
+def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
+    prepare_numba("aeon")
+    assert os.environ["NUMBA_CACHE_DIR"] == "mine"
+
+
+def test_a_fork_of_a_process_with_threads_is_told() -> None:
+    assert _run(_FORK) == "3"
