@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from primal_attention.support.command import UserError, needs
+from primal_attention.support.compiled import numba_threads
 from primal_attention.support.randomness import isolated
 from primal_attention.tasks.series.blend.ridge import fit_ridge
 
@@ -62,7 +63,7 @@ class _Rocket(nn.Module):
     @classmethod
     def fit(cls, x: NDArray[np.float32], order: int, seed: int) -> "_Rocket":
         rocket: Any = _mini_rocket(_FEATURES[order], seed)
-        with isolated():  # aeon seeds the generator of the caller
+        with numba_threads(), isolated():  # aeon seeds the generator of the caller
             rocket._fit(np.diff(x, n=order))  # fit would warn of constant steps
         arrays = dict(zip(cls.names, rocket.parameters, strict=True))
         sizes = RocketSizes(
@@ -80,7 +81,8 @@ class _Rocket(nn.Module):
         rocket: Any = _mini_rocket(self.sizes.features, 0)
         rocket.parameters = tuple(arrays.values())
         rocket._n_jobs = 1
-        found: NDArray[np.float32] = rocket._transform(x)
+        with numba_threads():
+            found: NDArray[np.float32] = rocket._transform(x)
         return found
 
 
