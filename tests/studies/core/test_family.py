@@ -8,7 +8,7 @@ import pytest
 from primal_attention.attention import list_attentions
 from primal_studies.core import family_table
 from primal_studies.core.family import FamilyOptions, FamilyStudy
-from primal_studies.core.family_table import crossing, growth, verdict
+from primal_studies.core.family_table import crossing, growth, growth_name
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -37,11 +37,11 @@ def test_growth_and_crossing_are_read_from_the_numbers():
     assert growth(rows, "floor") == pytest.approx(1.0)
     assert growth(rows, "softmax") == pytest.approx(2.0)
     assert growth(rows, "favor") is None
-    assert verdict(1.0, 1.0) == "linear"
-    assert verdict(1.15, 1.0) == "n log n"
-    assert verdict(1.3, 1.25) == "linear"
-    assert verdict(2.0, 1.0) == "more than n log n"
-    assert verdict(None, 1.0) == "not measured"
+    assert growth_name(1.0, 1.0) == "linear"
+    assert growth_name(1.15, 1.0) == "n log n"
+    assert growth_name(1.3, 1.25) == "linear"
+    assert growth_name(2.0, 1.0) == "more than n log n"
+    assert growth_name(None, 1.0) == "not measured"
     assert crossing(rows, "linear") == 4096
     assert crossing(rows, "favor") is None
     slow = [*rows, *(_row("favor", n, 1e9) for n in lengths)]

@@ -11,7 +11,7 @@ from primal_studies.core.instability import (
     PUBLISHED,
     InstabilityOptions,
     InstabilityStudy,
-    build,
+    build_classifier,
     instability,
     ratios,
 )
@@ -58,7 +58,9 @@ def test_dropout_does_not_count_as_a_change():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_a_seed_share_what_they_can(name):
-    model, softmax = (build(n, "listops", 1, std=0.02).state_dict() for n in (name, BASE))
+    model, softmax = (
+        build_classifier(n, "listops", 1, std=0.02).state_dict() for n in (name, BASE)
+    )
     torch.testing.assert_close(model["embed.weight"], softmax["embed.weight"])
     assert softmax["embed.weight"].std() == pytest.approx(0.02, rel=0.1)
     for key in model.keys() & softmax.keys():

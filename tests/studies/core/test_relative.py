@@ -52,10 +52,10 @@ def test_a_table_held_at_zero_is_attention_without_positions():
 
 @pytest.mark.parametrize("kernel", ["exp", "inverse", "softmax"])
 def test_kernels_differ_in_kernel_temperature_and_order_only(kernel):
-    from primal_studies.core.schoenbat_kernels import KernelOptions, KernelStudy, build
+    from primal_studies.core.schoenbat_kernels import KernelOptions, KernelStudy, build_encoder
 
     for cell in KernelStudy().cells(KernelOptions(("listops",), (kernel,))):
-        model = build(cell)
+        model = build_encoder(cell)
         assert model.config.is_causal == (cell["sees"] == "before")
         if kernel == "softmax":
             continue

@@ -55,7 +55,9 @@ def test_the_page_states_the_ranges_of_the_table():
         assert f"`{time}` takes {min(found):.1f} to {max(found):.1f} times" in text
     linear = {key[:2] for key in costs if key[2] > LINEAR_FROM}
     slopes = [
-        exponent([(n, c) for (*own, n), c in costs.items() if tuple(own) == key and n >= LINEAR_FROM])
+        exponent(
+            [(n, c) for (*own, n), c in costs.items() if tuple(own) == key and n >= LINEAR_FROM]
+        )
         for key in linear
     ]
     assert f"the exponents of time are {min(slopes):.2f} to {max(slopes):.2f}," in text

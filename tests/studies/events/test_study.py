@@ -9,10 +9,11 @@ import pytest
 
 from primal_attention.datasets import EventSequences, HawkesProcess
 from primal_attention.tasks.study import read_rows, run_study
-from primal_studies.events.peer_study import Peers, slope
+from primal_studies.events.peer_study import Peers
 from primal_studies.events.planted import Planted
 from primal_studies.events.prefixes import Prefixes
 from primal_studies.events.study import TimeCodes, group_sums, load_user_parts, paired
+from primal_studies.kit.tables import exponent
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 STUDIES = [TimeCodes, Peers, Planted]
@@ -124,7 +125,7 @@ def test_prefixes_know_the_wait_only_with_the_target_as_reference():
 
 
 def test_the_slope_of_a_quadratic_is_two():
-    assert slope([(n, 3e-9 * n**2) for n in (1, 4, 16)]) == pytest.approx(2)
+    assert exponent([(n, 3e-9 * n**2) for n in (1, 4, 16)]) == pytest.approx(2)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from primal_studies.longrange.cost import (
     PUBLISHED,
     CostOptions,
     CostStudy,
-    build,
+    build_model,
     gains,
     rivals,
 )
@@ -22,7 +22,7 @@ def test_every_attention_of_the_registry_takes_part():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_released_softmax_computes_what_fused_softmax_computes(masked):
-    released, fused = (build(name, "listops").eval() for name in (BASE, "softmax"))
+    released, fused = (build_model(name, "listops").eval() for name in (BASE, "softmax"))
     fused.load_state_dict(released.state_dict())
     x = torch.randint(1, 16, (2, 12))
     keep = torch.arange(12) < torch.tensor([[12], [7]])
@@ -32,17 +32,17 @@ def test_released_softmax_computes_what_fused_softmax_computes(masked):
 
 
 def test_released_softmax_drops_weights_in_training_only():
-    core = build(BASE, "listops").blocks[0].attention.core
+    core = build_model(BASE, "listops").blocks[0].attention.core
     q = torch.randn(1, 2, 6, 4)
     assert not torch.equal(core(q, q, q), core(q, q, q))
     core.eval()
     assert torch.equal(core(q, q, q), core(q, q, q))
-    plain = build("softmax-explicit", "listops").blocks[0].attention.core
+    plain = build_model("softmax-explicit", "listops").blocks[0].attention.core
     assert torch.equal(plain(q, q, q), plain(q, q, q))
 
 
 def test_primal_plus_has_the_softmax_it_says_below():
-    released, fused = (build(name, "image").blocks for name in ("primal+", "primal+sdpa"))
+    released, fused = (build_model(name, "image").blocks for name in ("primal+", "primal+sdpa"))
     names = [type(blocks[0].attention.core).__name__ for blocks in (released, fused)]
     assert names == ["ReleasedSoftmaxCore", "SoftmaxCore"]
     assert type(released[1].attention).__name__ == "PrimalAttention"

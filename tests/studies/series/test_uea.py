@@ -24,12 +24,12 @@ from primal_studies.series.uea_table import (
     PUBLISHED_SETTINGS,
     SETS,
     SETTINGS,
-    Settings,
-    mark,
+    UeaSettings,
     published_choice,
+    setting_mark,
 )
 
-TINY = Settings(dim=8, num_heads=2, num_layers=1, max_tokens=8, steps=4, min_passes=1, epochs=2)
+TINY = UeaSettings(dim=8, num_heads=2, num_layers=1, max_tokens=8, steps=4, min_passes=1, epochs=2)
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_rows_of_other_settings_are_in_no_table(root, tmp_path, monkeypatch):
 
 def test_finished_rows_stay_valid():
     def marks(settings):
-        return {name: mark(choice, settings) for name, choice in MODELS.items()}
+        return {name: setting_mark(choice, settings) for name, choice in MODELS.items()}
 
     # rows of finished runs carry these: a change throws hours of training away
     small, larger = marks(SETTINGS["SpokenArabicDigits"]), marks(SETTINGS["JapaneseVowels"])

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines
+from primal_studies.kit.tables import group_lines, pivot, plot_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,26 +80,27 @@ class ApproximationStudy(Study[ApproximationOptions]):
         self, rows: Sequence[Row], options: ApproximationOptions
     ) -> Mapping[str, str | bytes]:
         """Return one table, and a picture with one panel a temperature."""
-        sizes: dict[tuple[float, int], list[Row]] = {}
-        for row in rows:
-            sizes.setdefault((row["tau"], row["num_features"]), []).append(row)
         panels = group_lines(
             (f"τ = {row['tau']:.3g}", name, row["num_features"], row[key])
             for row in rows
             for name, key in ((row["method"], "error"), ("plain average", "from_average"))
         )
-        table = []
-        for (tau, size), found in sizes.items():
-            errors = {row["method"]: f"{row['error']:.4f}" for row in found}
-            last = f"{found[0]['from_average']:.3f}"
-            table.append([f"{tau:.3f}", size, *(errors[m] for m in METHODS), last])
+        rows = [{**row, "τ": f"{row['tau']:.3f}"} for row in rows]
         caption = (
             f"Relative error of the attention output; exp kernel, head width {rows[0]['dim']}, "
             f"{rows[0]['tokens']} tokens, mean of {rows[0]['draws']} draws, seed 0."
         )
-        header = ["τ", "features", *METHODS, "exact to average"]
+        table = pivot(
+            rows,
+            {"τ": "τ", "features": "num_features"},
+            "method",
+            "{error:.4f}",
+            title="{}",
+            values=METHODS,
+            last={"exact to average": lambda group: f"{group[0]['from_average']:.3f}"},
+        )
         return {
-            "table.md": page(caption, markdown_table(header, table)),
+            "table.md": page(caption, table),
             "picture.png": plot_lines(
                 panels,
                 xlabel="features",

@@ -21,8 +21,8 @@ __all__ = [
     "family_page",
     "family_picture",
     "growth",
+    "growth_name",
     "page_of",
-    "verdict",
 ]
 
 MIDDLE = 4096
@@ -49,7 +49,7 @@ def growth(rows: Sequence[Row], name: str, shortest: int = MIDDLE) -> float | No
     return round(linear_regression([math.log(n) for n in found], times).slope, 3)
 
 
-def verdict(slope: float | None, floor: float | None) -> str:
+def growth_name(slope: float | None, floor: float | None) -> str:
     """Return what a slope means, given that of the projections, which are linear by nature."""
     if slope is None:
         return "not measured"
@@ -105,7 +105,7 @@ def family_page(rows: Sequence[Row]) -> str:
                 f"`{name}`",
                 cost,
                 "—" if slope is None else f"{slope:.2f}",
-                "quadratic" if "²" in cost else verdict(slope, floor),
+                "quadratic" if "²" in cost else growth_name(slope, floor),
                 "—" if name == "softmax" or since is None else f"{since:,}",
                 *_shares(middle, fused),
                 kernel or "its own",

@@ -33,7 +33,7 @@ __all__ = [
     "PUBLISHED",
     "InstabilityOptions",
     "InstabilityStudy",
-    "build",
+    "build_classifier",
     "instability",
     "ratios",
 ]
@@ -237,7 +237,7 @@ def instability(
     return found
 
 
-def build(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClassifier":
+def build_classifier(name: str, task: str, seed: int, *, std: float = 0.02) -> "EncoderClassifier":
     """Return the model of a task with one attention; models of a seed share their common weights.
 
     Args:
@@ -294,7 +294,7 @@ def _mean_instability(
     from primal_attention.tasks.longrange import training_config
 
     task = cell["task"]
-    model = build(name, task, seed, std=cell["std"])
+    model = build_classifier(name, task, seed, std=cell["std"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-6, weight_decay=0.0)
     # the published clipping is left out: the optimiser divides by the size of gradients anyway
     schedule = torch.optim.lr_scheduler.OneCycleLR(

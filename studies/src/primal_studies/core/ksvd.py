@@ -31,7 +31,7 @@ __all__ = [
     "Solved",
     "SolverOptions",
     "SolverStudy",
-    "compare",
+    "compare_with_peer",
     "solve",
     "solve_apart",
     "spectrum_error",
@@ -97,7 +97,7 @@ class SolverStudy(Study[SolverOptions]):
         from primal_studies.kit.timing import machine
 
         if "peer" in cell:
-            return _apart(compare, cell["n"], cell["ranks"], cell["repeats"])
+            return _apart(compare_with_peer, cell["n"], cell["ranks"], cell["repeats"])
         runs = {s: solve_apart(s, cell["n"], cell["rank"]) for s in cell["solvers"]}
         rows = []
         for solver, run in runs.items():
@@ -203,7 +203,7 @@ def _apart(function: Callable[..., T], *args: Any) -> T:
         return process.submit(function, *args).result()
 
 
-def compare(n: int, ranks: Sequence[int], repeats: int) -> list[Row]:
+def compare_with_peer(n: int, ranks: Sequence[int], repeats: int) -> list[Row]:
     """Fit ``KernelSVD`` and ``KernelPCA`` to the same rows in turns, with one thread."""
     import numpy as np
     import torch

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import columns_table
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["PEERS", "PeerOptions", "PeerStudy"]
+__all__ = ["PEERS", "PeerCostOptions", "PeerStudy"]
 
 PEERS = {
     "nystromformer": "nystrom-attention",
@@ -36,7 +37,7 @@ _PARTS = ("forward_ms", "step_ms", "peak_mb", "kept_mb")
 
 
 @dataclass(frozen=True)
-class PeerOptions:
+class PeerCostOptions:
     """Our layers beside the public packages of the same methods, in turns."""
 
     lengths: tuple[int, ...] = (512, 1024, 4096, 16384)
@@ -58,13 +59,13 @@ class PeerOptions:
         at_least_one(self, "lengths", "dim", "num_heads", "size", "repeats", "threads")
 
 
-class PeerStudy(Study[PeerOptions]):
+class PeerStudy(Study[PeerCostOptions]):
     """One cell a length and pair."""
 
     name = "peers"
-    Options = PeerOptions
+    Options = PeerCostOptions
 
-    def cells(self, options: PeerOptions) -> Sequence[Cell]:
+    def cells(self, options: PeerCostOptions) -> Sequence[Cell]:
         """Return the cells, short lengths first."""
         common = {key: getattr(options, key) for key in ("dim", "num_heads", "size", "threads")}
         return [
@@ -74,7 +75,7 @@ class PeerStudy(Study[PeerOptions]):
             if name != "favor, causal" or n <= CAUSAL_UP_TO
         ]
 
-    def run(self, cell: Cell, options: PeerOptions, scratch: Path) -> Row:
+    def run(self, cell: Cell, options: PeerCostOptions, scratch: Path) -> Row:
         """Measure our layer and theirs at one length."""
         import torch
 
@@ -88,19 +89,12 @@ class PeerStudy(Study[PeerOptions]):
         ratios = {f"{part[:-3]}_ratio": round(ours[part] / theirs[part], 2) for part in _PARTS}
         return {"package": PEERS[cell["name"]], **ours, **ratios, "machine": machine()}
 
-    def tables(self, rows: Sequence[Row], options: PeerOptions) -> Mapping[str, str | bytes]:
+    def tables(self, rows: Sequence[Row], options: PeerCostOptions) -> Mapping[str, str | bytes]:
         """Return the ratios, and which of ours is slower."""
-        header = ["ours", "package", "tokens", "step, ms", "forward", "step", "peak memory", "kept"]
-        table = [
-            [
-                f"`{r['name']}`",
-                f"`{r['package']}`",
-                f"{r['n']:,}",
-                f"{r['step_ms']:,.1f}",
-                *(f"{r[f'{part[:-3]}_ratio']:.2f}" for part in _PARTS),
-            ]
-            for r in rows
-        ]
+        columns = {"ours": "`{name}`", "package": "`{package}`", "tokens": "{n:,}"}
+        columns["step, ms"] = "{step_ms:,.1f}"
+        for title, part in zip(("forward", "step", "peak memory", "kept"), _PARTS, strict=True):
+            columns[title] = f"{{{part[:-3]}_ratio:.2f}}"
         slower = [
             f"{r['name']} at {r['n']:,}"
             for r in rows
@@ -113,7 +107,7 @@ class PeerStudy(Study[PeerOptions]):
             "sequence. Our time and memory as multiples of theirs:"
         )
         verdict = f"Slower: {'; '.join(slower)}." if slower else "None of ours is slower."
-        return {"table.md": page(caption, markdown_table(header, table), verdict)}
+        return {"table.md": page(caption, columns_table(rows, columns), verdict)}
 
 
 def _pair(cell: Cell) -> "tuple[nn.Module, nn.Module]":

@@ -19,7 +19,7 @@ from primal_studies.kit.tables import rows_table
 if TYPE_CHECKING:
     from primal_attention.models import EncoderClassifier
 
-__all__ = ["KERNELS", "KernelOptions", "KernelStudy", "build"]
+__all__ = ["KERNELS", "KernelOptions", "KernelStudy", "build_encoder"]
 
 KERNELS = ("exp", "inverse", "logi", "sqrt")
 _PUBLISHED = "1/√d"
@@ -81,7 +81,7 @@ class KernelStudy(Study[KernelOptions]):
         sizes = {"num_train": cell["num_train"], "num_test": cell["num_test"]}
         parts = longrange_parts(cell["task"], options.data, **sizes)
         torch.manual_seed(0)
-        model = build(cell, max_length=max(int(part.lengths.max()) for part in parts))
+        model = build_encoder(cell, max_length=max(int(part.lengths.max()) for part in parts))
         train_classifier(model, parts.train, scratch, steps=cell["steps"], clip=1.0)
         cores = [m for m in model.modules() if isinstance(m, SchoenbatCore)]
         learned = [float(value) for core in cores for value in core.temperature.tolist()]
@@ -110,7 +110,7 @@ class KernelStudy(Study[KernelOptions]):
         return {"table.md": page(caption, rows_table(shown, columns)), "picture.png": picture}
 
 
-def build(cell: Cell, **changes: Any) -> "EncoderClassifier":
+def build_encoder(cell: Cell, **changes: Any) -> "EncoderClassifier":
     """Return the model of a cell: that of the task, with another kernel, temperature or order."""
     from primal_attention.models import EncoderClassifier
     from primal_attention.tasks.longrange import model_config

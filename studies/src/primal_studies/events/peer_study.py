@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import at_least_one, fingerprint
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.events.study import group_sums, load_user_parts, paired, spread
+from primal_studies.events.study import group_sums, load_user_parts, paired
+from primal_studies.kit.tables import exponent, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from primal_attention.datasets.events.log import EventSequences
 
-__all__ = ["PeerOptions", "Peers"]
+__all__ = ["EventPeerOptions", "Peers"]
 
 _SMALL: dict[str, Any] = {
     "dim": 32,
@@ -53,7 +54,7 @@ _REPEATS = 3
 
 
 @dataclass(frozen=True)
-class PeerOptions:
+class EventPeerOptions:
     """Next-event models of ours and of easy-tpp at equal processor time; cost over length."""
 
     models: tuple[str, ...] = _MODELS
@@ -93,13 +94,13 @@ class PeerOptions:
         return fingerprint(values, *([_OURS[model], _TRAINING] if model in _OURS else ()))
 
 
-class Peers(Study[PeerOptions]):
+class Peers(Study[EventPeerOptions]):
     """Train ours and the peers, then time a step of each over the length."""
 
     name = "events-peers"
-    Options = PeerOptions
+    Options = EventPeerOptions
 
-    def cells(self, options: PeerOptions) -> list[Cell]:
+    def cells(self, options: EventPeerOptions) -> list[Cell]:
         """Return a seed after the other; after the first one the costs and AttNHP."""
         fast = [model for model in options.models if model != "AttNHP"]
         trained: list[Cell] = [
@@ -120,7 +121,7 @@ class Peers(Study[PeerOptions]):
         ]
         return [*trained[: len(fast)], *timed, *slow, *trained[len(fast) :]]
 
-    def run(self, cell: Cell, options: PeerOptions, scratch: Path) -> Row:
+    def run(self, cell: Cell, options: EventPeerOptions, scratch: Path) -> Row:
         """Train and score one model, or time its step."""
         if cell["part"] == "length":
             return {"seconds": _step_seconds(cell["model"], cell["n"])}
@@ -128,7 +129,7 @@ class Peers(Study[PeerOptions]):
         train = _train_peer if cell["model"] in _PEERS else _train_ours
         return train(cell, options, *parts)
 
-    def tables(self, rows: Sequence[Row], options: PeerOptions) -> Mapping[str, str | bytes]:
+    def tables(self, rows: Sequence[Row], options: EventPeerOptions) -> Mapping[str, str | bytes]:
         """Return a table of scores and one of costs, and a picture of both."""
         trained: dict[str, list[Row]] = {}
         for row in rows:
@@ -149,7 +150,7 @@ class Peers(Study[PeerOptions]):
 
 def _train_ours(
     cell: Cell,
-    options: PeerOptions,
+    options: EventPeerOptions,
     train: "EventSequences",
     valid: "EventSequences",
     test: "EventSequences",
@@ -201,7 +202,7 @@ def _train_ours(
 
 def _train_peer(
     cell: Cell,
-    options: PeerOptions,
+    options: EventPeerOptions,
     train: "EventSequences",
     valid: "EventSequences",
     test: "EventSequences",
@@ -321,20 +322,6 @@ def _score_table(trained: Mapping[str, list[Row]]) -> str:
 _COSTS = {"epochs": ".1f", "epoch_seconds": ".1f", "event_microseconds": ".1f"}
 
 
-def slope(points: Sequence[tuple[int, float]]) -> float:
-    """Return the exponent of a power law through points, by least squares of logarithms.
-
-    Example:
-        >>> round(slope([(10, 3.0), (100, 30.0), (1000, 300.0)]), 6)
-        1.0
-    """
-    xs, ys = ([math.log(p[i]) for p in points] for i in (0, 1))
-    x, y = fmean(xs), fmean(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum(
-        (a - x) ** 2 for a in xs
-    )
-
-
 def _length_table(timed: Sequence[Row]) -> str:
     lengths = sorted({row["n"] for row in timed})
     lines = []
@@ -343,6 +330,6 @@ def _length_table(timed: Sequence[Row]) -> str:
         # the fixed cost of a step hides the slope of short sequences
         points = [(n, s) for n, s in sorted(found.items()) if n >= 4096 or model == "AttNHP"]
         cells = [f"{1e3 * found[n]:,.0f}" if n in found else "–" for n in lengths]
-        lines.append([_name(model), *cells, f"{slope(points):.2f}" if len(points) > 1 else "–"])
+        lines.append([_name(model), *cells, f"{exponent(points):.2f}" if len(points) > 1 else "–"])
     header = ["ms per step", *(f"{n:,} events" for n in lengths), "slope from 4,096 on"]
     return markdown_table(header, lines) + "\n"

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import at_least_one, fingerprint
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import spread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +36,6 @@ __all__ = [
     "group_sums",
     "load_user_parts",
     "paired",
-    "spread",
 ]
 
 _CODES = (
@@ -301,12 +301,6 @@ def paired(group: Sequence[Row], base: Sequence[Row], column: int) -> Difference
     rest = (change - mean * counts)[counts > 0]
     error = math.sqrt((rest**2).sum() * len(rest) / max(len(rest) - 1, 1)) / counts.sum()
     return Difference(float(mean), error)
-
-
-def spread(values: Sequence[float], digits: int, factor: float = 1.0) -> str:
-    """Return the mean over seeds and, of several, their standard deviation."""
-    mean = f"{factor * fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ± {factor * stdev(values):.{digits}f}"
 
 
 def _table(groups: _Group) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines
+from primal_studies.kit.tables import group_lines, pivot, plot_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,12 +88,6 @@ class FlowCostStudy(Study[FlowCostOptions]):
 
     def tables(self, rows: Sequence[Row], options: FlowCostOptions) -> Mapping[str, str | bytes]:
         """Return time and memory by length, and a picture of both."""
-        sizes = sorted({row["n"] for row in rows})
-        found = {(row["reading"], row["n"]): row for row in rows}
-        table = [
-            [name, *(_cell(found.get((name, n))) for n in sizes)]
-            for name in dict.fromkeys(row["reading"] for row in rows)
-        ]
         worst = max((row["difference"] or 0.0 for row in rows), default=0.0)
         first = rows[0]
         caption = (
@@ -110,17 +104,14 @@ class FlowCostStudy(Study[FlowCostOptions]):
             for row in rows
         )
         return {
-            "table.md": page(
-                caption, markdown_table(["reading", *(f"{n:,}" for n in sizes)], table)
-            ),
+            "table.md": page(caption, pivot(rows, {"reading": "reading"}, "n", _COSTS)),
             "picture.png": plot_lines(
                 panels, xlabel="tokens", ylabels=["cost"], dashed=list(_EXPLICIT)
             ),
         }
 
 
-def _cell(row: Row | None) -> str:
-    return "—" if row is None else f"{row['ms']:,.1f} ({row['peak_mb']:,.1f})"
+_COSTS = "{ms:,.1f} ({peak_mb:,.1f})"
 
 
 def _readings(cell: Cell) -> "dict[str, Callable[[], Tensor]]":

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines
+from primal_studies.kit.tables import exponent, group_lines, grouped, pivot, plot_lines
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,19 +91,11 @@ class RerankCostStudy(Study[RerankCostOptions]):
 
     def tables(self, rows: Sequence[Row], options: RerankCostOptions) -> Mapping[str, str | bytes]:
         """Return time, memory, ratios and slopes, and a picture."""
-        sizes = sorted({row["n"] for row in rows})
-        found = {(row["affinity"], row["encoder"], row["n"]): row for row in rows}
-        lines = list(dict.fromkeys((row["affinity"], row["encoder"]) for row in rows))
-        table = [
-            [_name(*line), *(_cell(found.get((*line, n))) for n in sizes), _slope(found, line)]
-            for line in sorted(lines)
-        ]
-        for affinity in sorted({row["affinity"] for row in rows}):
-            pairs = [
-                (found.get((affinity, _SOFTMAX, n)), found.get((affinity, _DUAL, n))) for n in sizes
-            ]
-            ratios = [f"{a['seconds'] / b['seconds']:.1f}" if a and b else "–" for a, b in pairs]
-            table.append([f"{_KERNELS[affinity]}: softmax over dual-tied", *ratios, ""])
+        order = (_DUAL, _SOFTMAX)
+        ordered = sorted(rows, key=lambda r: (r["affinity"], order.index(r["encoder"])))
+        lines = [{**row, "line": _name(row), "cell": _COSTS.format_map(row)} for row in ordered]
+        both = grouped(ordered, "affinity", "n").values()
+        slow = [{**pair[0], "line": _ratio_name(pair[0]), "cell": _ratio(pair)} for pair in both]
         caption = (
             f"{rows[0]['machine']}; one list, vectors of width {WIDTH}, an encoder of the shape in "
             f"the package (width 64, 2 blocks, 64 anchors), one thread, median of at most "
@@ -117,9 +109,11 @@ class RerankCostStudy(Study[RerankCostOptions]):
             for title, key in (("seconds", "seconds"), ("MiB", "peak_mb"))
             for row in rows
         )
-        header = ["encoder", *(f"{n:,}" for n in sizes), "slope"]
+        table = pivot(
+            [*lines, *slow], {"encoder": "line"}, "n", "{cell}", missing="–", last={"slope": _slope}
+        )
         return {
-            "table.md": page(caption, markdown_table(header, table)),
+            "table.md": page(caption, table),
             "picture.png": plot_lines(
                 panels, xlabel="candidates", ylabels=["cost"], dashed=["softmax"]
             ),
@@ -129,26 +123,27 @@ class RerankCostStudy(Study[RerankCostOptions]):
 _KERNELS = {"inner": "cosines", "both": "both kernels"}
 
 
-def _name(affinity: str, encoder: str) -> str:
-    return f"{_KERNELS[affinity]}: {encoder}"
+def _name(row: Row) -> str:
+    return f"{_KERNELS[row['affinity']]}: {row['encoder']}"
 
 
-def _cell(row: Row | None) -> str:
-    return "–" if row is None else f"{row['seconds']:.3g} ({row['peak_mb']:,.0f})"
+def _ratio_name(row: Row) -> str:
+    return f"{_KERNELS[row['affinity']]}: softmax over dual-tied"
 
 
-def _slope(found: Mapping[tuple[str, str, int], Row], line: tuple[str, str]) -> str:
-    import math
-    from statistics import linear_regression
+def _ratio(pair: Sequence[Row]) -> str:
+    seconds = {row["encoder"]: row["seconds"] for row in pair}
+    return f"{seconds[_SOFTMAX] / seconds[_DUAL]:.1f}" if len(seconds) == 2 else "–"
 
-    points = [
-        (math.log(n), math.log(row["seconds"]))
-        for (affinity, encoder, n), row in sorted(found.items())
-        if (affinity, encoder) == line and n >= 2048 and row["seconds"] > 0
-    ]
-    if len(points) < 2:
-        return "–"
-    return f"{linear_regression(*zip(*points, strict=True)).slope:.2f}"
+
+_COSTS = "{seconds:.3g} ({peak_mb:,.0f})"
+
+
+def _slope(rows: Sequence[Row]) -> str:
+    if "over" in rows[0]["line"]:
+        return ""
+    long = [(r["n"], r["seconds"]) for r in rows if r["n"] >= 2048 and r["seconds"] > 0]
+    return f"{exponent(long):.2f}" if len(long) > 1 else "–"
 
 
 def _runs(cell: Cell) -> "dict[str, Callable[[], Tensor]]":

@@ -6,16 +6,17 @@ are over the *released* softmax, which forms the ``n × n`` weights and drops so
 softmax (SDPA) and an explicit one that drops no weights stand beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import dots_picture, pivot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from primal_attention.attention import Core
     from primal_attention.models import SequenceModel
 
-__all__ = ["BASE", "PUBLISHED", "CostOptions", "CostStudy", "build", "gains", "rivals"]
+__all__ = ["BASE", "PUBLISHED", "CostOptions", "CostStudy", "build_model", "gains", "rivals"]
 
 BASE = "softmax-released"
 """Gains are over this."""
@@ -102,7 +103,7 @@ class CostStudy(Study[CostOptions]):
         steps, peaks = {}, {}
         for name in cell["names"]:
             torch.manual_seed(cell["seed"])
-            model = build(name, cell["task"])
+            model = build_model(name, cell["task"])
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
             steps[name] = partial(_step, model, optimizer, inputs)
             peaks[name] = _peak_mb(model, optimizer, steps[name])
@@ -144,7 +145,7 @@ def rivals() -> tuple[str, ...]:
     return (*first, *others)
 
 
-def build(name: str, task: str) -> "SequenceModel":
+def build_model(name: str, task: str) -> "SequenceModel":
     """Return the paper's model with one attention, in training mode.
 
     ``softmax-released`` and, below the primal layer, ``primal+`` compute softmax as the released
@@ -263,44 +264,40 @@ def gains(rows: Sequence[Row], field: str, over: str) -> dict[tuple[str, str], f
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
-    from primal_attention.report import plot_dots, to_png
-
-    values: dict[str, dict[str, float]] = {}
-    for (task, name), gain in gains(rows, "cpu_seconds", "softmax").items():
-        values.setdefault(name, {})[task] = gain
-    return to_png(plot_dots(values, xlabel="times as fast as fused softmax", log=True))
+    points = gains(rows, "cpu_seconds", "softmax").items()
+    return dots_picture(
+        ((name, task, gain) for (task, name), gain in points),
+        "times as fast as fused softmax",
+        is_log=True,
+    )
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:
-    tasks = list(dict.fromkeys(r["task"] for r in rows))
-    names = list(dict.fromkeys(r["name"] for r in rows))
-    at = {(r["task"], r["name"]): r for r in reversed(rows)}
-    rows = list(at.values())
-    shapes = [next(r for r in rows if r["task"] == task) for task in tasks]
-    head = ["attention", *(f"{r['task']} ({r['batch']}×{r['n']:,})" for r in shapes)]
+    rows = list({(r["task"], r["name"]): r for r in reversed(rows)}.values())[::-1]
+    rows = [{**r, "shape": f"{r['task']} ({r['batch']}×{r['n']:,})"} for r in rows]
+
+    def table(cell: Callable[[Row], object] | str) -> str:
+        shapes = dict.fromkeys(row["shape"] for row in rows)
+        return pivot(rows, {"attention": "name"}, "shape", cell, title="{}", values=shapes)
+
     parts = []
-    for over, field in ((over, field) for over in _OVER for field in _LESS):
-        values = gains(rows, field, over)
-        published = PUBLISHED if over == BASE else {}
-        side = int(field == "peak_mb")
-        cells = []
-        for name in names:
-            line = [name]
-            for task in tasks:
-                value = values.get((task, name))
-                beside = published[name][side][_TASKS.index(task)] if name in published else None
-                text = "—" if value is None else f"{value:.1f}"
-                line.append(text if beside is None else f"{text} ({beside:.1f})")
-            cells.append(line)
-        parts += [f"{_LESS[field]} {_OVER[over]}:", markdown_table(head, cells)]
-    for title, field, digits in (
-        ("Processor seconds a step:", "cpu_seconds", ".3f"),
-        ("Peak of a step, MiB:", "peak_mb", ",.0f"),
-    ):
-        cells = [
-            [name, *(format(at[task, name][field], digits) if (task, name) in at else "—"
-                     for task in tasks)]
-            for name in names
-        ]  # fmt: skip
-        parts += [title, markdown_table(head, cells)]
-    return parts
+    for over, words in _OVER.items():
+        for field, less in _LESS.items():
+            parts += [f"{less} {words}:", table(_gain(rows, field, over))]
+    parts += ["Processor seconds a step:", table("{cpu_seconds:.3f}")]
+    return [*parts, "Peak of a step, MiB:", table("{peak_mb:,.0f}")]
+
+
+def _gain(rows: Sequence[Row], field: str, over: str) -> Callable[[Row], str]:
+    """Return a cell: a gain, and in brackets the published one."""
+    values = gains(rows, field, over)
+
+    def cell(row: Row) -> str:
+        value = values.get((row["task"], row["name"]))
+        text = "—" if value is None else f"{value:.1f}"
+        if over != BASE or row["name"] not in PUBLISHED:
+            return text
+        published = PUBLISHED[row["name"]][int(field == "peak_mb")]
+        return f"{text} ({published[_TASKS.index(row['task'])]:.1f})"
+
+    return cell

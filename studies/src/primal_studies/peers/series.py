@@ -23,7 +23,7 @@ from primal_studies.series.contenders import (
     METHODS,
     MINIROCKET,
     OURS,
-    Method,
+    Contender,
 )
 
 __all__ = [
@@ -173,7 +173,7 @@ def _labels(series: SeriesCollection) -> NDArray[np.str_]:
     return np.array(series.classes)[series.y]
 
 
-def prepare_parts(method: Method, train: SeriesCollection, test: SeriesCollection) -> list[Any]:
+def prepare_parts(method: Contender, train: SeriesCollection, test: SeriesCollection) -> list[Any]:
     """Return both parts as a method takes them.
 
     Zeros beyond the ends reach up to the longest series of both parts.

@@ -6,7 +6,7 @@ Nothing here imports torch, so that the studies show their options at once.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["HYDRA", "METHODS", "MINIROCKET", "OURS", "SETS", "Method"]
+__all__ = ["HYDRA", "METHODS", "MINIROCKET", "OURS", "SETS", "Contender"]
 
 SETS = {
     "ACSF1": 100, "Adiac": 390, "AllGestureWiimoteX": 300, "AllGestureWiimoteY": 300,
@@ -21,7 +21,7 @@ SETS = {
 OURS, MINIROCKET, HYDRA = "ours", "minirocket", "multirocket-hydra"
 
 
-class Method(NamedTuple):
+class Contender(NamedTuple):
     """A classifier of the comparison."""
 
     title: str
@@ -39,11 +39,11 @@ class Method(NamedTuple):
 
 
 METHODS = {
-    OURS: Method("ours", {}, has_gaps=True, has_lengths=True, has_chances=True),
-    MINIROCKET: Method("MiniRocket", {}),
-    HYDRA: Method("MultiRocketHydra", {}),
-    "quant": Method("QUANT", {}, has_chances=True),
-    "dtw": Method(
+    OURS: Contender("ours", {}, has_gaps=True, has_lengths=True, has_chances=True),
+    MINIROCKET: Contender("MiniRocket", {}),
+    HYDRA: Contender("MultiRocketHydra", {}),
+    "quant": Contender("QUANT", {}, has_chances=True),
+    "dtw": Contender(
         "1-NN DTW",
         {"distance": "dtw", "distance_params": {"window": 0.1}},
         has_lengths=True,

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, bullets, columns_table
 from primal_studies.series.contenders import MINIROCKET, OURS
 from primal_studies.series.study import ArchiveOptions, describe_parts
 
@@ -170,14 +171,11 @@ def _losses(sets: Sequence[str], grid: Grid, damage: str, method: str) -> list[f
 
 
 def _table(sets: Sequence[str], grid: Grid) -> str:
-    lines: list[list[Any]] = []
-    for method, title in _METHODS.items():
-        line = [title]
-        for damage in _DAMAGES:
-            line.append(f"{fmean(grid[name, damage, method] for name in sets):.1f}")
-            if damage != "none":
-                line.append(f"{fmean(_losses(sets, grid, damage, method)):.1f}")
-        lines.append(line)
+    columns: list[tuple[str, Column]] = [("method", lambda method: _METHODS[method])]
+    for damage, words in _DAMAGES.items():
+        columns.append((words, _left(sets, grid, damage)))
+        if damage != "none":
+            columns.append(("loss", _lost(sets, grid, damage)))
     caption = (
         f"Accuracy in % and its loss in points against the whole series, average over {len(sets)} "
         "sets of means over seeds. Unequal lengths: a share from 0 to 50 % of every series is cut "
@@ -185,41 +183,28 @@ def _table(sets: Sequence[str], grid: Grid) -> str:
         "are damaged. *Zero-padded*: zeros in gaps and beyond the ends. *Stretched*: gaps are "
         "filled linearly, then every series is resampled to the full length."
     )
-    header = ["method", _DAMAGES["none"]]
-    for damage in ("cut", "missing"):
-        header += [_DAMAGES[damage], "loss"]
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(_METHODS, columns))
+
+
+def _left(sets: Sequence[str], grid: Grid, damage: str) -> Column:
+    return lambda method: f"{fmean(grid[name, damage, method] for name in sets):.1f}"
+
+
+def _lost(sets: Sequence[str], grid: Grid, damage: str) -> Column:
+    return lambda method: f"{fmean(_losses(sets, grid, damage, method)):.1f}"
 
 
 def _set_table(sets: Sequence[str], grid: Grid) -> str:
-    lines = [
-        [
-            name,
-            *(
-                f"{grid[name, damage, method]:.1f}"
-                for method in _METHODS
-                for damage in _DAMAGES
-                if (damage, method) != ("none", _FILLED)
-            ),
-        ]
-        for name in sets
+    pairs = [
+        (damage, m) for m in _METHODS for damage in _DAMAGES if (damage, m) != ("none", _FILLED)
     ]
-    header = [
-        "set",
-        *(
-            f"{title}: {words}"
-            for method, title in _METHODS.items()
-            for damage, words in _DAMAGES.items()
-            if (damage, method) != ("none", _FILLED)
-        ),
-    ]
-    return page("Accuracy in %, mean over seeds.", markdown_table(header, lines))
+    header = ["set", *(f"{_METHODS[method]}: {_DAMAGES[damage]}" for damage, method in pairs)]
+    body = [[name, *(f"{grid[name, *pair]:.1f}" for pair in pairs)] for name in sets]
+    return page("Accuracy in %, mean over seeds.", markdown_table(header, body))
 
 
 def _verdict(sets: Sequence[str], grid: Grid) -> str:
     """Return who loses less, in sentences."""
-    from primal_studies.series.tables import bullets
-
     lines = []
     for damage in ("cut", "missing"):
         loss = {m: fmean(_losses(sets, grid, damage, m)) for m in _METHODS}

@@ -10,9 +10,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, columns_table
 from primal_studies.series.contenders import METHODS, MINIROCKET, OURS
 
 __all__ = ["SeriesLong", "SeriesLongOptions"]
@@ -81,17 +82,6 @@ class SeriesLong(Study[SeriesLongOptions]):
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]
         if not kept:
             return {}
-        lines = [
-            [
-                f"{row['cases']:,} × {row['steps']:,}",
-                METHODS[row["method"]].title,
-                f"{row['before_mb'] / 1000:.2f}",
-                f"{row['peak_mb'] / 1000:.2f}",
-                f"{row['fit_seconds']:.1f}",
-                f"{row['predict_seconds']:.1f}",
-            ]
-            for row in kept
-        ]
         largest = max(
             (r for r in kept if r["method"] == OURS), key=lambda r: r["peak_mb"], default=None
         )
@@ -110,8 +100,17 @@ class SeriesLong(Study[SeriesLongOptions]):
             "end of the prediction of the same series. GB are 10⁹ bytes. Seconds are wall clock "
             f"after a warm-up.{told}"
         )
-        header = ["series × steps", "method", "before, GB", "peak, GB", "fit, s", "predict, s"]
-        return {"table.md": page(caption, markdown_table(header, lines))}
+        return {"table.md": page(caption, columns_table(kept, _COLUMNS))}
+
+
+_COLUMNS: dict[str, Column] = {
+    "series × steps": "{cases:,} × {steps:,}",
+    "method": lambda row: METHODS[row["method"]].title,
+    "before, GB": lambda row: f"{row['before_mb'] / 1000:.2f}",
+    "peak, GB": lambda row: f"{row['peak_mb'] / 1000:.2f}",
+    "fit, s": "{fit_seconds:.1f}",
+    "predict, s": "{predict_seconds:.1f}",
+}
 
 
 def _measure(method: str, cases: int, steps: int, seed: int) -> Row:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import bullets
 from primal_studies.series.contenders import OURS, SETS
 from primal_studies.series.study import ArchiveOptions, describe_parts
 
@@ -285,8 +286,6 @@ def _set_table(sets: Sequence[str], grid: Grid) -> str:
 
 def _verdict(sets: Sequence[str], grid: Grid) -> str:
     """Return which part gains most, and what each attention gains, group by group."""
-    from primal_studies.series.tables import bullets
-
     lines = []
     for group, names in _by_group(sets).items():
         gains = {gain: fmean(_differences(names, grid, gain)) for gain in _GAINS}

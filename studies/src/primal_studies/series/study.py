@@ -99,14 +99,14 @@ class SeriesPeers(Study[SeriesPeersOptions]):
 
         marks = {name: mark(name) for name in METHODS}
         kept = [row for row in rows if row["settings"] == marks.get(row["method"])]
-        found = show.Comparison.of(kept)
+        found = show.SeriesComparison.of(kept)
         if found is None:
             return {}
         return {
-            "verdict.md": show.verdict(found),
+            "verdict.md": show.series_verdict(found),
             "table.md": show.summary_table(found),
             "sets.md": show.set_table(found),
-            "picture.png": show.picture(found),
+            "picture.png": show.series_picture(found),
         }
 
 

@@ -1,26 +1,24 @@
 """Tables, picture and verdict of the study of time-series classifiers."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 
-from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
 from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import GREY, Column, Picture, bold, bullets, columns_table, grouped
 from primal_studies.series.contenders import HYDRA, METHODS, MINIROCKET, OURS
 
-__all__ = ["Comparison", "bullets", "picture", "set_table", "summary_table", "verdict"]
+__all__ = ["SeriesComparison", "series_picture", "series_verdict", "set_table", "summary_table"]
 
 _TIE = 1e-9
 """Accuracies that differ by less are equal: they are means of fractions."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SeriesComparison:
     """Rows of the sets that every method has, with the seeds that all share."""
 
     rows: Sequence[Row]
@@ -30,7 +28,7 @@ class Comparison:
     """Mean accuracy over seeds in %, by set and method."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Comparison | None":
+    def of(cls, rows: Sequence[Row]) -> "SeriesComparison | None":
         """Return what can be compared; ``None`` if no set has all methods and ours."""
         there = {row["method"] for row in rows}
         methods = tuple(name for name in METHODS if name in there)
@@ -95,13 +93,9 @@ class Comparison:
 
     def ratio(self, key: str, method: str, base: str) -> float | None:
         """Return the median ratio of seconds to those of another method on the same set."""
-        if base not in self.methods:
-            return None
-        found: dict[tuple[str, int], dict[str, float]] = {}
-        for row in self.rows:
-            if row["method"] in (method, base):
-                found.setdefault((row["set"], row["seed"]), {})[row["method"]] = row[key]
-        pairs = [p for p in found.values() if method in p and base in p]
+        runs = grouped(self.rows, "set", "seed").values()
+        found = [{row["method"]: row[key] for row in group} for group in runs]
+        pairs = [p for p in found if method in p and base in p]
         return median(p[method] / p[base] for p in pairs) if pairs else None
 
     def seconds(self, key: str, method: str) -> float:
@@ -118,38 +112,30 @@ class Comparison:
         return fmean(fmean(values) for values in by_set) if all(by_set) else None
 
 
-def summary_table(found: Comparison) -> str:
+def summary_table(found: SeriesComparison) -> str:
     """Return one line a method: accuracy, rank, duels and time."""
     averages, ranks = found.averages, found.ranks
     best = max(f"{value:.1f}" for value in averages.values())
     first = min(f"{value:.2f}" for value in ranks.values())
-    lines = []
-    for method in sorted(found.methods, key=lambda m: ranks[m]):
-        p, nll = found.p_value(method), found.nll(method)
-        lines.append(
-            [
-                METHODS[method].title,
-                _bold(f"{averages[method]:.1f}", best),
-                _bold(f"{ranks[method]:.2f}", first),
-                "–" if method == OURS else " / ".join(map(str, found.duels(method))),
-                "–" if method == OURS or p is None else f"{p:.2g}",
-                "–" if nll is None else f"{nll:.3f}",
-                *(
-                    _short(found.ratio(key, method, base))
-                    for key in ("fit_seconds", "predict_seconds")
-                    for base in (MINIROCKET, HYDRA)
-                ),
-            ]
-        )
-    header = [
-        "method", "accuracy, %", "rank", "ours wins / draws / loses", "p", "NLL",
-        "fit, × MiniRocket", "fit, × MultiRocketHydra", "predict, × MiniRocket",
-        "predict, × MultiRocketHydra",
-    ]  # fmt: skip
-    return page(_caption(found), markdown_table(header, lines))
+    columns: dict[str, Column] = {
+        "method": lambda m: METHODS[m].title,
+        "accuracy, %": lambda m: bold(f"{averages[m]:.1f}", best),
+        "rank": lambda m: bold(f"{ranks[m]:.2f}", first),
+        "ours wins / draws / loses": lambda m: (
+            "–" if m == OURS else " / ".join(map(str, found.duels(m)))
+        ),
+        "p": lambda m: "–" if (p := found.p_value(m)) is None else f"{p:.2g}",
+        "NLL": lambda m: "–" if (nll := found.nll(m)) is None else f"{nll:.3f}",
+        "fit, × MiniRocket": lambda m: _short(found.ratio("fit_seconds", m, MINIROCKET)),
+        "fit, × MultiRocketHydra": lambda m: _short(found.ratio("fit_seconds", m, HYDRA)),
+        "predict, × MiniRocket": lambda m: _short(found.ratio("predict_seconds", m, MINIROCKET)),
+        "predict, × MultiRocketHydra": lambda m: _short(found.ratio("predict_seconds", m, HYDRA)),
+    }
+    order = sorted(found.methods, key=lambda m: ranks[m])
+    return page(_caption(found), columns_table(order, columns))
 
 
-def _caption(found: Comparison) -> str:
+def _caption(found: SeriesComparison) -> str:
     seeds = {
         name: len({r["seed"] for r in found.rows if r["set"] == name and r["method"] == OURS})
         for name in found.sets
@@ -168,43 +154,36 @@ def _caption(found: Comparison) -> str:
     )
 
 
-def set_table(found: Comparison) -> str:
+def set_table(found: SeriesComparison) -> str:
     """Return one line a set: sizes, the accuracy of every method, and seconds of ours."""
-    lines = []
-    for name in found.sets:
-        group = [row for row in found.rows if row["set"] == name]
-        shown = {m: f"{found.accuracy[name, m]:.1f}" for m in found.methods}
-        best = f"{max(map(float, shown.values())):.1f}"
-        size = group[0]
-        lines.append(
-            [
-                name,
-                f"{size['train']:,} / {size['test']:,}",
-                f"{size['steps']:,}",
-                size["classes"],
-                *(_bold(shown[m], best) for m in found.methods),
-                *(
-                    _short(median(row[key] for row in group if row["method"] == method))
-                    for key in ("fit_seconds", "predict_seconds")
-                    for method in (OURS, HYDRA)
-                    if method in found.methods
-                ),
-            ]
-        )
-    timed = [METHODS[m].title for m in (OURS, HYDRA) if m in found.methods]
-    header = [
-        "set",
-        "training / test",
-        "steps",
-        "classes",
-        *(METHODS[m].title for m in found.methods),
-        *(f"{verb} s, {title}" for verb in ("fit", "predict") for title in timed),
-    ]
+    columns: dict[str, Column] = {
+        "set": "{set}",
+        "training / test": "{train:,} / {test:,}",
+        "steps": "{steps:,}",
+        "classes": "{classes}",
+        **{METHODS[m].title: _accuracy(found, m) for m in found.methods},
+    }
+    timed = [m for m in (OURS, HYDRA) if m in found.methods]
+    for verb, key in (("fit", "fit_seconds"), ("predict", "predict_seconds")):
+        columns |= {f"{verb} s, {METHODS[m].title}": _median_seconds(key, m) for m in timed}
+    by_set = grouped(found.rows, "set")
     caption = "Test accuracy in %, mean over seeds, best in bold. Seconds are medians over seeds."
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table([by_set[name] for name in found.sets], columns))
 
 
-def verdict(found: Comparison) -> str:
+def _accuracy(found: SeriesComparison, method: str) -> Column:
+    def cell(group: Sequence[Row]) -> str:
+        shown = {m: f"{found.accuracy[group[0]['set'], m]:.1f}" for m in found.methods}
+        return bold(shown[method], f"{max(map(float, shown.values())):.1f}")
+
+    return cell
+
+
+def _median_seconds(key: str, method: str) -> Column:
+    return lambda group: _short(median(row[key] for row in group if row["method"] == method))
+
+
+def series_verdict(found: SeriesComparison) -> str:
     """Return who wins, in sentences, and which goals are reached."""
     averages, ranks = found.averages, found.ranks
     by_accuracy = sorted(averages, key=lambda m: -averages[m])
@@ -249,7 +228,7 @@ def _podium(order: Sequence[str], values: Mapping[str, float], style: str) -> st
     return f"{head} ({', '.join(rest)})." if rest else f"{head}."
 
 
-def _duel(found: Comparison, method: str) -> str:
+def _duel(found: SeriesComparison, method: str) -> str:
     wins, draws, losses = found.duels(method)
     mean, p = fmean(found.differences(method)), found.p_value(method)
     side = "level with" if wins == losses else "ahead of" if wins > losses else "behind"
@@ -260,7 +239,7 @@ def _duel(found: Comparison, method: str) -> str:
     )
 
 
-def _goals(found: Comparison) -> list[str]:
+def _goals(found: SeriesComparison) -> list[str]:
     """Return a table of the goals that were set before the measurement."""
     averages, ranks = found.averages, found.ranks
     lines = []
@@ -295,72 +274,36 @@ def _yes(reached: bool) -> str:
     return "yes" if reached else "no"
 
 
-def bullets(lines: Sequence[str]) -> str:
-    """Return a Markdown list, wrapped at 120 columns."""
-    return "\n".join(
-        textwrap.fill(
-            f"- {line}", 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
-        )
-        for line in lines
-    )
-
-
-def _bold(text: str, best: str) -> str:
-    return f"**{text}**" if text == best else text
-
-
 def _short(x: float | None) -> str:
     if x is None:
         return "–"
     return f"{x:,.0f}" if x >= 99.5 else f"{x:.1f}" if x >= 9.95 else f"{x:.2f}"
 
 
-def picture(found: Comparison) -> bytes:
+def series_picture(found: SeriesComparison) -> bytes:
     """Return a PNG: ours against two peers, a dot a set, and average ranks."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import COLORS, panel_layout
-
     peers = [m for m in (MINIROCKET, HYDRA) if m in found.methods]
-    figure, axes = plt.subplots(
-        1, len(peers) + 1, figsize=(4 * len(peers) + 4.6, 3.9), squeeze=False, layout=panel_layout()
-    )
+    picture = Picture(len(peers) + 1, size=(4 * len(peers) + 4.6, 3.9))
     lowest = min(found.accuracy.values()) - 2
-    for axis, method in zip(axes[0], peers, strict=False):
+    for axis, method in zip(picture.axes, peers, strict=False):
         x, y = ([found.accuracy[s, m] for s in found.sets] for m in (method, OURS))
-        axis.plot([lowest, 101], [lowest, 101], color="#5b6472", lw=1, ls=":")
-        axis.scatter(x, y, s=26, alpha=0.8, color=COLORS[0])
+        axis.plot([lowest, 101], [lowest, 101], color=GREY, lw=1, ls=":")
+        axis.scatter(x, y, s=26, alpha=0.8, color=picture.colors[0])
         wins, draws, losses = found.duels(method)
         axis.set(
             xlabel=f"{METHODS[method].title}, accuracy in %",
             ylabel="ours, accuracy in %",
             title=f"{wins} wins, {draws} draws, {losses} losses",
         )
-    _rank_panel(axes[0, -1], found, COLORS)
-    for axis in axes.flat:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    return to_png(figure)
-
-
-def _rank_panel(axis: Any, found: Comparison, colors: Sequence[str]) -> None:
-    ranks = found.ranks
+    axis, ranks = picture.axes[-1], found.ranks
     order = sorted(ranks, key=lambda m: ranks[m])
     for place, method in enumerate(order):
-        color = colors[0] if method == OURS else "#5b6472"
-        axis.plot(ranks[method], place, "o", ms=9, color=color)
+        at, color = (ranks[method], place), picture.colors[0] if method == OURS else GREY
+        axis.plot(*at, "o", ms=9, color=color)
         axis.annotate(
-            f"{ranks[method]:.2f}",
-            (ranks[method], place),
-            textcoords="offset points",
-            xytext=(9, -3),
-            fontsize=8,
+            f"{ranks[method]:.2f}", at, textcoords="offset points", xytext=(9, -3), fontsize=8
         )
-    axis.set_yticks(range(len(order)), [METHODS[m].title for m in order])
-    axis.invert_yaxis()
+    picture.name_lines([METHODS[m].title for m in order], len(peers))
     axis.margins(x=0.2, y=0.15)
     axis.set(xlabel="average rank (1 is the best)", title=f"{len(found.sets)} sets")
+    return picture.png()

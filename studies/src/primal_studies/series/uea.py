@@ -34,9 +34,9 @@ from primal_studies.series.uea_table import (
     SETS,
     SETTINGS,
     ModelChoice,
-    Settings,
-    mark,
+    UeaSettings,
     published_choice,
+    setting_mark,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SetOptions:
         if not self.seeds:
             raise ValueError("seeds must not be empty.")
 
-    def shorten(self, settings: Settings) -> Settings:
+    def shorten(self, settings: UeaSettings) -> UeaSettings:
         """Return settings, those of a quick run if asked for."""
         return replace(settings, **_QUICK, **_BRIEF) if self.quick else settings
 
@@ -132,7 +132,7 @@ class TableOne(Study[TableOptions]):
 
     def _choice(
         self, protocol: str, name: str, model: str, options: TableOptions
-    ) -> tuple[ModelChoice, Settings]:
+    ) -> tuple[ModelChoice, UeaSettings]:
         if protocol == "selected":
             return MODELS[model], options.shorten(SETTINGS[name])
         settings = options.shorten(PUBLISHED_SETTINGS[name])
@@ -184,7 +184,8 @@ def _current(rows: Sequence[Row], choice: Any, options: Any) -> list[Row]:
     return [
         row
         for row in rows
-        if row["settings"] == mark(*choice(row["protocol"], row["set"], row["model"], options))
+        if row["settings"]
+        == setting_mark(*choice(row["protocol"], row["set"], row["model"], options))
     ]
 
 
@@ -206,7 +207,7 @@ class Ablation(Study[SetOptions]):
             for variant, choice in ABLATION.items()
         ]
 
-    def _settings(self, options: SetOptions) -> Settings:
+    def _settings(self, options: SetOptions) -> UeaSettings:
         return replace(options.shorten(ABLATION_SETTINGS), epochs=1)
 
     def run(self, cell: Cell, options: SetOptions, scratch: Path) -> Row:
@@ -224,7 +225,7 @@ class Ablation(Study[SetOptions]):
     def tables(self, rows: Sequence[Row], options: SetOptions) -> Mapping[str, str]:
         """Return one line a variant."""
         settings = self._settings(options)
-        kept = [r for r in rows if r["settings"] == mark(ABLATION[r["model"]], settings)]
+        kept = [r for r in rows if r["settings"] == setting_mark(ABLATION[r["model"]], settings)]
         return {"table.md": ablation_table(kept, settings)} if kept else {}
 
 
@@ -238,7 +239,7 @@ class Trainings(Study[SetOptions]):
 
     name = "uea-trainings"
     Options = SetOptions
-    trainings: ClassVar[Mapping[str, Mapping[str, Settings]]] = {
+    trainings: ClassVar[Mapping[str, Mapping[str, UeaSettings]]] = {
         "published": PUBLISHED_TRAINING,
         "ours": SETTINGS,
     }
@@ -252,7 +253,7 @@ class Trainings(Study[SetOptions]):
                 "set": name,
                 "training": training,
                 "third": third,
-                "settings": mark(
+                "settings": setting_mark(
                     published_choice("primal-plus", name), options.shorten(settings[name])
                 ),
             }
@@ -280,9 +281,9 @@ class Trainings(Study[SetOptions]):
 
 
 def _cell(
-    name: str, model: str, seed: int, choice: ModelChoice, settings: Settings
+    name: str, model: str, seed: int, choice: ModelChoice, settings: UeaSettings
 ) -> dict[str, Any]:
-    return {"set": name, "model": model, "seed": seed, "settings": mark(choice, settings)}
+    return {"set": name, "model": model, "seed": seed, "settings": setting_mark(choice, settings)}
 
 
 def _check_known(kind: str, wanted: Sequence[str], known: Sequence[str]) -> None:
@@ -295,7 +296,7 @@ def _check_known(kind: str, wanted: Sequence[str], known: Sequence[str]) -> None
 
 
 def build_model(
-    choice: ModelChoice, series: "SeriesCollection", settings: Settings, seed: int
+    choice: ModelChoice, series: "SeriesCollection", settings: UeaSettings, seed: int
 ) -> "SeriesNetwork":
     """Return the untrained model of a column for a set; the seed decides its parameters."""
     import torch
@@ -351,7 +352,7 @@ def _train(
     choice: ModelChoice,
     train: "SeriesCollection",
     epoch_steps: int,
-    settings: Settings,
+    settings: UeaSettings,
     seed: int,
     **also: Any,
 ) -> "tuple[SeriesNetwork, History]":
@@ -376,7 +377,7 @@ def run_on_all(
     choice: ModelChoice,
     train: "SeriesCollection",
     test: "SeriesCollection",
-    settings: Settings,
+    settings: UeaSettings,
     seed: int,
 ) -> ScoredRun:
     """Train on the whole training part and score the test part after every epoch."""
@@ -396,7 +397,7 @@ def run_on_all(
 
 
 def select_epoch(
-    choice: ModelChoice, train: "SeriesCollection", settings: Settings, seed: int
+    choice: ModelChoice, train: "SeriesCollection", settings: UeaSettings, seed: int
 ) -> tuple[int, float]:
     """Return the epoch that held-out training data prefers, and its accuracy there.
 

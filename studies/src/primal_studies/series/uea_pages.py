@@ -12,7 +12,7 @@ from primal_studies.series.uea_table import (
     MODELS,
     PUBLISHED,
     SETS,
-    Settings,
+    UeaSettings,
 )
 
 __all__ = ["ablation_table", "table_one", "table_one_picture", "trainings_table"]
@@ -21,14 +21,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def table_one(
-    rows: Rows, settings: Mapping[str, Settings], published: Mapping[str, Settings]
+    rows: Rows, settings: Mapping[str, UeaSettings], published: Mapping[str, UeaSettings]
 ) -> str:
     """Return the tables of all protocols.
 
     Args:
         rows: Rows of the study; each has a ``protocol``.
-        settings: Settings of the selected protocol, set by set.
-        published: Settings of the published protocol.
+        settings: UeaSettings of the selected protocol, set by set.
+        published: UeaSettings of the published protocol.
     """
     by = {key: [r for r in rows if r["protocol"] == key] for key in ("selected", "best", "grid")}
     selected, best = by["selected"], by["best"]
@@ -77,7 +77,7 @@ def table_one_picture(rows: Rows) -> bytes:
     return to_png(plot_dots(values, xlabel="test accuracy in %, validation-selected"))
 
 
-def ablation_table(rows: Rows, settings: Settings) -> str:
+def ablation_table(rows: Rows, settings: UeaSettings) -> str:
     """Return the table of the ablation."""
     sets = [n for n in SETS if any(r["set"] == n for r in rows)]
     variants = [v for v in ABLATION if any(r["model"] == v for r in rows)]
@@ -199,10 +199,10 @@ def _present(rows: Rows) -> tuple[list[str], list[str]]:
     return sets, [m for m in MODELS if any(r["model"] == m for r in rows)]
 
 
-def _caption(rows: Rows, settings: Mapping[str, Settings]) -> str:
+def _caption(rows: Rows, settings: Mapping[str, UeaSettings]) -> str:
     """Return the settings of most sets, those of the others, and how long all were trained."""
     sets, _ = _present(rows)
-    used: dict[Settings, list[str]] = {}
+    used: dict[UeaSettings, list[str]] = {}
     for name in sets:
         used.setdefault(settings[name], []).append(name)
     shared = max(used, key=lambda s: len(used[s]))
@@ -215,7 +215,7 @@ def _caption(rows: Rows, settings: Mapping[str, Settings]) -> str:
     )
 
 
-def _describe(settings: Settings) -> str:
+def _describe(settings: UeaSettings) -> str:
     s = settings
     rate = f"AdamW with peak {s.lr:g}" if s.recipe == "ours" else f"RAdam at a constant {s.lr:g}"
     length = f"{s.min_passes} passes"

@@ -6,18 +6,19 @@ against the same network with cross-entropy.
 """
 
 import math
-import statistics
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,7 +202,7 @@ class AlignedAccuracy(Study[AlignedOptions]):
 
     def describe(self, row: Row) -> str:
         """Return method, table and accuracy."""
-        accuracy = statistics.fmean(row["accuracy"])
+        accuracy = fmean(row["accuracy"])
         return f"{row['method']} on {row['set']}, seed {row['seed']}: {accuracy:.3f}"
 
     def tables(self, rows: Sequence[Row], options: AlignedOptions) -> Mapping[str, str | bytes]:
@@ -213,7 +214,7 @@ class AlignedAccuracy(Study[AlignedOptions]):
             "accuracy.md": accuracy_page(kept),
             "differences.md": difference_page(kept),
             "geometry.md": geometry_page(kept),
-            "picture.png": picture(kept),
+            "picture.png": accuracy_picture(kept),
             **({"maps.png": map_picture(kept)} if any("arrows" in row for row in kept) else {}),
         }
 
@@ -269,7 +270,7 @@ def _error(values: Sequence[float]) -> float:
     """
     if len(values) < 2:
         return math.nan
-    return statistics.stdev(values) * math.sqrt(1 / len(values) + 1 / (_FOLDS - 1))
+    return stdev(values) * math.sqrt(1 / len(values) + 1 / (_FOLDS - 1))
 
 
 def _sets(rows: Sequence[Row]) -> list[str]:
@@ -280,29 +281,20 @@ def _sets(rows: Sequence[Row]) -> list[str]:
 def accuracy_page(rows: Sequence[Row]) -> str:
     """Return the accuracy of every method on every table."""
     names, methods = _sets(rows), (*_OURS, *_OTHERS)
-    found = {
-        method: [_values(rows, name, method, "accuracy") for name in names] for method in methods
-    }
-    lines = [
-        [method, *(f"{100 * statistics.fmean(values):.1f}" for values in found[method])]
-        for method in methods
-    ]
-    worst = [max(_error(found[method][i]) for method in methods) for i in range(len(names))]
-    lines.append(["*largest error*", *(f"{100 * error:.1f}" for error in worst)])
+    found = {name: {m: _values(rows, name, m, "accuracy") for m in methods} for name in names}
+    largest = "*largest error*"
+
+    def of(name: str) -> Column:
+        worst = max(_error(values) for values in found[name].values())
+        return lambda m: f"{100 * (worst if m == largest else fmean(found[name][m])):.1f}"
+
+    columns: dict[str, Column] = {"method": str, **{name: of(name) for name in names}}
     caption = (
         "Accuracy on test rows in per cent: mean over five folds and all seeds. The last line is "
         "the largest standard error of a column, corrected for the training rows that folds share "
         "(Nadeau and Bengio 2003)."
     )
-    return page(caption, markdown_table(["method", *names], lines))
-
-
-def _differences(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[float]]]:
-    """Yield a comparison, a table, and the differences on all folds."""
-    for first, second in _PAIRS:
-        for name in _sets(rows):
-            a, b = (_values(rows, name, method, "accuracy") for method in (first, second))
-            yield f"{first} − {second}", name, [x - y for x, y in zip(a, b, strict=True)]
+    return page(caption, columns_table((*methods, largest), columns))
 
 
 def _points(difference: float) -> str:
@@ -311,15 +303,15 @@ def _points(difference: float) -> str:
 
 def difference_page(rows: Sequence[Row]) -> str:
     """Return paired differences of accuracy."""
-    names = _sets(rows)
-    by_pair: dict[str, dict[str, list[float]]] = {}
-    for pair, name, values in _differences(rows):
-        by_pair.setdefault(pair, {})[name] = values
-    lines = []
-    for pair, found in by_pair.items():
-        means = {name: 100 * statistics.fmean(found[name]) for name in names}
-        shown = [f"{_points(means[name])} ± {196 * _error(found[name]):.1f}" for name in names]
-        lines.append([pair, *shown, _points(statistics.fmean(means.values()))])
+    names, lines = _sets(rows), []
+    for first, second in _PAIRS:
+        shown, means = [], []
+        for name in names:
+            a, b = (_values(rows, name, method, "accuracy") for method in (first, second))
+            gaps = [x - y for x, y in zip(a, b, strict=True)]
+            means.append(100 * fmean(gaps))
+            shown.append(f"{_points(means[-1])} ± {196 * _error(gaps):.1f}")
+        lines.append([f"{first} − {second}", *shown, _points(fmean(means))])
     caption = (
         "Differences of accuracy in points on the same folds, with 95 % intervals from the same "
         "corrected error; the last column is the mean over tables."
@@ -329,75 +321,57 @@ def difference_page(rows: Sequence[Row]) -> str:
 
 def geometry_page(rows: Sequence[Row]) -> str:
     """Return how near the learned maps are to optimal ones."""
-    names, lines = _sets(rows), []
-    for method in _OURS:
-        cells = []
-        for name in names:
-            parts = [_values(rows, name, method, key) for key in ("optimality", "pooled", "cost")]
-            within, pooled, cost = (statistics.fmean(part) for part in parts)
-            cells.append(f"{within:.3f} / {pooled:.3f} / {cost:.0f}")
-        lines.append([method, *cells])
+
+    def of(name: str) -> Column:
+        def cell(method: str) -> str:
+            keys = ("optimality", "pooled", "cost")
+            within, pooled, cost = (fmean(_values(rows, name, method, key)) for key in keys)
+            return f"{within:.3f} / {pooled:.3f} / {cost:.0f}"
+
+        return cell
+
+    columns: dict[str, Column] = {"method": str, **{name: of(name) for name in _sets(rows)}}
     caption = (
         "Learned maps on test rows: optimality within classes / optimality of all rows / mean "
         "squared distance travelled. An optimality of one is a map without detours."
     )
-    return page(caption, markdown_table(["method", *names], lines))
-
-
-def _pyplot() -> Any:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    return page(caption, columns_table(_OURS, columns))
 
 
 def map_picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: where three methods carry the rows of the same clouds."""
-    plt = _pyplot()
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import COLORS, panel_layout
-
     name = "3 clouds" if any(r["set"] == "3 clouds" for r in rows) else rows[0]["set"]
     shown = ("OT circle", "random circle", "random aligned", "OT aligned")
-    figure, axes = plt.subplots(
-        1, len(shown), figsize=(12, 3.4), sharex=True, sharey=True, layout=panel_layout()
-    )
-    for axis, method in zip(axes, shown, strict=True):
+    picture = Picture(len(shown), size=(12, 3.4), share="xy")
+    for axis, method in zip(picture.axes, shown, strict=True):
         row = next(r for r in rows if (r["set"], r["method"]) == (name, method) and "arrows" in r)
         for x, y, to_x, to_y, code in row["arrows"]:
-            color = COLORS[int(code)]
+            color = picture.colors[int(code)]
             axis.plot([x, to_x], [y, to_y], lw=0.4, alpha=0.5, color=color)
             axis.plot(to_x, to_y, ".", ms=4, color=color)
-        within = statistics.fmean(_values(rows, name, method, "optimality"))
+        within = fmean(_values(rows, name, method, "optimality"))
         axis.set(title=f"{method}: optimality {within:.2f}", aspect="equal")
-        axis.spines[["top", "right"]].set_visible(False)
-    return to_png(figure)
+    return picture.png(grid=0)
 
 
-def picture(rows: Sequence[Row]) -> bytes:
+def accuracy_picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: accuracy and optimality within classes of every method and table."""
-    plt = _pyplot()
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import COLORS, panel_layout
-
-    names = _sets(rows)
+    picture = Picture(2, size=(10, 4.2), share="y")
+    names, (ours, theirs, *_) = _sets(rows), picture.colors
     shown = {
-        "OT circle": (COLORS[1], "o"),
-        "random circle": (COLORS[1], "x"),
-        "OT aligned": (COLORS[0], "o"),
-        "random aligned": (COLORS[0], "x"),
-        "MLP": ("#5b6472", "s"),
+        "OT circle": (theirs, "o"),
+        "random circle": (theirs, "x"),
+        "OT aligned": (ours, "o"),
+        "random aligned": (ours, "x"),
+        "MLP": (GREY, "s"),
     }
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout=panel_layout())
     titles = {"accuracy": "accuracy", "optimality": "optimality within classes"}
-    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+    for axis, (key, title) in zip(picture.axes, titles.items(), strict=True):
         for shift, (method, (color, marker)) in enumerate(shown.items()):
             found = [(_values(rows, name, method, key), i) for i, name in enumerate(names)]
             found = [(values, i) for values, i in found if values]
             axis.errorbar(
-                [statistics.fmean(values) for values, _ in found],
+                [fmean(values) for values, _ in found],
                 [i + 0.14 * (shift - 2) for _, i in found],
                 xerr=[1.96 * _error(values) for values, _ in found],
                 fmt=marker,
@@ -407,9 +381,7 @@ def picture(rows: Sequence[Row]) -> bytes:
                 label=method,
             )
         axis.set(xlabel=title)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(names)), names)
-    axes[0].invert_yaxis()
-    axes[1].legend(*axes[0].get_legend_handles_labels(), frameon=False, loc="lower left")
-    return to_png(figure)
+    picture.name_lines(names)
+    labels = picture.axes[0].get_legend_handles_labels()
+    picture.axes[1].legend(*labels, frameon=False, loc="lower left")
+    return picture.png()

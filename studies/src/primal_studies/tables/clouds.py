@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped, mean_of
 from primal_studies.tables.aligned import make_clouds
 
 if TYPE_CHECKING:
@@ -182,9 +182,9 @@ def _train(cell: Cell) -> dict[str, Any]:
 
     from primal_attention.analysis.transport.recorder import TransportRecorder
     from primal_attention.tasks.tables.aligned_geometry import place_centres
-    from primal_attention.tasks.tables.aligned_model import pretrain_head
     from primal_attention.training import Columns, TrainingConfig, fit
     from primal_studies.tables.cloud_model import CloudTransformer
+    from primal_studies.tables.pretraining import pretrain_head
 
     x, y, x_test, y_test = make_instances(cell["clouds"], cell["separation"], seed=cell["seed"])
     tokens = y[:, None].expand(-1, _TOKENS)
@@ -259,87 +259,61 @@ _PATH = {
 
 
 def _ceiling_page(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            str(row["points"]),
-            f"{row['root_efficiency']:.3f}",
-            f"{row['efficiency']:.3f}",
-            f"{row['root_optimality']:.3f}",
-            f"{row['optimality']:.3f}",
-        ]
-        for row in rows
-    ]
-    header = ["points", "efficiency, coded", "efficiency", "optimality, coded", "optimality"]
+    columns: dict[str, Column] = {
+        "points": "{points}",
+        "efficiency, coded": "{root_efficiency:.3f}",
+        "efficiency": "{efficiency:.3f}",
+        "optimality, coded": "{root_optimality:.3f}",
+        "optimality": "{optimality:.3f}",
+    }
     caption = "Straight paths of an optimal map, in two classes. The coded efficiency is √(2/n)."
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(rows, columns))
 
 
 def _metric_page(rows: Sequence[Row]) -> str:
     """Return means over separations by variant, then the published variant by separation."""
-    counts = sorted({row["clouds"] for row in rows})
-    far = sorted({row["separation"] for row in rows})
-    by_variant = {
-        f"{n} clouds, {v}": [r for r in rows if (r["clouds"], r["variant"]) == (n, v)]
-        for n in counts
-        for v in _VARIANTS
-    }
-    by_distance = {
-        f"{n} clouds, ±{d}": [
-            r for r in by_variant[f"{n} clouds, published"] if r["separation"] == d
-        ]
-        for n in counts
-        for d in far
-    }
+    order = {variant: place for place, variant in enumerate(_VARIANTS)}
+    rows = sorted(rows, key=lambda r: (r["clouds"], order[r["variant"]]))
+    published = [row for row in rows if row["variant"] == "published"]
+    by_distance = sorted(published, key=lambda r: (r["clouds"], r["separation"]))
+    parts = list(_PATH.items())[:3]
     return page(
         "Means and standard deviations over separations and seeds, at the chosen epoch. Coded "
         "numbers are those of the published code, which sums over classes.",
-        _side_by_side(by_variant, _MAP),
+        _side_by_side(rows, "variant", "{clouds} clouds, {variant}", _MAP),
         "*Its ceiling* is the coded efficiency of straight paths with the same ends.",
-        _side_by_side(by_variant, _PATH),
+        _side_by_side(rows, "variant", "{clouds} clouds, {variant}", _PATH),
         "The published variant by separation, means and standard deviations over seeds.",
-        _side_by_side(by_distance, _MAP | dict(list(_PATH.items())[:3])),
+        _side_by_side(
+            by_distance, "separation", "{clouds} clouds, ±{separation}", _MAP | dict(parts)
+        ),
     )
 
 
 def _side_by_side(
-    groups: Mapping[str, Sequence[Row]], columns: Mapping[str, tuple[str, int, int]]
+    rows: Sequence[Row], key: str, name: str, numbers: Mapping[str, tuple[str, int, int]]
 ) -> str:
-    lines = []
-    for name, group in groups.items():
-        cells = []
-        for key, (_, factor, digits) in columns.items():
-            values = [factor * row[key] for row in group]
-            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–")
-        lines.append([name, *cells])
-    return markdown_table(["data", *(title for title, _, _ in columns.values())], lines)
+    columns: dict[str, Column] = {"data": name}
+    for score, (title, factor, digits) in numbers.items():
+        columns[title] = mean_of(score, digits, factor)
+    return columns_table(grouped(rows, "clouds", key).values(), columns)
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: optimality and efficiency over the epochs, beside the coded ceiling."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import COLORS, panel_layout
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout=panel_layout())
-    colors = dict(zip(_VARIANTS, COLORS, strict=False))
+    picture = Picture(2, size=(10, 3.6))
+    left, right = picture.axes
+    colors = dict(zip(_VARIANTS, picture.colors, strict=False))
     for row in (r for r in rows if "curve" in r):
-        epochs, optimality, efficiency = zip(*row["curve"], strict=True)
-        style = {"color": colors[row["variant"]], "lw": 0.9, "alpha": 0.7}
-        axes[0].plot(epochs, optimality, **style)
-        axes[1].plot(epochs, efficiency, **style)
+        epochs, *curves = zip(*row["curve"], strict=True)
+        for axis, curve in zip(picture.axes, curves, strict=True):
+            axis.plot(epochs, curve, color=colors[row["variant"]], lw=0.9, alpha=0.7)
     ceiling = statistics.fmean(row["root_ceiling"] for row in rows)
-    axes[1].axhline(ceiling, color="#5b6472", ls="--", lw=1)
-    axes[1].annotate("largest coded efficiency", (1, ceiling), (0, 3), textcoords="offset points")
-    for axis, title in zip(axes, ("optimality of all points", "efficiency"), strict=True):
+    right.axhline(ceiling, color=GREY, ls="--", lw=1)
+    right.annotate("largest coded efficiency", (1, ceiling), (0, 3), textcoords="offset points")
+    for axis, title in zip(picture.axes, ("optimality of all points", "efficiency"), strict=True):
         axis.set(xscale="log", xlabel="epoch", ylabel=title, ylim=(0, 1.03))
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
     for variant, color in colors.items():
-        axes[0].plot([], [], color=color, label=variant)
-    axes[0].legend(frameon=False)
-    return to_png(figure)
+        left.plot([], [], color=color, label=variant)
+    left.legend(frameon=False)
+    return picture.png()

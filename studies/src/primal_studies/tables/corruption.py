@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, fingerprint, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped
 
 if TYPE_CHECKING:
     from primal_attention.tasks.tables.probes import Estimator
@@ -166,7 +166,7 @@ def _shares(model: "Estimator", X: Any) -> list[list[float]]:
 
 
 def _delete(model: "Estimator", X: Any) -> dict[str, Any]:
-    from primal_attention.tasks.tables import data_deletion
+    from primal_studies.tables.deletion import data_deletion
 
     found = data_deletion(model, X)
     return {
@@ -186,112 +186,82 @@ def _change(row: Row, key: str) -> float:
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """Return rows by table and model, in the order of both."""
-    found = {
-        (name, model): [r for r in rows if (r["set"], r["model"]) == (name, model)]
-        for name in dict.fromkeys([*_SETS, *(r["set"] for r in rows)])
-        for model in _MODELS
-    }
-    return {key: group for key, group in found.items() if group}
+    found = grouped(rows, "set", "model")
+    names = dict.fromkeys([*_SETS, *(row["set"] for row in rows)])
+    return {(n, m): found[n, m] for n in names for m in _MODELS if (n, m) in found}
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = []
-    for (name, model), group in _groups(rows).items():
-        unit = "%" if group[0]["kind"] == "number" else "points"
-        changes = [[_change(row, key) for row in group] for key in ("by_row", "shuffled")]
-        lines.append(
-            [
-                name,
-                model,
-                f"{fmean(r['score'] for r in group):.3g}",
-                *(f"{fmean(c):+.1f} {unit} ({min(c):+.1f} … {max(c):+.1f})" for c in changes),
-                _PUBLISHED.get(name, "–"),
-                f"{fmean(r['fit_seconds'] for r in group):.0f}",
-            ]
-        )
-    count = max(len(group) for group in _groups(rows).values())
+    groups = _groups(rows)
+    columns: dict[str, Column] = {
+        "table": "{set}",
+        "row attention": "{model}",
+        "score": lambda group: f"{fmean(r['score'] for r in group):.3g}",
+        "change, row by row": lambda group: _changes(group, "by_row"),
+        "change, context": lambda group: _changes(group, "shuffled"),
+        "published": lambda group: _PUBLISHED.get(group[0]["set"], "–"),
+        "seconds to fit": lambda group: f"{fmean(r['fit_seconds'] for r in group):.0f}",
+    }
     caption = (
         f"Test score (RMSE, or accuracy) and its change without information in other rows: mean "
-        f"over {count} splits, smallest and largest in brackets. First by the published form, "
-        "with a shuffle of all other rows for each test row, then with the context shuffled once "
-        "for all."
+        f"over {max(map(len, groups.values()))} splits, smallest and largest in brackets. First by "
+        "the published form, with a shuffle of all other rows for each test row, then with the "
+        "context shuffled once for all."
     )
-    header = [
-        "table",
-        "row attention",
-        "score",
-        "change, row by row",
-        "change, context",
-        "published",
-        "seconds to fit",
-    ]
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(groups.values(), columns))
+
+
+def _changes(group: Sequence[Row], key: str) -> str:
+    changes = [_change(row, key) for row in group]
+    unit = "%" if group[0]["kind"] == "number" else "points"
+    return f"{fmean(changes):+.1f} {unit} ({min(changes):+.1f} … {max(changes):+.1f})"
 
 
 def _deletion_table(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            row["set"],
-            f"{100 * row['kept_share']:.0f} %",
-            f"{row['kept_distance']:.2f}",
-            f"{row['deleted_distance']:.2f}",
-            f"{row['p_value']:.2g}",
-        ]
-        for row in rows
-        if "kept_distance" in row
-    ]
+    columns: dict[str, Column] = {
+        "table": "{set}",
+        "rows left": lambda row: f"{100 * row['kept_share']:.0f} %",
+        "distance of the kept": "{kept_distance:.2f}",
+        "of the deleted": "{deleted_distance:.2f}",
+        "p": "{p_value:.2g}",
+    }
     caption = (
         f"Context rows deleted one by one while the prediction stays within 10 %, for {_DELETED} "
         "test rows with softmax: what is left, and mean distance from the test row in standard "
         "deviations. Wilcoxon signed-rank test of equal distances."
     )
-    header = ["table", "rows left", "distance of the kept", "of the deleted", "p"]
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table([r for r in rows if "kept_distance" in r], columns))
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: changes of the scores, and attention by distance."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    picture = Picture(2, size=(11, 3.4))
+    from primal_attention.report.plots import model_colors
 
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import COLORS, add_legend, model_colors, panel_layout
-
+    changed, near = picture.axes
     colors = model_colors(m for m in _MODELS if any(r["model"] == m for r in rows))
-    sets = list(dict.fromkeys(r["set"] for r in rows))
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), layout=panel_layout())
+    by_set = grouped(rows, "set")
+    sets, models = list(by_set), list(colors)
     for (name, model), group in _groups(rows).items():
-        place = sets.index(name) + 0.2 * (list(colors).index(model) - (len(colors) - 1) / 2)
-        changes = [_change(row, "by_row") for row in group]
-        axes[0].plot(changes, [place] * len(changes), "o", ms=4, alpha=0.4, color=colors[model])
-        axes[0].plot(fmean(changes), place, "D", ms=7, color=colors[model])
-    axes[0].axvline(0, color="#5b6472", lw=1, ls=":")
-    axes[0].set_yticks(range(len(sets)), sets)
-    axes[0].invert_yaxis()
-    axes[0].set(xlabel="RMSE: % worse; accuracy: change in points", title="other rows shuffled")
-    marks = "osD^v"
-    for i, name in enumerate(sets):
-        found = [r["shares"] for r in rows if r["set"] == name and "shares" in r]
+        place = sets.index(name) + 0.2 * (models.index(model) - (len(models) - 1) / 2)
+        picture.seeds(0, [_change(row, "by_row") for row in group], place, colors[model])
+    changed.axvline(0, color=GREY, lw=1, ls=":")
+    picture.name_lines(sets)
+    changed.set(xlabel="RMSE: % worse; accuracy: change in points", title="other rows shuffled")
+    for i, (name, group) in enumerate(by_set.items()):
+        found = [r["shares"] for r in group if "shares" in r]
         for layer in range(len(found[0]) if found else 0):
-            means = [fmean(shares[layer][b] for shares in found) for b in range(_BINS)]
-            axes[1].plot(
+            near.plot(
                 range(1, _BINS + 1),
-                means,
-                marker=marks[i % len(marks)],
+                [fmean(shares[layer][b] for shares in found) for b in range(_BINS)],
+                marker="osD^v"[i % 5],
                 ls="-" if layer else "--",
-                color=COLORS[3 + i % 3],
+                color=picture.colors[3 + i % 3],
                 label=f"{name}, layer {layer + 1}",
             )
-    axes[1].axhline(1 / _BINS, color="#5b6472", lw=1, ls=":")
-    axes[1].set(
-        xlabel="context rows by distance, tenths", ylabel="attention", title="softmax by distance"
-    )
-    if axes[1].get_legend_handles_labels()[0]:
-        axes[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    for axis in axes:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    add_legend(figure, colors)
-    return to_png(figure)
+    near.axhline(1 / _BINS, color=GREY, lw=1, ls=":")
+    xlabel, title = "context rows by distance, tenths", "softmax by distance"
+    near.set(xlabel=xlabel, ylabel="attention", title=title)
+    if near.get_legend_handles_labels()[0]:
+        near.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return picture.png(models=colors)

@@ -1,13 +1,12 @@
 """Tables and pictures of the study of small tables."""
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean, median, stdev
-from typing import Any
+from statistics import fmean, median
 
 from primal_attention.datasets.tables import TABLES
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.tasks.study import Row
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped, spread
 from primal_studies.tables.methods import METHODS
 from primal_studies.tables.ranks import Interval, Ranking, rank_methods
 
@@ -87,28 +86,32 @@ def _by_kind(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> list[st
 
 
 def _score_table(rows: Sequence[Row], columns: Sequence[tuple[str, str]]) -> str:
-    cells: dict[str, list[str]] = {method: [] for method in _methods(rows)}
+    shown: dict[str, Column] = {"method": lambda method: METHODS[method].title}
+    groups = grouped(rows, "set", "method")
+    there: set[str] = set()
     for name, score in columns:
-        found: dict[str, list[float]] = {}
-        for row in rows:
-            if row["set"] == name and score in row:
-                found.setdefault(row["method"], []).append(row[score])
-        shown = {method: f"{fmean(found[method]):.{_DIGITS[score]}f}" for method in found}
-        best = (min if score in _LOWER else max)(map(float, shown.values()))
-        for method, line in cells.items():
-            line.append(_spread(found.get(method, []), _DIGITS[score], best))
-    header = ["method", *(f"{name}, {_NAMES[score]}" for name, score in columns)]
-    lines = [[METHODS[method].title, *line] for method, line in cells.items()]
-    return markdown_table(header, [line for line in lines if set(line[1:]) != {"–"}])
+        found = {
+            method: [row[score] for row in groups[name, method] if score in row]
+            for method in _methods(rows)
+            if (name, method) in groups
+        }
+        found = {method: values for method, values in found.items() if values}
+        shown[f"{name}, {_NAMES[score]}"] = _scores(found, score)
+        there |= set(found)
+    return columns_table([method for method in _methods(rows) if method in there], shown)
 
 
-def _spread(values: Sequence[float], digits: int, best: float) -> str:
-    """Return mean and standard deviation; the mean is bold if it equals the best as shown."""
-    if not values:
-        return "–"
-    mean = f"{fmean(values):.{digits}f}"
-    text = f"**{mean}**" if float(mean) == best else mean
-    return text if len(values) < 2 else f"{text} ± {stdev(values):.{digits}f}"
+def _scores(found: Mapping[str, Sequence[float]], score: str) -> Column:
+    """Return a column: mean and deviation by method; the best mean, as shown, is bold."""
+    digits = _DIGITS[score]
+    means = {method: float(f"{fmean(values):.{digits}f}") for method, values in found.items()}
+    best = (min if score in _LOWER else max)(means.values())
+
+    def cell(method: str) -> str:
+        mean, *rest = spread(found.get(method, []), digits).split(" ")
+        return " ".join([f"**{mean}**" if means.get(method) == best else mean, *rest])
+
+    return cell
 
 
 _GROUPS: dict[str, tuple[tuple[str, ...], Callable[[Row], float]]] = {
@@ -135,21 +138,19 @@ def rank_page(rows: Sequence[Row]) -> str:
     found = rankings(rows)
     if not found:
         return page("No split has all methods yet, so there are no ranks.")
-    columns: dict[str, Mapping[str, str]] = {}
+    columns: dict[str, Column] = {"method": lambda method: METHODS[method].title}
     for group, ranking in found.items():
         averages = ranking.average()
         best = min(round(rank.mean, 1) for rank in averages.values())
-        columns[group] = {name: _bold(rank, best) for name, rank in averages.items()}
+        columns[group] = _looked_up({name: _bold(r, best) for name, r in averages.items()})
         if group == "all tables" and _BASE in ranking.methods:
-            ahead = ranking.average(_BASE)
-            columns["− random forest"] = {
-                name: "–" if name == _BASE else rank.show("+") for name, rank in ahead.items()
-            }
-    lines = [
-        [METHODS[method].title, *(column.get(method, "–") for column in columns.values())]
-        for method in _methods(rows)
-    ]
-    return page(_rank_caption(found), markdown_table(["method", *columns], lines))
+            ahead = {name: rank.show("+") for name, rank in ranking.average(_BASE).items()}
+            columns["− random forest"] = _looked_up(ahead | {_BASE: "–"})
+    return page(_rank_caption(found), columns_table(_methods(rows), columns))
+
+
+def _looked_up(shown: Mapping[str, str]) -> Column:
+    return lambda method: shown.get(method, "–")
 
 
 def _bold(rank: Interval, best: float) -> str:
@@ -175,37 +176,30 @@ def _rank_caption(found: Mapping[str, Ranking]) -> str:
 def cost_page(rows: Sequence[Row]) -> str:
     """Return processor times, and how they compare with those of random forest."""
     base = {(r["set"], r["split"]): r for r in rows if r["method"] == _BASE}
-    lines = []
-    for method in _methods(rows):
-        group = [row for row in rows if row["method"] == method]
-        by_set = [median(r["fit_seconds"] for r in g) for g in _by_set(group).values()]
-        pairs = [(row, base[row["set"], row["split"]]) for row in group
-                 if (row["set"], row["split"]) in base]  # fmt: skip
-        lines.append(
-            [
-                METHODS[method].title,
-                _short(median(r["fit_seconds"] for r in group)),
-                f"{_short(min(by_set))} – {_short(max(by_set))}",
-                *(_ratio(pairs, key) for key in ("fit_seconds", "predict_seconds")),
-            ]
-        )
-    header = [
-        "method",
-        "seconds to fit",
-        "range over tables",
-        "fit, × random forest",
-        "predict, × random forest",
-    ]
+    by_method = grouped(rows, "method")
+
+    def ends(group: Sequence[Row]) -> str:
+        by_set = [median(r["fit_seconds"] for r in g) for g in grouped(group, "set").values()]
+        return f"{_short(min(by_set))} – {_short(max(by_set))}"
+
+    columns: dict[str, Column] = {
+        "method": lambda group: METHODS[group[0]["method"]].title,
+        "seconds to fit": lambda group: _short(median(r["fit_seconds"] for r in group)),
+        "range over tables": ends,
+        "fit, × random forest": lambda group: _ratio(group, base, "fit_seconds"),
+        "predict, × random forest": lambda group: _ratio(group, base, "predict_seconds"),
+    }
     caption = (
         "Processor seconds on one thread, medians over all splits and tables; the search of k-NN, "
         "linear models and the MLP is part of their fit. Ratios are medians of ratios within a "
         "split."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table([by_method[name] for name in _methods(rows)], columns))
 
 
-def _ratio(pairs: Sequence[tuple[Row, Row]], key: str) -> str:
-    ratios = [mine[key] / theirs[key] for mine, theirs in pairs if theirs[key] > 0]
+def _ratio(group: Sequence[Row], base: Mapping[tuple[str, int], Row], key: str) -> str:
+    pairs = [(row, base.get((row["set"], row["split"]))) for row in group]
+    ratios = [row[key] / other[key] for row, other in pairs if other and other[key] > 0]
     return _short(median(ratios)) if ratios else "–"
 
 
@@ -218,11 +212,6 @@ def _methods(rows: Sequence[Row]) -> list[str]:
     return [method for method in METHODS if method in there]
 
 
-def _sets(rows: Sequence[Row]) -> list[str]:
-    there = {row["set"] for row in rows}
-    return [name for name in TABLES if name in there]
-
-
 def _shared(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of splits that every method of a table has: means compare like with like.
 
@@ -230,98 +219,59 @@ def _shared(rows: Sequence[Row]) -> list[Row]:
     """
     kept: list[Row] = []
     for group in _by_set(rows).values():
-        methods = {row["method"] for row in group}
-        count = {s: len({r["method"] for r in group if r["split"] == s}) for s in _numbers(group)}
-        part = [row for row in group if count[row["split"]] == len(methods)]
-        kept += part or group
+        count = len({row["method"] for row in group})
+        complete = [
+            row
+            for part in grouped(group, "split").values()
+            if len({row["method"] for row in part}) == count
+            for row in part
+        ]
+        kept += complete or group
     return kept
 
 
-def _numbers(rows: Sequence[Row]) -> set[int]:
-    return {row["split"] for row in rows}
-
-
 def _by_set(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    return {name: [row for row in rows if row["set"] == name] for name in _sets(rows)}
+    found = grouped(rows, "set")
+    return {name: found[name] for name in TABLES if name in found}
 
 
-def _color(method: str) -> str:
+def _color(picture: Picture, method: str) -> str:
     """Return a colour: ours, the other neural network, the rest."""
-    from primal_attention.report.plots import COLORS
-
     if METHODS[method].is_ours:
-        return COLORS[0]
-    return COLORS[1] if method == "mlp" else "#5b6472"
-
-
-def _pyplot() -> Any:
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+        return picture.colors[0]
+    return picture.colors[1] if method == "mlp" else GREY
 
 
 def rank_picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: average ranks with intervals over all tables, numbers and classes."""
-    plt = _pyplot()
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import panel_layout
-
     found = {name: r for name, r in rankings(rows).items() if name in list(_GROUPS)[:3]}
-    methods = _methods(rows)
-    count = max(len(found), 1)
-    size = (4 * count + 1, 0.32 * len(methods) + 1.2)
-    figure, axes = plt.subplots(
-        1, count, figsize=size, sharey=True, squeeze=False, layout=panel_layout()
-    )
-    for axis, (title, ranking) in zip(axes[0], found.items(), strict=False):
+    methods, count = _methods(rows), max(len(found), 1)
+    picture = Picture(count, size=(4 * count + 1, 0.32 * len(methods) + 1.2), share="y")
+    for axis, (title, ranking) in zip(picture.axes, found.items(), strict=False):
         for name, rank in ranking.average().items():
-            place = methods.index(name)
-            axis.plot([rank.lower, rank.upper], [place, place], color=_color(name), lw=2, alpha=0.5)
-            axis.plot(rank.mean, place, "o", ms=7, color=_color(name))
+            place, color = methods.index(name), _color(picture, name)
+            axis.plot([rank.lower, rank.upper], [place, place], color=color, lw=2, alpha=0.5)
+            axis.plot(rank.mean, place, "o", ms=7, color=color)
         axis.set(title=title, xlabel="average rank (1 is the best)")
-    _finish(axes, methods)
-    return to_png(figure)
+    picture.name_lines([METHODS[name].title for name in methods])
+    return picture.png()
 
 
 def score_picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG: the main score of every method, a panel for each table, splits as dots."""
-    plt = _pyplot()
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import panel_layout
-
     rows = _shared(rows)
     groups, methods = _by_set(rows), _methods(rows)
     columns = min(len(groups), 4)
     lines = -(-len(groups) // columns)
-    figure, axes = plt.subplots(
-        lines,
-        columns,
-        figsize=(3.2 * columns + 1, (0.25 * len(methods) + 1.2) * lines),
-        sharey=True,
-        squeeze=False,
-        layout=panel_layout(),
-    )
-    for axis in axes.flat[len(groups) :]:
+    size = (3.2 * columns + 1, (0.25 * len(methods) + 1.2) * lines)
+    picture = Picture(columns, lines, size=size, share="y")
+    for axis in picture.axes[len(groups) :]:
         axis.set_axis_off()
-    for axis, (name, group) in zip(axes.flat, groups.items(), strict=False):
+    for panel, (name, group) in enumerate(groups.items()):
         score = main_score(group[0])
         for place, method in enumerate(methods):
             values = [row[score] for row in group if row["method"] == method]
-            axis.plot(values, [place] * len(values), "o", ms=3, alpha=0.35, color=_color(method))
-            if values:
-                axis.plot(fmean(values), place, "D", ms=6, color=_color(method))
-        axis.set(title=name, xlabel=_NAMES[score])
-    _finish(axes, methods)
-    return to_png(figure)
-
-
-def _finish(axes: Any, methods: Sequence[str]) -> None:
-    """Name the methods on the left, first one on top; all panels share the axis."""
-    axes[0, 0].set_yticks(range(len(methods)), [METHODS[name].title for name in methods])
-    axes[0, 0].invert_yaxis()
-    for axis in axes.flat:
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+            picture.seeds(panel, values, place, _color(picture, method), (3, 6), 0.35)
+        picture.axes[panel].set(title=name, xlabel=_NAMES[score])
+    picture.name_lines([METHODS[name].title for name in methods])
+    return picture.png()

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from primal_attention.support.command import needs
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped, spread
 
 __all__ = ["Probes", "ProbesOptions"]
 
@@ -120,28 +120,17 @@ def _intervene(model: Any, cell: Cell) -> dict[str, Any]:
 
 def _table(rows: Sequence[Row], options: ProbesOptions) -> str:
     sizes = sorted({row["rows"] for row in rows})
-    lines = []
-    for variant in _VARIANTS:
-        for attention in _ATTENTIONS:
-            group = [r for r in rows if (r["variant"], r["attention"]) == (variant, attention)]
-            if group:
-                by_size = [[r for r in group if r["rows"] == n] for n in sizes]
-                lines.append(
-                    [
-                        variant.replace("-", " "),
-                        attention,
-                        *(_spread([r["rmse"] for r in part], goal=_GOAL) for part in by_size),
-                        *(_spread([r["slope"] for r in part if "slope" in r]) for part in by_size),
-                        *(_seconds(part) for part in by_size[-1:]),
-                    ]
-                )
-    header = [
-        "task",
-        "attention",
-        *(f"RMSE, {n} rows" for n in sizes),
-        *(f"slope, {n} rows" for n in sizes),
-        f"seconds, {sizes[-1]} rows",
-    ]
+    columns: dict[str, Column] = {
+        "task": lambda group: group[0]["variant"].replace("-", " "),
+        "attention": "{attention}",
+        **{f"RMSE, {n} rows": _errors_at(n) for n in sizes},
+        **{f"slope, {n} rows": _slope_at(n) for n in sizes},
+        f"seconds, {sizes[-1]} rows": lambda group: _mean(
+            [r["seconds"] for r in group if r["rows"] == sizes[-1] and "seconds" in r], 0
+        ),
+    }
+    groups = grouped(rows, "variant", "attention")
+    order = ((variant, attention) for variant in _VARIANTS for attention in _ATTENTIONS)
     count = len(options.seeds)
     caption = (
         "RMSE on new tables in standard deviations of the target; at most "
@@ -150,39 +139,38 @@ def _table(rows: Sequence[Row], options: ProbesOptions) -> str:
         "seeds; more rows, and the last two tasks: one seed. Seconds are processor seconds of "
         f"{options.steps:,} training steps."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table([groups[key] for key in order if key in groups], columns))
 
 
-def _spread(values: Sequence[float], goal: float | None = None) -> str:
-    if not values:
-        return "–"
-    mean = f"{fmean(values) + 0.0:.3f}" if goal is not None else f"{fmean(values):.2f}"
-    mean = mean.replace("-0.00", "0.00") if float(mean) == 0 else mean
-    text = f"**{mean}**" if goal is not None and float(mean) <= goal else mean
-    return text if len(values) < 2 or goal is None else f"{text} ± {stdev(values):.3f}"
+def _errors_at(size: int) -> Column:
+    """Return a column of groups: errors of tables with some rows, bold if the goal is reached."""
+
+    def cell(group: Sequence[Row]) -> str:
+        mean, *rest = spread([r["rmse"] for r in group if r["rows"] == size], 3).split(" ")
+        is_reached = mean != "–" and float(mean) <= _GOAL
+        return " ".join([f"**{mean}**" if is_reached else mean, *rest])
+
+    return cell
 
 
-def _seconds(rows: Sequence[Row]) -> str:
-    found = [r["seconds"] for r in rows if "seconds" in r]
-    return f"{fmean(found):.0f}" if found else "–"
+def _slope_at(size: int) -> Column:
+    return lambda group: _mean([r["slope"] for r in group if r["rows"] == size and "slope" in r], 2)
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    # adding zero turns -0.0 into 0.0
+    return f"{round(fmean(values), digits) + 0.0:.{digits}f}" if values else "–"
 
 
 def _picture(rows: Sequence[Row]) -> bytes:
     """Return a PNG of the original task: error by rows, training, and intervention."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    picture = Picture(3, size=(12, 3.6))
+    from primal_attention.report.plots import model_colors
 
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import add_legend, model_colors, panel_layout
-
+    by_rows, training, following = picture.axes
     first = [r for r in rows if r["variant"] == "original" and "curve" in r] or list(rows)
     colors = model_colors(a for a in _ATTENTIONS if any(r["attention"] == a for r in first))
     largest = max(r["rows"] for r in first)
-    figure, (by_rows, training, following) = plt.subplots(
-        1, 3, figsize=(12, 3.6), layout=panel_layout()
-    )
     for attention, color in colors.items():
         own = [r for r in first if r["attention"] == attention]
         sizes = sorted({r["rows"] for r in own})
@@ -194,19 +182,10 @@ def _picture(rows: Sequence[Row]) -> bytes:
             training.plot(steps, row["curve"], color=color)
             for predictions in row["predictions"]:
                 following.plot(row["sweep"], predictions, color=color, lw=1, alpha=0.6)
-    by_rows.axhline(_GOAL, color="#5b6472", lw=1, ls=":")
+    by_rows.axhline(_GOAL, color=GREY, lw=1, ls=":")
     by_rows.set(xscale="log", xlabel="rows", ylabel="RMSE, deviations", title="error by rows")
-    by_rows.set_xticks(sorted({r["rows"] for r in first}))
-    by_rows.xaxis.set_major_formatter("{x:g}")
-    by_rows.minorticks_off()
+    picture.ticks(0, sorted({r["rows"] for r in first}), "{}")
     training.set(xlabel="step", ylabel="RMSE", title=f"training, {largest} rows")
-    following.set(
-        xlabel="target that was written",
-        ylabel="prediction of the twin",
-        title=f"intervention, {largest} rows",
-    )
-    for axis in (by_rows, training, following):
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    add_legend(figure, colors)
-    return to_png(figure)
+    title, ylabel = f"intervention, {largest} rows", "prediction of the twin"
+    following.set(xlabel="target that was written", ylabel=ylabel, title=title)
+    return picture.png(models=colors)

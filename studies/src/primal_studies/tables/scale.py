@@ -16,6 +16,7 @@ from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, Picture, columns_table
 
 if TYPE_CHECKING:
     from primal_attention.tasks.tables.model import NPTModel
@@ -211,34 +212,34 @@ def _time(sizes: Sequence[int]) -> list[Row]:
 
 def _time_page(rows: Sequence[Row]) -> str:
     seconds = {(r["attention"], r["n"]): r["seconds"] for r in rows}
-    lines = []
-    for n in sorted({n for _, n in seconds}):
-        line = [f"{n:,}"]
-        for attention in _TIMED:
-            now, half = seconds.get((attention, n)), seconds.get((attention, n // 2))
-            line.append("–" if now is None else f"{1e3 * now:.1f}")
-            line.append("–" if now is None or half is None else f"{now / half:.2f}")
-        lines.append(line)
-    header = ["rows", *(part for a in _TIMED for part in (f"{a}, ms", "× half the rows"))]
+
+    def now(attention: str) -> Column:
+        return lambda n: f"{1e3 * seconds[attention, n]:.1f}" if (attention, n) in seconds else "–"
+
+    def ratio(attention: str) -> Column:
+        def cell(n: int) -> str:
+            full, half = seconds.get((attention, n)), seconds.get((attention, n // 2))
+            return "–" if full is None or half is None else f"{full / half:.2f}"
+
+        return cell
+
+    columns: list[tuple[str, Column]] = [("rows", lambda n: f"{n:,}")]
+    for attention in _TIMED:
+        columns += [(f"{attention}, ms", now(attention)), ("× half the rows", ratio(attention))]
     caption = (
         f"Forward and backward of one layer of width {_WIDTH} with {_HEADS} heads: processor time, "
         f"one thread, median of {_REPEATS} interleaved repeats; and the ratio to half the rows."
     )
-    return page(caption, markdown_table(header, lines))
+    return page(caption, columns_table(sorted({n for _, n in seconds}), columns))
 
 
 def _picture(fit: Row, timed: Sequence[Row]) -> bytes:
     """Return a PNG: time by rows, and bytes that a fitted model keeps by rows."""
-    with needs("analysis", "A picture"):
-        import matplotlib
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    from primal_attention.report import to_png
-    from primal_attention.report.plots import add_legend, model_colors, panel_layout
+    picture = Picture(2, size=(10, 3.6))
+    from primal_attention.report.plots import model_colors
 
     colors = model_colors(_TIMED)
-    figure, (by_time, by_size) = plt.subplots(1, 2, figsize=(10, 3.6), layout=panel_layout())
+    by_time, by_size = picture.axes
     for attention, color in colors.items():
         points = sorted((r["n"], r["seconds"]) for r in timed if r["attention"] == attention)
         by_time.plot(*zip(*points, strict=True), "o-", color=color)
@@ -248,12 +249,9 @@ def _picture(fit: Row, timed: Sequence[Row]) -> bytes:
     by_size.plot(sizes, kept, "o-", color=colors["primal"])
     by_time.set(xlabel="rows", ylabel="seconds", title="forward and backward of a layer")
     by_size.set(xlabel="training rows", ylabel="bytes", title="kept after the fit")
-    for axis in (by_time, by_size):
+    for axis in picture.axes:
         axis.set(xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
     ticks = sorted({row["n"] for row in timed})
     by_time.set_xticks(ticks, [f"{n // 1024}k" for n in ticks])
     by_time.minorticks_off()
-    add_legend(figure, colors)
-    return to_png(figure)
+    return picture.png(models=colors)
