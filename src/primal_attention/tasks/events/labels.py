@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, list_some
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES
 from primal_attention.tasks.events.scheme import LogScheme
 from primal_attention.tasks.events.settings import EventLabelSettings, EventOptions
 from primal_attention.tasks.events.task import TRAINING, event_columns
@@ -59,7 +59,7 @@ class EventLabelTask(ClassificationTask):
         import numpy as np
 
         from primal_attention.datasets.events.examples import bursts_log
-        from primal_attention.tasks.splits import choose, hold_out
+        from primal_attention.tasks.splits import choose, class_indices, hold_out
 
         if settings.train is None and settings.name != "bursts":
             raise UserError(
@@ -69,9 +69,9 @@ class EventLabelTask(ClassificationTask):
             if settings.train is None:
                 log, words = bursts_log(settings.seed)
             else:
-                log, words = _read_labelled(settings.train, settings)
+                log, words = _read_labelled(settings.train, settings.target, settings.columns())
             classes = tuple(sorted(set(words)))
-            labels = _indices(words, classes)
+            labels = class_indices(words, classes)
         pool = np.arange(len(log))
         held = pool[:0]
         if settings.test is None or settings.train is None:
@@ -103,23 +103,15 @@ class EventLabelTask(ClassificationTask):
 
     def read(self, path: Path, *, labelled: bool, part: str = "test") -> "EventWindows":
         """Return the sequences of a file, at their last event."""
+        from primal_attention.tasks.splits import class_indices
+
         with user_errors(str(path), *FILE_ERRORS):
             if not path.is_file():
                 raise UserError(f"there is no file {path}.")
             if not labelled:
                 return self.windows(self.scheme.read(path))
-            settings = replace(
-                EventLabelSettings(),
-                target=self.target,
-                unit=self.scheme.unit,
-                time=self.scheme.columns[0],
-                event=self.scheme.columns[1],
-                sequence=self.scheme.columns[2],
-                marks=tuple(c.name for c in self.scheme.marks),
-                covariates=tuple(c.name for c in self.scheme.covariates),
-            )
-            log, words = _read_labelled(path, settings)
-            return self.windows(log, _indices(words, self.classes))
+            log, words = _read_labelled(path, self.target, self.scheme.given)
+            return self.windows(log, class_indices(words, self.classes))
 
     def from_arrays(self, data: Any) -> "EventWindows":
         """Return a log, or a frame with the columns of the training file, to classify."""
@@ -164,40 +156,20 @@ class EventLabelTask(ClassificationTask):
         return collate_events(items)
 
 
-def _read_labelled(path: Path, settings: EventLabelSettings) -> "tuple[EventSequences, list[str]]":
+def _read_labelled(
+    path: Path, target: str, columns: Mapping[str, Any]
+) -> "tuple[EventSequences, list[str]]":
     """Return the log in a file, and the class of every sequence."""
     from primal_attention.datasets.events.log import EventSequences
 
-    log = EventSequences.from_csv(
-        path,
-        time=settings.time,
-        event=settings.event,
-        sequence=settings.sequence,
-        marks=settings.marks,
-        covariates=[*settings.covariates, settings.target],
-        unit=settings.unit,
-    )
-    column = log.covariates[settings.target]
+    covariates = [*columns["covariates"], target]
+    log = EventSequences.from_csv(path, **{**columns, "covariates": covariates})
+    column = log.covariates[target]
     if column.levels is None:
         words = [f"{v:g}" for v in column.values.tolist()]
     else:
         words = [column.levels[i] if i >= 0 else "nan" for i in column.values.tolist()]
     if "nan" in words:
-        raise ValueError(
-            f"Sequence {log.keys[words.index('nan')]!r} has no class in {settings.target!r}."
-        )
-    own = {k: v for k, v in log.covariates.items() if k != settings.target}
+        raise ValueError(f"Sequence {log.keys[words.index('nan')]!r} has no class in {target!r}.")
+    own = {k: v for k, v in log.covariates.items() if k != target}
     return replace(log, covariates=own), words
-
-
-def _indices(words: Sequence[str], classes: tuple[str, ...]) -> "NDArray[np.int64]":
-    import numpy as np
-
-    unknown = sorted(set(words) - set(classes))
-    if unknown:
-        raise ValueError(
-            f"The classes {list_some(unknown)} are not among those of the training: "
-            f"{list_some(classes)}."
-        )
-    place = {name: i for i, name in enumerate(classes)}
-    return np.array([place[w] for w in words], dtype=np.int64)

@@ -145,20 +145,21 @@ class LogScheme:
             covariates={c.name: c.apply(log.covariates, "covariate") for c in self.covariates},
         )
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Which column of a file is which, as :meth:`EventSequences.from_frame` takes them."""
+        return {
+            **dict(zip(("time", "event", "sequence"), self.columns, strict=True)),
+            "marks": [c.name for c in self.marks],
+            "covariates": [c.name for c in self.covariates],
+            "unit": self.unit,
+        }
+
     def read_frame(self, frame: object) -> "EventSequences":
         """Return the log in a frame with the columns of the training file."""
         from primal_attention.datasets.events.log import EventSequences
 
-        time, event, sequence = self.columns
-        return EventSequences.from_frame(
-            frame,
-            time=time,
-            event=event,
-            sequence=sequence,
-            marks=[c.name for c in self.marks],
-            covariates=[c.name for c in self.covariates],
-            unit=self.unit,
-        )
+        return EventSequences.from_frame(frame, **self.given)
 
     def read(self, path: Path) -> "EventSequences":
         """Return the log in a file with the columns of the training file."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from primal_attention.models.config import StackConfig
 from primal_attention.tasks.task import DataSettings
@@ -70,6 +70,11 @@ class EventSettings(DataSettings):
             raise ValueError(f"length must be at least 2 events, got {self.length}.")
         if not 0 <= self.fold < 5:
             raise ValueError(f"fold must be from 0 to 4, got {self.fold}.")
+
+    def columns(self) -> dict[str, Any]:
+        """Return which column is which, as :meth:`EventSequences.from_frame` takes them."""
+        names = ("time", "event", "sequence", "marks", "covariates", "unit")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)

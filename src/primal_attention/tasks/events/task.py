@@ -264,18 +264,9 @@ def _read_parts(
 
     rng = np.random.default_rng(settings.seed)
     if settings.train is not None:
-        options: dict[str, object] = {
-            "time": settings.time,
-            "event": settings.event,
-            "sequence": settings.sequence,
-            "marks": settings.marks,
-            "covariates": settings.covariates,
-            "unit": settings.unit,
-        }
-        log = EventSequences.from_csv(settings.train, **options)
-        test = None
-        if settings.test is not None:
-            test = EventSequences.from_csv(settings.test, **options)
+        columns = settings.columns()
+        log = EventSequences.from_csv(settings.train, **columns)
+        test = None if settings.test is None else EventSequences.from_csv(settings.test, **columns)
         order = rng.permutation(len(log))
         held = 0 if test is not None else max(1, round(settings.test_share * len(log)))
     elif settings.name == "hawkes":
