@@ -10,6 +10,8 @@ from primal_attention.support.output import hardware, to_csv, write_atomically
 from primal_attention.tasks.task import Parts, Task
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from primal_attention.analysis import LayerSpectrum
     from primal_attention.tasks.trained import TrainedModel
     from primal_attention.training import History
@@ -40,9 +42,9 @@ class Result:
     """Test scores of simple methods on the same parts."""
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """Everything measured, as plain values by name."""
-        scores: dict[str, Any] = {}
+        scores: dict[str, object] = {}
         for name, score in self.test.scores.items():
             scores[f"test {name}"] = score.value
             if score.error is not None:
@@ -268,7 +270,7 @@ def _tiles(results: Sequence[Result]) -> dict[str, str]:
     return tiles
 
 
-def _curves(results: Sequence[Result]) -> Any:
+def _curves(results: Sequence[Result]) -> "Figure":
     from primal_attention.report import plot_curves
 
     panels: dict[str, dict[str, list[float]]] = {"loss": {}}

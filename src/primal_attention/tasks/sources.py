@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from primal_attention.support.command import UserError, did_you_mean
 from primal_attention.support.files import MAX_BYTES, list_arrays, read_json_lines
@@ -214,7 +214,7 @@ def look_at(path: Path) -> Source:
 
 
 def _look_at_lines(path: Path) -> Source:
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[object]] = {}
     items = [line.value for line in islice(read_json_lines(path), _ROWS)]
     for item in items:
         for key, value in item.items():
@@ -222,7 +222,7 @@ def _look_at_lines(path: Path) -> Source:
     return Source(path, ".jsonl", {k: _column(v) for k, v in values.items()}, len(items))
 
 
-def _column(values: list[Any]) -> Column:
+def _column(values: list[object]) -> Column:
     numbers = [v for v in values if isinstance(v, int | float)]
     # cells of a Parquet file may be arrays, which are not compared
     seen = {str(v) for v in values if hasattr(v, "__len__") or (v == v and v is not None)}

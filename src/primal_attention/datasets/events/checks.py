@@ -1,6 +1,6 @@
 """Checks of the arrays of a log: nothing is converted to a sort that it is not."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def are_places(values: np.ndarray, levels: tuple[str, ...]) -> bool:
     return is_whole and (not len(values) or -1 <= values.min() <= values.max() < len(levels))
 
 
-def join_marks(name: str, parts: Any, lengths: Sequence[int]) -> np.ndarray:
+def join_marks(name: str, parts: Iterable[object], lengths: Sequence[int]) -> np.ndarray:
     """Return the values of a mark over all events."""
     arrays = [as_array(part) for part in parts] if hasattr(parts, "__len__") else []
     if [array.shape for array in arrays] != [(length,) for length in lengths]:

@@ -17,10 +17,11 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from primal_attention.datasets.events.log import EventSequences
@@ -301,7 +302,7 @@ class PeriodicMarks(EventProcess):
         turns = turns - np.arange(self.num_types) / self.num_types
         return (1 + self.swing * np.cos(2 * np.pi * turns)) / self.num_types
 
-    def same_type(self, gaps: Any) -> Any:
+    def same_type(self, gaps: ArrayLike) -> np.ndarray:
         """Return the probability that two events at a distance have the same type."""
         wave = np.cos(2 * np.pi * np.asarray(gaps) / self.period)
         return (1 + self.swing**2 / 2 * wave) / self.num_types
@@ -373,7 +374,7 @@ class GapMarks(EventProcess):
         share = float(self.follow_up(self._gap_nodes).mean())
         return max(share, 1 - share)
 
-    def follow_up(self, gaps: Any) -> Any:
+    def follow_up(self, gaps: ArrayLike) -> np.ndarray:
         """Return the probability of type 1 after a gap."""
         return np.exp(-((self.decay * np.asarray(gaps)) ** 2) / 2)
 

@@ -6,19 +6,22 @@ column. Times are float64 in one stated unit. Dates count from 1970 in UTC, to a
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from primal_attention.datasets.events.checks import are_places, as_array, check_array, join_marks
 from primal_attention.datasets.events.units import SECONDS, UNITS, moment, to_dates
 from primal_attention.datasets.words import as_words
 from primal_attention.support.files.tables import list_some
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["EventSequences", "LogColumn"]
 
@@ -37,7 +40,7 @@ class LogColumn(NamedTuple):
     """Names of the levels; ``None`` for numbers."""
 
     @classmethod
-    def of(cls, values: Any, name: str) -> "LogColumn":
+    def of(cls, values: object, name: str) -> "LogColumn":
         """Return a column: numbers stay numbers, anything else becomes categorical."""
         array = as_array(values)
         if array.dtype.kind == "c":
@@ -54,7 +57,7 @@ class LogColumn(NamedTuple):
         levels = tuple(sorted({w for w in words if w is not None}))
         return cls(index_names(words, levels, f"levels of {name!r}"), levels)
 
-    def take(self, index: Any) -> "LogColumn":
+    def take(self, index: slice | np.ndarray) -> "LogColumn":
         """Return some of the values."""
         return self._replace(values=self.values[index])
 
@@ -70,7 +73,7 @@ class LogColumn(NamedTuple):
         return LogColumn(table[self.values], levels)
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value)) or str(value) == "<NA>"
 
 
@@ -190,7 +193,7 @@ class EventSequences:
     @classmethod
     def from_frame(
         cls,
-        frame: Any,
+        frame: "pd.DataFrame",
         *,
         time: str | None = None,
         event: str | None = None,
@@ -243,12 +246,12 @@ class EventSequences:
     @classmethod
     def from_arrays(
         cls,
-        times: Sequence[Any],
-        types: Sequence[Any],
+        times: Sequence[Sequence[object] | np.ndarray],
+        types: Sequence[Iterable[object]],
         *,
-        keys: Sequence[Any] | None = None,
-        marks: Mapping[str, Sequence[Any]] | None = None,
-        covariates: Mapping[str, Sequence[Any]] | None = None,
+        keys: Sequence[object] | None = None,
+        marks: Mapping[str, Sequence[object]] | None = None,
+        covariates: Mapping[str, Sequence[object]] | None = None,
         unit: str | None = None,
     ) -> Self:
         """Return the log of arrays, one for every sequence.
@@ -362,7 +365,7 @@ class EventSequences:
         parts = [np.arange(a, b) for a, b in zip(starts, self.offsets[1:], strict=True)]
         return self._choose(np.arange(len(self)), np.concatenate(parts), [len(p) for p in parts])
 
-    def before(self, time: Any) -> Self:
+    def before(self, time: object) -> Self:
         """Return the events up to a moment; sequences without any are left out."""
         return self._filter(self.times <= self.moment(time))
 
@@ -404,7 +407,7 @@ class EventSequences:
         rows, lengths = np.unique(owner, return_counts=True)
         return self._choose(rows, np.flatnonzero(keep), lengths)
 
-    def _choose(self, rows: np.ndarray, events: np.ndarray, lengths: Any) -> Self:
+    def _choose(self, rows: np.ndarray, events: np.ndarray, lengths: ArrayLike) -> Self:
         if not len(rows):
             raise ValueError("No event is left.")
         return replace(

@@ -3,17 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.support.files.tables import list_some
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["IrregularSeries", "SeriesQueries", "collate_queries"]
 
@@ -46,7 +49,7 @@ class IrregularSeries:
     @classmethod
     def from_frame(
         cls,
-        frame: Any,
+        frame: "pd.DataFrame",
         *,
         values: Sequence[str],
         time: str | None = None,
@@ -83,11 +86,11 @@ class IrregularSeries:
     @classmethod
     def from_arrays(
         cls,
-        times: Sequence[Any],
-        values: Sequence[Any],
+        times: Sequence[Sequence[object] | np.ndarray],
+        values: Sequence[ArrayLike],
         *,
         channels: Sequence[str] | None = None,
-        keys: Sequence[Any] | None = None,
+        keys: Sequence[object] | None = None,
         unit: str | None = None,
     ) -> Self:
         """Return the series of arrays, one for every series.
@@ -148,7 +151,7 @@ class IrregularSeries:
         """Values ``[observations, channels]``; NaN where not observed."""
         return np.stack([column.values for column in self.log.marks.values()], -1)
 
-    def take(self, index: Any) -> Self:
+    def take(self, index: np.ndarray | Sequence[int]) -> Self:
         """Return some of the series, by index or boolean mask."""
         return replace(self, log=self.log.take(index))
 

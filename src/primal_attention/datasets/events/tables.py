@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from primal_attention.support.files.tables import (
     read_table,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["USUAL", "find_columns", "log_from_columns", "log_from_frame", "read_log_table"]
 
 USUAL = {
@@ -44,7 +47,7 @@ USUAL = {
 LogT = TypeVar("LogT", bound=EventSequences)
 
 
-def read_log_table(path: Path) -> Any:
+def read_log_table(path: Path) -> "pd.DataFrame":
     """Return the table in a file of events.
 
     Raises:
@@ -74,7 +77,7 @@ def find_columns(names: Sequence[str]) -> dict[str, str]:
 
 def log_from_frame(
     kind: type[LogT],
-    frame: Any,
+    frame: "pd.DataFrame",
     columns: Mapping[str, str | None],
     marks: Sequence[str],
     covariates: Sequence[str],
@@ -143,7 +146,7 @@ def log_from_frame(
     )
 
 
-def _times_of(column: Any) -> np.ndarray:
+def _times_of(column: "pd.Series") -> np.ndarray:
     """Return a column of times as numbers or as dates in UTC."""
     import pandas as pd
 
@@ -156,6 +159,7 @@ def _times_of(column: Any) -> np.ndarray:
         words = "truth values" if kind.kind == "b" else "complex numbers"
         raise ValueError(f"The column {column.name!r} holds {words}, not times.")
     try:
+        # numbers first: read as a date, 2024 would be a year
         return np.asarray(pd.to_numeric(column), dtype=np.float64)
     except (ValueError, TypeError):
         pass
@@ -171,14 +175,14 @@ def _times_of(column: Any) -> np.ndarray:
     return np.asarray(dates.dt.tz_localize(None))
 
 
-def _column(values: Any, name: str) -> LogColumn:
+def _column(values: "pd.Series", name: str) -> LogColumn:
     kind = values.dtype.kind
     return LogColumn.of(
         values.to_numpy(np.float64, na_value=np.nan) if kind in "iuf" else values, name
     )
 
 
-def _constant(values: Any, name: str, codes: NDArray[np.int64]) -> LogColumn:
+def _constant(values: "pd.Series", name: str, codes: NDArray[np.int64]) -> LogColumn:
     """Return the value of every sequence of a column that is constant in each."""
     groups = values.groupby(codes)
     mixed = np.flatnonzero(groups.nunique(dropna=False).to_numpy() > 1)
@@ -195,7 +199,7 @@ def log_from_columns(
     codes: NDArray[np.int64],
     keys: tuple[str, ...],
     times: np.ndarray,
-    labels: Sequence[Any],
+    labels: Sequence[object],
     marks: Mapping[str, LogColumn],
     covariates: Mapping[str, LogColumn],
     unit: str | None,
@@ -219,6 +223,7 @@ def log_from_columns(
             f"{len(missing):,} events have no time (NaT, NaN or infinite), the first is row "
             f"{missing[0]}, counted from 0; leave them out, or find out why they are missing."
         )
+    # the last key counts first; equal times keep their order
     order = np.lexsort((seconds, codes))
     by_owner = np.argsort(codes, kind="stable")
     if not np.array_equal(order, by_owner):
@@ -268,7 +273,7 @@ def _plain_times(times: np.ndarray) -> np.ndarray:
     return np.array(plain, dtype="datetime64[us]")
 
 
-def _type_words(labels: Sequence[Any]) -> list[str]:
+def _type_words(labels: Sequence[object]) -> list[str]:
     """Return types as text; 3.0 and 3 are the same."""
     plain = []
     for label in labels:

@@ -29,7 +29,7 @@ _SUFFIXES = {
 }
 
 
-def duration(value: Any, unit: str) -> float:
+def duration(value: str | float, unit: str) -> float:
     """Return a duration in units of a log.
 
     Args:

@@ -89,7 +89,7 @@ def generate_listops(
 
     Args:
         count: How many. Long Range Arena has 96,000 to train, 2,000 to select and 2,000 to test.
-        split: Any word; different words give different expressions.
+        split: A word; different words give different expressions.
         seed: Seed of all splits.
         config: Lengths, depth and arguments.
         workers: Processes that share the work.

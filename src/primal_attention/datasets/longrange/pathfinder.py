@@ -83,7 +83,7 @@ def generate_pathfinder(
 
     Args:
         count: How many. Long Range Arena has 160,000 to train, 20,000 to select, 20,000 to test.
-        split: Any word; different words give different pictures.
+        split: A word; different words give different pictures.
         seed: Seed of all splits.
         config: Size, dashes and distractors.
         workers: Processes that share the work.

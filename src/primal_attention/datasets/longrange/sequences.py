@@ -6,10 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, DTypeLike
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -64,7 +65,9 @@ class TokenSequences(Dataset[dict[str, Tensor]]):
         self.tokens, self.offsets, self.labels = tokens, offsets, labels
 
     @classmethod
-    def pack(cls, sequences: Iterable[Any], labels: Iterable[int], dtype: Any = np.uint8) -> Self:
+    def pack(
+        cls, sequences: Iterable[ArrayLike], labels: Iterable[int], dtype: DTypeLike = np.uint8
+    ) -> Self:
         """Return a data set of sequences given one by one.
 
         Raises:
@@ -129,7 +132,7 @@ class TokenSequences(Dataset[dict[str, Tensor]]):
         return TokenSequences.pack(rows, self.labels, self.tokens.dtype)
 
 
-def _as_tokens(row: Any, dtype: Any, index: int) -> np.ndarray:
+def _as_tokens(row: ArrayLike, dtype: DTypeLike, index: int) -> np.ndarray:
     """Return ids as stored; those that the type cannot hold are an error."""
     array: np.ndarray = np.asarray(row)
     if not array.size:

@@ -137,6 +137,7 @@ class InterpolationModel(PretrainedModel):
             )
         if key_mask is None:
             key_mask = torch.ones(times.shape, dtype=torch.bool, device=times.device)
+        # only differences of times enter: a date and a small number give the same answer
         last = torch.where(key_mask, times, -torch.inf).amax(1, keepdim=True)
         times = torch.where(key_mask, times - last, 0.0)
         queries = queries - last
@@ -177,6 +178,7 @@ def _interpolate(
     values, there = seen.chunk(2, -1)
     n = times.shape[1]
     place = torch.arange(n, device=times.device)[:, None].expand_as(values)
+    # for every channel, the last observation up to each place and the next one from it
     before = torch.where(there > 0, place, -1).cummax(1).values
     after = torch.where(there > 0, place, n).flip(1).cummin(1).values.flip(1)
     at = torch.searchsorted(times, queries.contiguous(), right=True)[..., None]

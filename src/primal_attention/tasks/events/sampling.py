@@ -58,9 +58,11 @@ def sample_paths(
     row = torch.arange(len(gone)).repeat_interleave(n)
     state = last.reorder(row)
     row = torch.arange(len(row))
+    # waits count from the reference time, so the last event lies before zero
     waited = -gone[row // n]
     start = torch.clamp_min(-waited, 0.0)
     found: list[Paths] = []
+    # the step beyond the last allowed one tells whether a path would go on
     for step in range(1, max_events + 2):
         waiting = model.waiting(state.hidden)
         _check(*waiting)
@@ -76,6 +78,7 @@ def sample_paths(
             )
         row, waited, gap = row[ahead], waited[ahead], gap[ahead]
         state = state.reorder(ahead.nonzero()[:, 0])
+        # shorter gaps counted as this one in training
         gap = gap.clamp_min(model.config.smallest_gap)
         shares = model.type_logits(state.hidden, gap).double().softmax(-1)
         _check(shares)

@@ -90,6 +90,7 @@ def _mutual_graph(
     mutual = (theirs == own[..., None]).any(3)
     edges = torch.where(mutual & (cosines > 0), cosines.clamp_min(0) ** gamma, 0.0)
     degree = edges.sum(2)
+    # a node without an edge stays alone instead of dividing by zero
     scale = torch.where(degree > 0, degree.clamp_min(1e-12).rsqrt(), 0.0)
     other = scale.gather(1, places.reshape(b, n * k)).view(b, n, k)
     return ListGraph(places, edges * scale[:, :, None] * other)
@@ -121,6 +122,7 @@ def diffuse(
     if not 0 <= alpha < 1:
         raise ValueError(f"alpha must be at least 0 and below 1, got {alpha}.")
     f = y.clone()
+    # S is symmetric with norm at most 1, so I − αS is positive definite for alpha below 1
     residual = y - (f - alpha * graph.smooth(f))
     direction = residual.clone()
     energy = residual.square().sum(1, keepdim=True)

@@ -77,7 +77,7 @@ class RerankTask(Task):
         return cls(settings.candidates), Parts(train, valid, test, note=note)
 
     @property
-    def sizes(self) -> Mapping[str, Any]:
+    def sizes(self) -> Mapping[str, int]:
         """Nothing: the model serves vectors of any width and lists of any length."""
         return {}
 

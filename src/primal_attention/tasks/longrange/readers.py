@@ -16,7 +16,6 @@ import tarfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -129,7 +128,7 @@ def reviews_from_archive(archive: Path, name: str) -> bytes:
     return lzma.compress("".join(f"{line}\n" for line in lines).encode())
 
 
-def _json_items(path: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_items(path: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the object of every line, and where it is; one without one of the keys is an error."""
     for number, item in read_json_lines(path, skip_blank=False):
         where = f"{path}, line {number}"
@@ -140,7 +139,7 @@ def _json_items(path: Path, keys: Sequence[str]) -> Iterator[tuple[str, dict[str
         yield where, item
 
 
-def _encode(text: Any, where: str, length: int = 4000) -> np.ndarray:
+def _encode(text: object, where: str, length: int = 4000) -> np.ndarray:
     """Return the ids of a text; an empty one is an error, because a model needs a token."""
     if not isinstance(text, str):
         raise UserError(f"{where}: the text must be words, got {_describe(text)}.")
@@ -154,7 +153,7 @@ def _encode(text: Any, where: str, length: int = 4000) -> np.ndarray:
         ) from None
 
 
-def _label(value: Any, where: str) -> str:
+def _label(value: object, where: str) -> str:
     """Return a class as a word."""
     is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
     if not is_number and not (isinstance(value, str) and value):
@@ -162,7 +161,7 @@ def _label(value: Any, where: str) -> str:
     return str(value)
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if value is None or (isinstance(value, str) and not value):
         return "none"
     kinds = {
@@ -213,7 +212,7 @@ def read_aan(path: Path, *, length: int = 4000) -> PairSequences:
         length: Bytes to keep of each text.
     """
     labels: list[int] = []
-    sides: tuple[list[Any], list[Any]] = ([], [])
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for number, line in enumerate(read_lines(Path(path)), 1):
         where = f"{path}, line {number}"
         fields = line.split("\t")
@@ -293,7 +292,7 @@ def read_tokens(
     place: none is left out.
     """
     suffix = ending(path)
-    rows: list[Any]
+    rows: list[np.ndarray]
     if path.is_dir() or (kind == "image" and suffix in IMAGES):
         rows, labels = _read_folder(kind, path, labelled)
     elif kind == "text" and suffix == ".jsonl":
@@ -341,7 +340,9 @@ def _read_fixed(kind: Kind, path: Path, suffix: str, labelled: bool) -> Tokens:
     return TokenSequences.pack(rows, [0] * len(rows))
 
 
-def _read_folder(kind: Kind, path: Path, labelled: bool) -> tuple[list[Any], list[str] | None]:
+def _read_folder(
+    kind: Kind, path: Path, labelled: bool
+) -> tuple[list[np.ndarray], list[str] | None]:
     """Return the sequences of all files in a folder, and the names of their folders as labels."""
     endings = {"text": (".txt",), "image": IMAGES}.get(kind)
     if endings is None:
@@ -371,7 +372,7 @@ def read_picture(path: Path) -> np.ndarray:
 
 
 def _read_pairs(path: Path) -> PairSequences:
-    sides: tuple[list[Any], list[Any]] = ([], [])
+    sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
         fields = line.split("\t")

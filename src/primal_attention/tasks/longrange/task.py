@@ -65,7 +65,7 @@ class TokenTask(ClassificationTask):
     @classmethod
     def recognize(cls, source: Source, given: Mapping[str, str]) -> Recognition | None:
         """Return how to read texts or pictures: a folder of them, a table, or JSON lines."""
-        parts: dict[str, Any] = {}
+        parts: dict[str, object] = {}
         if source.is_folder:
             kind, parts = _recognize_folder(source)
             words = {"text": "a folder of texts", "image": "a folder of pictures"}[kind]
@@ -213,7 +213,7 @@ class TokenTask(ClassificationTask):
 _TOKENS = {"text": "bytes", "image": "grey values of 32 × 32 points"}
 
 
-def _recognize_folder(source: Source) -> tuple[str, dict[str, Any]]:
+def _recognize_folder(source: Source) -> tuple[str, dict[str, object]]:
     """Return the kind of a folder with one folder for each class, and its parts."""
     ends = list_some([f"{count} {end or 'others'}" for end, count in source.endings.items()])
     if set(source.endings) == {".txt"}:

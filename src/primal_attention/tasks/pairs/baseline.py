@@ -56,6 +56,7 @@ def linear_scores(train: PairData, valid: PairData, test: PairData) -> Scores:
     rows = np.arange(len(train))[:_ROWS]
     x, y = _pixels(train)[train.image_of[rows]], _words(train)[train.text_of[rows]]
     mean = x.mean(0)
+    # one decomposition of the kernel serves every ridge; pixels and words outnumber the pairs
     kernel = (x - mean) @ (x - mean).T
     best: tuple[float, Any] = (-1.0, None)
     values, vectors = np.linalg.eigh(kernel)

@@ -127,7 +127,7 @@ class PairTask(Task):
         return PairData(images, texts, self.tokenizer, size, self.length, most=most)
 
     @property
-    def sizes(self) -> Mapping[str, Any]:
+    def sizes(self) -> Mapping[str, int]:
         """Size of images, length of texts, the vocabulary and its special tokens."""
         from primal_attention.tasks.pairs.config import MultimodalConfig
 

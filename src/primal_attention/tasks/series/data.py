@@ -6,7 +6,6 @@ case's length the array holds zeros that nothing reads; inside it NaN means miss
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +139,7 @@ class SeriesCollection:
 
 def series_from_arrays(
     X: np.ndarray | Sequence[np.ndarray],
-    y: Sequence[Any] | np.ndarray | None = None,
+    y: Sequence[object] | np.ndarray | None = None,
     *,
     classes: Sequence[str] | None = None,
 ) -> SeriesCollection:
@@ -191,7 +190,7 @@ def check_filled(X: Sequence[object] | np.ndarray) -> None:
             )
 
 
-def as_float32(values: Any) -> NDArray[np.float32]:
+def as_float32(values: object) -> NDArray[np.float32]:
     """Return values in single precision; too large ones become infinite, which is refused later.
 
     Raises:

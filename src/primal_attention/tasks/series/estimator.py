@@ -76,7 +76,7 @@ class _SeriesEstimator(SavedEstimator):
     task_: WholeSeriesTask
     model_: SeriesBlend
     history_: "History | None"
-    metadata_: dict[str, Any]
+    metadata_: dict[str, object]
     # aeon's fit takes no more arguments; it deletes attributes that the class does not have
     _time_limit: float | None = None
 
@@ -105,7 +105,7 @@ class _SeriesEstimator(SavedEstimator):
         self.verbose = verbose
         super().__init__()
 
-    def fit(self, X: Any, y: Any, *, time_limit: float | None = None) -> "Self":
+    def fit(self, X: object, y: object, *, time_limit: float | None = None) -> "Self":
         """Fit the parts and choose their shares.
 
         Parameters
@@ -132,7 +132,7 @@ class _SeriesEstimator(SavedEstimator):
         finally:
             del self._time_limit
 
-    def _preprocess_collection(self, X: Any, store_metadata: bool = True) -> Any:
+    def _preprocess_collection(self, X: object, store_metadata: bool = True) -> Any:
         # aeon takes minima and types of the series before it calls us, which fails without any
         if isinstance(X, list | np.ndarray):
             check_filled(X)
@@ -241,7 +241,7 @@ class _SeriesEstimator(SavedEstimator):
         if self.verbose or (self.verbose is None and sys.stderr.isatty()):
             progress(line)
 
-    def _answers(self, X: Any) -> "Answers":
+    def _answers(self, X: object) -> "Answers":
         data = self.task_.prepare(self.task_.without_labels(_series(X)))
         answers = self.task_.measure(self.model_, data, batch_size=_PREDICT_BATCH).answers
         check_finite(answers)
@@ -251,7 +251,7 @@ class _SeriesEstimator(SavedEstimator):
         self._check_is_fitted()  # type: ignore[attr-defined]
 
     @classmethod
-    def _parameters_of(cls, task: Any, model: Any) -> dict[str, object]:
+    def _parameters_of(cls, task: object, model: Any) -> dict[str, object]:
         names = ("attention", "dim", "num_heads", "num_layers")
         options = SeriesFitOptions(
             attention_options=model.config.attention_options, dropout=model.config.dropout
@@ -306,7 +306,7 @@ class SeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
     Parameters
     ----------
     attention : str, default="primal-dual"
-        Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
+        A name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
 
     dim : int, default=64
         Width of the attention part.
@@ -375,16 +375,16 @@ class SeriesClassifier(_SeriesEstimator, BaseClassifier):  # type: ignore[misc]
     _task: ClassVar[type[Task]] = SeriesTask
     _tags = _TAGS
 
-    def _fit(self, X: Any, y: np.ndarray) -> "Self":
+    def _fit(self, X: object, y: np.ndarray) -> "Self":
         labels = np.searchsorted(self.classes_, y).astype(np.int64)
         names = tuple(map(str, self.classes_))
         self._fit_series(replace(_series(X), y=labels, classes=names))
         return self
 
-    def _predict(self, X: Any) -> np.ndarray:
+    def _predict(self, X: object) -> np.ndarray:
         return self.classes_[self._predict_proba(X).argmax(1)]
 
-    def _predict_proba(self, X: Any) -> NDArray[np.float64]:
+    def _predict_proba(self, X: object) -> NDArray[np.float64]:
         return self._answers(X)["logits"].double().softmax(-1).numpy()
 
     def _extra(self) -> dict[str, object]:
@@ -413,7 +413,7 @@ class SeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
     Parameters
     ----------
     attention : str, default="primal-dual"
-        Any name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
+        A name of ``primal_attention.list_attentions()``, such as ``"softmax"``.
 
     dim : int, default=64
         Width of the attention part.
@@ -472,11 +472,11 @@ class SeriesRegressor(_SeriesEstimator, BaseRegressor):  # type: ignore[misc]
     _task: ClassVar[type[Task]] = SeriesValueTask
     _tags = _TAGS
 
-    def _fit(self, X: Any, y: np.ndarray) -> "Self":
+    def _fit(self, X: object, y: np.ndarray) -> "Self":
         self._fit_series(replace(_series(X), y=np.asarray(y, np.float64)))
         return self
 
-    def _predict(self, X: Any) -> NDArray[np.float64]:
+    def _predict(self, X: object) -> NDArray[np.float64]:
         return self._answers(X)["values"].double().numpy()
 
 
@@ -484,7 +484,7 @@ def _series(X: Any) -> SeriesCollection:
     return series_from_arrays(list(X))
 
 
-def _build(task: Any, options: SeriesOptions, seed: int) -> Any:
+def _build(task: WholeSeriesTask, options: SeriesOptions, seed: int) -> "SeriesNetwork":
     with isolated(seed):
         return task.build(options)
 
@@ -505,6 +505,6 @@ def _part_of(content: Mapping[str, object], key: str) -> Any:
     return content[key]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a number of numpy as one of Python."""
     return value.item() if isinstance(value, np.generic) else value

@@ -124,7 +124,7 @@ def _read_frame(
         return series_from_arrays(cases, labels, classes=classes)
 
 
-def _take_numbers(frame: Any, target: str, path: Path) -> list[float]:
+def _take_numbers(frame: object, target: str, path: Path) -> list[float]:
     """Return the column of the numbers to predict."""
     words = [str(value).strip() for value in take_column(frame, target, path, "target")]
     broken = [row for row, word in enumerate(words) if not is_number(word)]

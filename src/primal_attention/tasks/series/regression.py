@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from primal_attention.support.command import UserError
 from primal_attention.tasks.series.settings import SeriesValueSettings
@@ -98,7 +98,7 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
         return np.zeros(len(series), np.int64)
 
     @property
-    def sizes(self) -> Mapping[str, Any]:
+    def sizes(self) -> Mapping[str, int]:
         """One number, and channels."""
         return {"num_classes": 1, "num_channels": len(self.mean)}
 
@@ -127,7 +127,7 @@ class SeriesValueTask(WholeSeriesTask, RegressionTask):
             series = replace(series, y=y)
         return super().prepare(series)
 
-    def answer(self, output: Any, labels: "Tensor") -> "Answers":
+    def answer(self, output: object, labels: "Tensor") -> "Answers":
         """Return predicted and true numbers in the unit of the targets."""
         found = super().answer(output, labels)
         return {k: self.target_mean + self.target_std * v.double() for k, v in found.items()}

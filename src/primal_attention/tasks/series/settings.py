@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from primal_attention.models.config import StackConfig
 from primal_attention.support.command import did_you_mean
@@ -110,7 +110,7 @@ class SeriesFitOptions:
     """Probability of dropping an element of each branch in training."""
 
     def __post_init__(self) -> None:
-        given: Any = self.parts
+        given: object = self.parts
         named = list(given) if isinstance(given, Collection) and not isinstance(given, str) else []
         unknown = [name for name in named if name not in PARTS]
         if not named or unknown:

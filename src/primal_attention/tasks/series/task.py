@@ -315,7 +315,7 @@ class SeriesTask(WholeSeriesTask, ClassificationTask):
         return np.asarray(series.y)
 
     @property
-    def sizes(self) -> Mapping[str, Any]:
+    def sizes(self) -> Mapping[str, int]:
         """Classes and channels."""
         return {"num_classes": len(self.classes), "num_channels": len(self.mean)}
 

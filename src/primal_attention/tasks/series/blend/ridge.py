@@ -91,6 +91,7 @@ def fit_ridge(
     ]
     probed = rng.permutation(len(targets))[: int(min(_PROBED, fast / 3))]
     shares = _choose_shares([f[probed] for f in features], targets[probed])
+    # a share weighs a kernel, so the features get its root
     used = [np.sqrt(s) * f for s, f in zip(shares, features, strict=True) if s]
     solution = _solve(*_decompose(np.concatenate(used, axis=1)), targets)
     bias = targets.mean(0)
@@ -99,6 +100,7 @@ def fit_ridge(
         if not share:
             weights.append(None)
             continue
+        # in units of the features as they came: predicting needs no standardisation
         weight = np.zeros((len(mean), targets.shape[1]))
         weight[k] = share * (feature.T @ solution.dual) / (std[k, None] * np.sqrt(len(k)))
         weights.append(weight)
@@ -150,6 +152,7 @@ def _decompose(features: NDArray[np.float32]) -> tuple[Matrix, Matrix]:
     if len(features) <= features.shape[1]:
         values, vectors = np.linalg.eigh(_gram(features))
         return vectors, np.maximum(values, 0)
+    # the smaller Gram matrix; directions below its rounding would be divided by noise
     values, right = np.linalg.eigh(_gram(features.T))
     keep = values > 1e-10 * values[-1]
     return features @ right[:, keep] / np.sqrt(values[keep]), values[keep]
@@ -163,6 +166,7 @@ def _solve(vectors: Matrix, values: Matrix, targets: Matrix) -> _Solution:
     for strength in _STRENGTHS:
         shrink = values / (values + strength)
         fitted = mean + vectors @ (shrink[:, None] * inside)
+        # the error without a case is its residual over one minus its leverage: no second fit
         leverage = 1 / len(targets) + vectors**2 @ shrink
         left = (targets - fitted) / np.maximum(1 - leverage, 1e-9)[:, None]
         error = float(np.mean(left**2))
