@@ -102,6 +102,10 @@ class TextSubject(ModelSubject):
         found |= {name: value[removed.positions] for name, value in self._extra.items()}
         return {name: value.to(self._device) for name, value in found.items()}
 
+    def name_option(self, option: int) -> str:
+        """Return a token of the vocabulary."""
+        return token_names(self.tokenizer, [option])[0]
+
     def abduct(self) -> Mapping[str, Tensor]:
         """Return the input of the model with the decision in its place."""
         return self._single(self.ids)
@@ -119,8 +123,8 @@ class ClassSubject(TextSubject):
 
     Args:
         model: A model whose output has ``logits [b, classes]``.
-        tokenizer: As in :class:`TextSubject`, and so are the others.
-        encoded: Arguments of the forward.
+        tokenizer: Its tokenizer.
+        encoded: Arguments of the forward for one sequence.
         target: Token whose vector the classifier reads: a position, ``"first"``, ``"last"``,
             ``"mean"`` for a mean over tokens, or ``"auto"`` to find it by a gradient.
         options: Options of :class:`TextSubject`.
@@ -196,10 +200,6 @@ class NextTokenSubject(TextSubject):
         saved = {name: value for name, value in saved.items() if name in self._takes}
         return self.model(**arguments, **saved).logits[:, -1]
 
-    def name_option(self, option: int) -> str:
-        """Return a token of the vocabulary."""
-        return token_names(self.tokenizer, [option])[0]
-
     def abduct(self) -> Mapping[str, Tensor]:
         """Return the text with the next token at its end."""
         return self._single(torch.cat([self.ids, torch.tensor([self.choice])]))
@@ -261,10 +261,6 @@ class MaskedTokenSubject(TextSubject):
             where = place[start : start + size].to(logits.device)
             found.append(logits[torch.arange(len(where)), where])
         return torch.cat(found)
-
-    def name_option(self, option: int) -> str:
-        """Return a token of the vocabulary."""
-        return token_names(self.tokenizer, [option])[0]
 
     def abduct(self) -> Mapping[str, Tensor]:
         """Return the text with the prediction in place of the mask."""
