@@ -19,8 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from primal_attention.support.files import write_sealed
 from primal_attention.tasks.tables import OTAlignedClassifier, OTAlignedRegressor
-from primal_attention.tasks.tables.aligned_model import pretrain_head
 from primal_attention.training import TrainingConfig
+from primal_studies.tables.pretraining import pretrain_head
 
 QUICK = {"max_epochs": 8, "options": {"patience": 8}}
 WHOLE = {"max_epochs": 8, "options": {"validation": 0}, "random_state": 0}

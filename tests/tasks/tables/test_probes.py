@@ -16,15 +16,14 @@ from primal_attention.tasks.study import find_study, run_study
 from primal_attention.tasks.tables import TableClassifier, TableRegressor
 from primal_attention.tasks.tables.probe_report import add_probes, plot_row_attention
 from primal_attention.tasks.tables.probes import (
-    _delete,
     context_model,
     corrupt_others,
     corruption_by_row,
-    data_deletion,
     intervention,
     row_distances,
 )
 from primal_studies.tables.corruption import _mark
+from primal_studies.tables.deletion import _delete, data_deletion
 from primal_studies.tables.lookup import (
     VARIANTS,
     build_lookup,

@@ -1,5 +1,5 @@
 from .aligned import OTAlignedClassifier
-from .aligned_model import AlignedConfig, AlignedMap, MappedPoints, pretrain_head
+from .aligned_model import AlignedConfig, AlignedMap, MappedPoints
 from .aligned_regressor import OTAlignedRegressor
 from .classifier import TableClassifier
 from .columns import EncodedTable, TableColumn
@@ -8,7 +8,7 @@ from .imputer import TableImputer
 from .influence import RowInfluence
 from .model import NPTConfig, NPTModel, NPTOutput
 from .probe_report import add_probes, plot_row_attention
-from .probes import corruption_by_row, data_deletion, intervention
+from .probes import corruption_by_row, intervention
 from .regressor import TableRegressor
 from .settings import (
     AlignedClassFitOptions,
@@ -45,9 +45,7 @@ __all__ = [
     "TableTask",
     "add_probes",
     "corruption_by_row",
-    "data_deletion",
     "intervention",
     "plot_row_attention",
-    "pretrain_head",
     "validate_table",
 ]
