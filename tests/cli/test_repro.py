@@ -7,6 +7,7 @@ import pytest
 
 from primal_attention.cli.main import main
 from primal_attention.support.files import locked
+from primal_attention.tasks import study
 
 from .conftest import write_ts
 
@@ -25,6 +26,17 @@ def test_studies_are_listed(capsys):
     printed = capsys.readouterr().out
     assert "uea" in printed
     assert "longrange-accuracy" in printed
+
+
+@pytest.mark.parametrize("command", ["bench", "repro", "demo"])
+def test_without_the_second_package_one_sentence_says_how_to_get_it(fails, command, monkeypatch):
+    monkeypatch.setattr(study, "entry_points", lambda group: [])  # as if it was not installed
+    study.known_studies.cache_clear()
+    try:
+        for words in ([command], [command, "--help"], [command, "layers"]):
+            assert "pip install -e ./studies" in fails(*words)
+    finally:
+        study.known_studies.cache_clear()
 
 
 def test_mistakes_are_told_before_anything_is_trained(fails, root, tmp_path):

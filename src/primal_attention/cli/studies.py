@@ -17,6 +17,7 @@ from primal_attention.tasks.study import (
     measured_cells,
     read_about,
     run_study,
+    studies_of,
 )
 
 __all__ = ["main", "status"]
@@ -113,9 +114,9 @@ def main(group: str, argv: list[str], default: str | None = None) -> int:
 
 
 def _help(group: str) -> str:
-    studies = {name: e.summary for name, e in known_studies().items() if e.group == group}
-    width = max(map(len, studies), default=0) + 2
-    rows = "\n".join(f"  {name:<{width}}{summary}" for name, summary in studies.items())
+    studies = studies_of(group)
+    width = max(map(len, studies)) + 2
+    rows = "\n".join(f"  {name:<{width}}{entry.summary}" for name, entry in studies.items())
     return (
         f"usage: primal {group} STUDY [OPTIONS]\n\nstudies:\n{rows}\n\n"
         "A study can be stopped at any time; the same command continues it.\n"

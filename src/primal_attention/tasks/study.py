@@ -45,6 +45,7 @@ __all__ = [
     "read_about",
     "read_rows",
     "run_study",
+    "studies_of",
 ]
 
 Cell = Mapping[str, Any]
@@ -367,24 +368,36 @@ def known_studies() -> Mapping[str, StudyEntry]:
     return found
 
 
+def studies_of(group: str | None = None) -> Mapping[str, StudyEntry]:
+    """Return the studies of a group by name.
+
+    Args:
+        group: Command that runs them; by default all.
+
+    Raises:
+        MissingPackageError: If no package that is installed brings such a study.
+    """
+    found = {name: e for name, e in known_studies().items() if group in (None, e.group)}
+    if not found:
+        raise MissingPackageError(
+            "no study is installed: the studies are a package of their own, "
+            "primal-attention-studies. In a checkout of the repository: pip install -e ./studies"
+        )
+    return found
+
+
 def find_study(name: str, group: str | None = None) -> Study[Any]:
     """Return a study by name.
 
     Raises:
         UserError: If there is no such study; the message lists those there are.
     """
-    entries = known_studies()
-    known = [key for key, entry in entries.items() if group in (None, entry.group)]
-    if not known:
-        raise MissingPackageError(
-            "no study is installed: the studies are a package of their own, "
-            "primal-attention-studies. In a checkout of the repository: pip install -e ./studies"
-        )
+    known = studies_of(group)
     if name not in known:
         raise UserError(
             f"there is no study {name!r}.{did_you_mean(name, known)} Studies: {', '.join(known)}."
         )
-    entry = entries[name]
+    entry = known[name]
     kind = entry.where.partition(":")[2]
     found: type[Study[Any]] = getattr(import_module(entry.module), kind)
     return found()
