@@ -168,9 +168,8 @@ class TieDual(torch.autograd.Function):
         n, count = x.shape[1], len(tiles)
         if torch.is_grad_enabled():
 
-            def formula(
-                x: Tensor, z: Tensor, a: Tensor | None, bias: Tensor | None, v: Tensor | None
-            ) -> tuple[Tensor, ...]:
+            def formula(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+                z, a, bias, v = given
                 both = x if a is None else linear(x, a, bias)
                 duals = z if v is None else linear(x, v)
                 w = dual_weights(both, duals, h, share, ctx.key_mask, ctx.eps)
