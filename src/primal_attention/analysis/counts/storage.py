@@ -70,7 +70,7 @@ def load_counts(kind: type[Counts], path: Path, max_bytes: int) -> Counts:
         why = str(error).rstrip(".")
         raise UserError(
             f"{path} is not a readable file of counts: {why}. Write one with Cooccurrence.save or "
-            "primal distrib count."
+            "primal analyze counts count."
         ) from error
 
 
