@@ -93,7 +93,7 @@ def test_a_browser_shows_every_section_about_a_model(tmp_path, monkeypatch):
     assert len(widths[1].split()) == text.count("<img ")
     assert all(int(width) > 300 for width in widths[1].split())
     assert "CONSOLE" not in done.stderr
-    for heading in ("In short", "Spectrum", "Advice", "Depth", "Causes", "Heads", "Left out"):
+    for heading in ("In short", "Spectrum", "Advice", "Depth", "Causes", "Counts", "Left out"):
         assert f">{heading}</h2>" in done.stdout
     assert done.stdout.count("What this does not show.") == len(record["verdicts"])
 
