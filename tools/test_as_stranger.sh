@@ -1,8 +1,29 @@
 #!/usr/bin/env bash
-# `make test` as an ordinary user meets it: no rights, no home, umask 077, LANG=C, and a checkout
-# whose path has a space and an umlaut. Needs root, to become another user.
+# Tests as an ordinary user meets them: no rights, no home, nothing writable but a temporary folder,
+# umask 077, LANG=C, and a checkout whose path has a space and an umlaut.
+#
+#     tools/test_as_stranger.sh [tests and options of pytest]
+#
+# Uses the packages of .venv, so nothing is installed. Needs root, to become another user.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(tests/support tests/cli/test_stranger.py tests/training/test_resume.py)
+if [ "$(id -u)" != 0 ] || ! command -v setpriv >/dev/null; then
+  echo "test_as_stranger: only root can become another user, with setpriv; nothing was tested" >&2
+  exit 0
+fi
+as_stranger() { setpriv --reuid=nobody --regid=nogroup --clear-groups "$@"; }
+# the interpreter of .venv may be in a home that others cannot enter: then one of the same version
+version=$("$root/.venv/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+for python in "$root/.venv/bin/python" "/usr/bin/$version" "/usr/local/bin/$version"; do
+  as_stranger "$python" -c pass 2>/dev/null && break
+  python=
+done
+if [ -z "$python" ]; then
+  echo "test_as_stranger: there is no $version that another user may run" >&2
+  exit 1
+fi
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 checkout="$place/prüf stand/primal"
@@ -12,7 +33,7 @@ chown -R nobody "$place"
 chmod 700 "$place"
 cd "$checkout"
 umask 077
-# HOME is a folder that does not exist and cannot be made; what the machine sets for pip stays
-exec_as() { setpriv --reuid=nobody --regid=nogroup --clear-groups "$@"; }
-exec_as env HOME=/nonexistent LANG=C LC_ALL=C TMPDIR="$place/tmp" PIP_NO_CACHE_DIR=1 \
-  PYTHONDONTWRITEBYTECODE=1 make "${1:-test}" PYTHON="${PYTHON:-python3}"
+packages=$("$root/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+as_stranger env -u PRIMAL_DATA HOME=/nonexistent LANG=C LC_ALL=C TMPDIR="$place/tmp" \
+  PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$checkout/src:$checkout/studies/src:$packages" \
+  "$python" -m pytest -q -p no:cacheprovider -m "not slow" "${tests[@]}"
