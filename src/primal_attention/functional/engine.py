@@ -235,7 +235,7 @@ def _plain(
 
 
 def _in_order(
-    plan: TilePlan, parts: Sequence[Float[Tensor, "gh d t"]], h: int
+    plan: TilePlan, parts: Sequence[Float[Tensor, "_ d _"]], h: int
 ) -> Float[Tensor, "b h n d"]:
     """Return tiles as one tensor of all tokens."""
     b, n = plan.shape
