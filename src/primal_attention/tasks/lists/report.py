@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -216,7 +216,7 @@ def _sheet(change: Change, i: int, images: str, query_images: str | None) -> "Fi
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 2.3), layout="constrained")
-    axes: Any = figure.subplots(2, _TOP + 1)
+    axes = figure.subplots(2, _TOP + 1)
     for axis in axes.flat:
         axis.axis("off")
     if query_images is not None:

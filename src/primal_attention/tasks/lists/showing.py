@@ -1,7 +1,7 @@
 """Pictures of re-ranked lists."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def plot_gains(gains: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> "Figure":
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(4.6 * len(gains), 4.4), layout="constrained")
-    axes: Any = figure.subplots(1, len(gains), squeeze=False)[0]
+    axes = figure.subplots(1, len(gains), squeeze=False)[0]
     for axis, (name, (before, after)) in zip(axes, gains.items(), strict=True):
         better, worse = int((after > before + 1e-9).sum()), int((after < before - 1e-9).sum())
         color = np.where(after >= before, "#1d4ed8", "#c2410c")

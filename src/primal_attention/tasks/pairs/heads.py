@@ -7,8 +7,9 @@
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +24,9 @@ from primal_attention.tasks.pairs.outputs import Text
 from primal_attention.training.evaluation import eval_mode
 
 __all__ = ["PairClassifier", "PairClassifierConfig", "PairSearch", "Ranked"]
+
+_Pairs = Callable[[Tensor, Tensor], tuple[Tensor, Text]]
+"""From numbers of queries and of items to the images and texts of these pairs."""
 
 
 class Ranked(NamedTuple):
@@ -136,7 +140,7 @@ class PairSearch:
             return torch.cat([self.model.text_vectors(Text(*part))[0] for part in parts])
 
     @torch.no_grad()
-    def _rank(self, similarity: Tensor, k: int, rerank: int | None, pairs: object) -> Ranked:
+    def _rank(self, similarity: Tensor, k: int, rerank: int | None, pairs: _Pairs) -> Ranked:
         """Return the best of both stages; candidates that were not read keep their order."""
         k = min(k, similarity.shape[1])
         count = min(k if rerank is None else rerank, similarity.shape[1])
@@ -149,7 +153,7 @@ class PairSearch:
             found = torch.cat([logits, found[:, count:]], 1)
         return Ranked(ids[:, :k], found[:, :k])
 
-    def _match(self, query: Tensor, item: Tensor, pairs: Any) -> Float[Tensor, " p"]:
+    def _match(self, query: Tensor, item: Tensor, pairs: _Pairs) -> Float[Tensor, " p"]:
         parts = zip(query.split(self.batch_size), item.split(self.batch_size), strict=True)
         with eval_mode(self.model):
             logits = []

@@ -183,7 +183,7 @@ class ConvolutionParser(ImageParser):
 
 
 class ModuleParser(ImageParser):
-    """Any module that returns visual tokens ``[b n_v c_v]``, or maps ``[b c_v H W]``.
+    """A module that returns visual tokens ``[b n_v c_v]``, or maps ``[b c_v H W]``.
 
     Args:
         module: Takes images ``[b ch H W]``.
