@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from primal_attention.support.files import SealedFolder, parse_tensors
 from primal_attention.training import TrainingConfig, fit
 from primal_studies.kit.pretrained import minilm
 from primal_studies.kit.texts import Labelled, imdb_reviews
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = [
     "Review",
@@ -193,7 +196,7 @@ def fine_tune(
 
 
 @torch.no_grad()
-def label_scores(model: Any, sentences: Sequence[str], *, max_length: int = 256) -> Tensor:
+def label_scores(model: "nn.Module", sentences: Sequence[str], *, max_length: int = 256) -> Tensor:
     """Return the probability of each class for every text, ``[texts, classes]``."""
     tokenizer = minilm()[1]
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))
@@ -206,7 +209,7 @@ def label_scores(model: Any, sentences: Sequence[str], *, max_length: int = 256)
     return found
 
 
-def accuracy(model: Any, rows: Sequence[Labelled]) -> float:
+def accuracy(model: "nn.Module", rows: Sequence[Labelled]) -> float:
     """Return the share of texts whose class is that of their review."""
     guesses = label_scores(model, [row.text for row in rows]).argmax(-1)
     return float((guesses == torch.tensor([row.label for row in rows])).double().mean())

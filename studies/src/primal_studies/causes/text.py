@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from primal_attention.support.command import UserError
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
 from primal_studies.causes.compare import ATTENTION, Explanations, estimate_picture, size_verdict
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["TextOptions", "TextStudy", "choose_sentences"]
 
@@ -114,7 +117,7 @@ def _chosen(
 
 
 def choose_sentences(
-    model: Any, count: int, data: Path | None = None, *, certain: float = CERTAIN
+    model: "nn.Module", count: int, data: Path | None = None, *, certain: float = CERTAIN
 ) -> list[tuple[str, int]]:
     """Return sentences that the model classifies as their review, and the class.
 
@@ -142,7 +145,7 @@ def choose_sentences(
     )
 
 
-def _explain(model: Any, text: str, label: int, number: int) -> Row:
+def _explain(model: "nn.Module", text: str, label: int, number: int) -> Row:
     """Return what every method finds for one sentence; its words are not stored."""
     from primal_attention.analysis.causes.text import text_subject
     from primal_studies.causes.measure import SearchSettings, explain_by_all

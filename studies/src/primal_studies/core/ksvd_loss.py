@@ -123,7 +123,7 @@ _TABLES = {
 }
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: Row) -> Row:
     """Return a row as its table shows it."""
     shown = {key: ("yes" if value else "no") if value is True or value is False else value
              for key, value in row.items()}  # fmt: skip
@@ -172,7 +172,7 @@ def _known_kernel() -> KnownKernel:
     return KnownKernel(gram_q[None], gram_k[None], phi_q, left)
 
 
-def descend(loss: str, steps: int = 3000) -> dict[str, Any]:
+def descend(loss: str, steps: int = 3000) -> Row:
     """Minimise one loss with Adam; return how close the weights are to singular vectors."""
     import torch
     from torch.nn.functional import normalize
@@ -247,7 +247,7 @@ def trained(weights: str, regulariser: str, steps: int = 400) -> dict[str, float
     return {a: round(b.mean().sqrt().item(), 3) for a, b in zip(names, squares, strict=True)}
 
 
-def mixing(weights: str, is_causal: bool) -> dict[str, Any]:
+def mixing(weights: str, is_causal: bool) -> Row:
     """Return how strongly an output depends on other tokens, and whether it is even or odd."""
     import torch
 

@@ -102,7 +102,7 @@ class TimeCostStudy(Study[TimeCostOptions]):
         return files
 
 
-def _costs(cell: Cell, repeats: int) -> list[dict[str, Any]]:
+def _costs(cell: Cell, repeats: int) -> list[Row]:
     import torch
     from torch import nn
 

@@ -83,7 +83,7 @@ class CountsStudy(Study[CountsStudyOptions]):
         return ", ".join(shown[:7])
 
 
-def _prediction(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
+def _prediction(cell: Cell, data: Path | None) -> list[Row]:
     from primal_studies.counts.corpus import imdb_cases, imdb_counts
     from primal_studies.counts.prediction import evaluate_prediction
 
@@ -103,7 +103,7 @@ def _rounded(numbers: Mapping[str, float], digits: int = 4) -> dict[str, float]:
     return {name: round(float(value), digits) for name, value in numbers.items()}
 
 
-def _operator(cell: Cell, data: Path | None) -> dict[str, Any]:
+def _operator(cell: Cell, data: Path | None) -> Row:
     import numpy as np
     from scipy.sparse.linalg import svds
 
@@ -126,7 +126,7 @@ def _operator(cell: Cell, data: Path | None) -> dict[str, Any]:
     }
 
 
-def _rank(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
+def _rank(cell: Cell, data: Path | None) -> list[Row]:
     import numpy as np
 
     from primal_studies.counts.corpus import imdb_cases, imdb_counts, low_rank_distances
@@ -142,7 +142,7 @@ def _rank(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
     return [{"k": name, "distance": round(value, 4)} for name, value in found.items()]
 
 
-def _heads(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
+def _heads(cell: Cell, data: Path | None) -> list[Row]:
     from primal_attention.analysis.counts import probe_heads
     from primal_studies.counts.corpus import imdb_counts
     from primal_studies.kit.pretrained import minilm, smollm2
@@ -170,7 +170,7 @@ def _heads(cell: Cell, data: Path | None) -> list[dict[str, Any]]:
     return [row | shared for row in rows]
 
 
-def _similarity(cell: Cell, data: Path | None) -> dict[str, Any]:
+def _similarity(cell: Cell, data: Path | None) -> Row:
     import time
 
     from primal_attention.analysis.counts import evaluate_similarity, read_pairs

@@ -22,6 +22,7 @@ from primal_studies.kit.tables import exponent, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import nn
 
     from primal_attention.datasets.events.log import EventSequences
 
@@ -226,7 +227,12 @@ def _train_peer(
 
 
 def _row(
-    sums: "NDArray[Any]", model: Any, seconds: float, passes: float, events: float, best: int | None
+    sums: "NDArray[Any]",
+    model: "nn.Module",
+    seconds: float,
+    passes: float,
+    events: float,
+    best: int | None,
 ) -> Row:
     means = sums.sum(0) / sums[:, 0].sum()
     return {

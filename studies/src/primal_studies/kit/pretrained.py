@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch.nn.functional import cross_entropy, normalize
 from primal_attention.support.command import UserError
 from primal_attention.surgery.folders import SAFE
 from primal_studies.kit.texts import imdb_reviews, wikitext_lines
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = [
     "compare_embeddings",
@@ -101,7 +104,7 @@ def token_sequences(split: str, length: int, count: int, data: Path | None) -> l
 
 
 @torch.no_grad()
-def embed(model: Any, batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
+def embed(model: "nn.Module", batches: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Return the embeddings of sentences: unit means of the last hidden states."""
     found = []
     for batch in batches:
@@ -128,7 +131,7 @@ def compare_embeddings(embeddings: Tensor, original: Tensor) -> dict[str, float]
 
 
 @torch.no_grad()
-def perplexity(model: Any, sequences: Sequence[Tensor]) -> float:
+def perplexity(model: "nn.Module", sequences: Sequence[Tensor]) -> float:
     """Return the perplexity of the next token, over all sequences together."""
     total, count = 0.0, 0
     for ids in sequences:

@@ -40,6 +40,8 @@ from primal_studies.series.uea_table import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from primal_attention.tasks.series.data import SeriesCollection
     from primal_attention.tasks.series.model import SeriesNetwork
     from primal_attention.training import History
@@ -387,7 +389,7 @@ def run_on_all(
     scaler = Standardizer.fit(train)
     held = SeriesDataset(scaler(test))
 
-    def score(model: Any) -> dict[str, float]:
+    def score(model: "nn.Module") -> dict[str, float]:
         found = evaluate(model, held, batch_size=128, collate=collate_series)
         return {"test_accuracy": found["accuracy"]}
 

@@ -25,7 +25,7 @@ from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 __all__ = ["MinilmOptions", "MinilmStudy", "Smollm2Options", "Smollm2Study"]
 
@@ -121,10 +121,10 @@ class SurgeryStudy(Study[SurgeryOptions]):
         """Return batches of the training text."""
 
     @abstractmethod
-    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+    def _score(self, student: "nn.Module", options: SurgeryOptions) -> dict[str, float]:
         """Return what is left, on held-out text."""
 
-    def _forward(self, student: Any, ids: "Tensor") -> dict[str, Any]:
+    def _forward(self, student: "nn.Module", ids: "Tensor") -> dict[str, Any]:
         """Run the model once; return what else the speed table shows."""
         student(ids)
         return {}
@@ -285,7 +285,7 @@ class MinilmStudy(SurgeryStudy):
 
         return sentence_batches("train", options.num_train, options.data)
 
-    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+    def _score(self, student: "nn.Module", options: SurgeryOptions) -> dict[str, float]:
         from primal_studies.kit.pretrained import compare_embeddings, embed, sentence_batches
 
         held = sentence_batches("test", options.num_test, options.data)
@@ -333,13 +333,13 @@ class Smollm2Study(SurgeryStudy):
         found = token_sequences("train", 256, options.num_train, options.data)
         return [{"input_ids": ids} for ids in found]
 
-    def _score(self, student: Any, options: SurgeryOptions) -> dict[str, float]:
+    def _score(self, student: "nn.Module", options: SurgeryOptions) -> dict[str, float]:
         from primal_studies.kit.pretrained import perplexity, token_sequences
 
         held = token_sequences("test", 512, options.num_test, options.data)
         return {"perplexity": float(f"{perplexity(student, held):.4g}")}
 
-    def _forward(self, student: Any, ids: "Tensor") -> dict[str, Any]:
+    def _forward(self, student: "nn.Module", ids: "Tensor") -> dict[str, Any]:
         from primal_attention.hosts.state_cache import cache_numel
 
         return {"numbers in cache": cache_numel(student(ids).past_key_values)}
