@@ -8,7 +8,7 @@ import pytest
 from tests.report.pages import check_page
 
 from primal_attention.tasks.study import read_rows, run_study
-from primal_studies import demo
+from primal_studies.demo import study as demo
 from primal_studies.demo.page import demo_files
 from primal_studies.demo.study import DemoOptions, DemoStudy
 
