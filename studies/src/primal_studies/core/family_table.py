@@ -7,12 +7,12 @@ the exact kernel; zero for what is exact) and ``average`` (that of a plain avera
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import linear_regression
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.tasks.study import Row
-from primal_studies.kit.tables import group_lines, plot_lines
+from primal_studies.kit.tables import Column, columns_table, group_lines, pivot, plot_lines
 
 __all__ = [
     "MIDDLE",
@@ -83,78 +83,89 @@ def crossing(rows: Sequence[Row], name: str) -> int | None:
 
 def family_page(rows: Sequence[Row]) -> str:
     """Return times by length, growth and errors, and what larger options buy."""
-    from primal_attention.attention import attention_entry
-    from primal_studies.core.exact import stands_for
-
     table, floor = _by_length(rows), growth(rows, "floor")
     lengths = sorted({n for _, n in table})
     names = sorted(dict.fromkeys(name for name, _ in table), key=lambda a: _last(table, a, lengths))
-    fused, first = table.get(("softmax", MIDDLE)), rows[0]
-
-    def time(name: str, n: int) -> str:
-        return f"{table[name, n]['step_ms']:,.1f}" if (name, n) in table else "—"
-
-    summary = []
-    for name in names:
-        if name == "floor":
-            continue
-        slope, middle = growth(rows, name), table.get((name, MIDDLE))
-        since, kernel, cost = crossing(rows, name), stands_for(name), attention_entry(name).cost
-        summary.append(
-            [
-                f"`{name}`",
-                cost,
-                "—" if slope is None else f"{slope:.2f}",
-                "quadratic" if "²" in cost else growth_name(slope, floor),
-                "—" if name == "softmax" or since is None else f"{since:,}",
-                *_shares(middle, fused),
-                kernel or "its own",
-                "exact" if kernel is None else f"{middle['error']:.3g}" if middle else "—",
-                "" if kernel is None or middle is None else f"{middle['average']:.3g}",
-            ]
-        )
-    level = "—" if floor is None else f"{floor:.2f}"
+    first, level = rows[0], "—" if floor is None else f"{floor:.2f}"
+    by_length = [table[key] for name in names for key in table if key[0] == name]
+    times = pivot(
+        [{**row, "attention": f"`{row['name']}`"} for row in by_length],
+        {"attention": "attention"},
+        "n",
+        "{step_ms:,.1f}",
+    )
     parts = [
         f"{first['machine']}; width {first['dim']}, {first['num_heads']} heads, one sequence.",
         "Forward and backward, milliseconds, by number of tokens:",
-        markdown_table(
-            ["attention", *(f"{n:,}" for n in lengths)],
-            [[f"`{a}`", *(time(a, n) for n in lengths)] for a in names],
-        ),
+        times,
         f"Slope of log time over log length from {MIDDLE:,} tokens on (the projections alone: "
         f"{level}); the length from which a step is at least a tenth faster than with fused "
         f"softmax; at {MIDDLE:,} tokens time and memory kept for backward as multiples of fused "
         "softmax, and the error of the output against the exact kernel. Where the error is above "
         "the last column, a plain average of the values is the better estimate:",
-        markdown_table(_SUMMARY, summary),
+        _summary(rows, [name for name in names if name != "floor"]),
     ]
-    larger = [
-        [
-            f"`{r['name']}`",
-            r["option"],
-            f"{r['step_ms']:,.1f}",
-            f"{r['kept_mb']:,.0f}",
-            f"{r['error']:.3g}",
-        ]
-        for r in rows
-        if r["option"]
-    ]
+    larger = [row for row in rows if row["option"]]
     if larger:
         parts.append(f"More features, landmarks or projections at {MIDDLE:,} tokens:")
-        header = ["attention", "option", "step, ms", "kept, MiB", "error"]
-        parts.append(markdown_table(header, larger))
+        parts.append(columns_table(larger, _LARGER))
     return page(*parts)
 
 
-_SUMMARY = ["attention", "cost", "slope", "growth", "faster from", "time", "memory", "stands for"]
-_SUMMARY += ["error", "average"]
+_LARGER = {
+    "attention": "`{name}`",
+    "option": "{option}",
+    "step, ms": "{step_ms:,.1f}",
+    "kept, MiB": "{kept_mb:,.0f}",
+    "error": "{error:.3g}",
+}
 
 
-def _shares(row: Row | None, fused: Row | None) -> list[str]:
-    """Return time and memory as multiples of fused softmax."""
-    if row is None or fused is None:
-        return ["—", "—"]
-    return [f"{row[key] / fused[key]:.2f}" for key in ("step_ms", "kept_mb")]
+def _summary(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return growth, costs and error of each attention."""
+    from primal_attention.attention import attention_entry
+    from primal_studies.core.exact import stands_for
+
+    table, floor = _by_length(rows), growth(rows, "floor")
+
+    def grows(name: str) -> str:
+        is_quadratic = "²" in attention_entry(name).cost
+        return "quadratic" if is_quadratic else growth_name(growth(rows, name), floor)
+
+    def error(name: str) -> str:
+        middle = table.get((name, MIDDLE))
+        if stands_for(name) is None:
+            return "exact"
+        return "—" if middle is None else f"{middle['error']:.3g}"
+
+    def average(name: str) -> str:
+        middle = table.get((name, MIDDLE))
+        return "" if stands_for(name) is None or middle is None else f"{middle['average']:.3g}"
+
+    columns: dict[str, Column] = {
+        "attention": lambda name: f"`{name}`",
+        "cost": lambda name: attention_entry(name).cost,
+        "slope": lambda name: "—" if (g := growth(rows, name)) is None else f"{g:.2f}",
+        "growth": grows,
+        "faster from": lambda name: _since(rows, name),
+        "time": lambda name: _share(table, name, "step_ms"),
+        "memory": lambda name: _share(table, name, "kept_mb"),
+        "stands for": lambda name: stands_for(name) or "its own",
+        "error": error,
+        "average": average,
+    }
+    return columns_table(names, columns)
+
+
+def _since(rows: Sequence[Row], name: str) -> str:
+    n = crossing(rows, name)
+    return "—" if n is None or name == "softmax" else f"{n:,}"
+
+
+def _share(table: Mapping[tuple[str, int], Row], name: str, key: str) -> str:
+    """Return time or memory as a multiple of fused softmax."""
+    row, fused = (table.get((a, MIDDLE)) for a in (name, "softmax"))
+    return "—" if row is None or fused is None else f"{row[key] / fused[key]:.2f}"
 
 
 def family_picture(rows: Sequence[Row]) -> bytes:
@@ -182,25 +193,29 @@ def choice_table(rows: Sequence[Row]) -> str:
     from primal_studies.core.exact import stands_for
 
     table = _by_length(rows)
-    fused, marks = table.get(("softmax", MIDDLE)), {True: "✓", False: "–"}
-    cells = []
-    for name in list_attentions():
-        entry, row = attention_entry(name), table.get((name, MIDDLE))
-        can, kernel, since = entry.capabilities, stands_for(name), crossing(rows, name)
-        flags = (can.causal, can.cross, can.stateful, can.relative_position)
-        cells.append(
-            [
-                f"[`{name}`](../reference/attention/{page_of(name)})",
-                entry.cost,
-                *(marks[flag] for flag in flags),
-                *_shares(row, fused),
-                "—" if since is None or name == "softmax" else f"{since:,}",
-                "exact" if kernel is None else f"{row['error']:.2g} of {kernel}" if row else "—",
-            ]
-        )
-    header = ["attention", "cost", "causal", "cross", "state", "positions"]
-    header += ["time", "memory", "faster from", "error"]
-    return markdown_table(header, cells) + "\n"
+
+    def can(capability: str) -> Column:
+        return lambda name: "✓" if getattr(attention_entry(name).capabilities, capability) else "–"
+
+    def error(name: str) -> str:
+        kernel, row = stands_for(name), table.get((name, MIDDLE))
+        if kernel is None:
+            return "exact"
+        return f"{row['error']:.2g} of {kernel}" if row else "—"
+
+    columns: dict[str, Column] = {
+        "attention": lambda name: f"[`{name}`](../reference/attention/{page_of(name)})",
+        "cost": lambda name: attention_entry(name).cost,
+        "causal": can("causal"),
+        "cross": can("cross"),
+        "state": can("stateful"),
+        "positions": can("relative_position"),
+        "time": lambda name: _share(table, name, "step_ms"),
+        "memory": lambda name: _share(table, name, "kept_mb"),
+        "faster from": lambda name: _since(rows, name),
+        "error": error,
+    }
+    return columns_table(list_attentions(), columns) + "\n"
 
 
 def page_of(name: str) -> str:

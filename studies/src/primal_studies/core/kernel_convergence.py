@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines
+from primal_studies.kit.tables import group_lines, pivot, plot_lines
 
 if TYPE_CHECKING:
     from primal_attention.kernels import FeatureMap
@@ -72,19 +72,13 @@ class ConvergenceStudy(Study[ConvergenceOptions]):
     def tables(self, rows: Sequence[Row], options: ConvergenceOptions) -> Mapping[str, str | bytes]:
         """Return one table, and a picture with one panel a kernel."""
         panels = group_lines((r["kernel"], r["features"], r["p"], r["error"]) for r in rows)
-        sizes = list(dict.fromkeys(row["p"] for row in rows))
-        table = [
-            [kernel, name, *(f"{dict(points).get(p, float('nan')):.5f}" for p in sizes)]
-            for kernel, lines in panels.items()
-            for name, points in lines.items()
-        ]
+        lines = {"kernel": "kernel", "features": "features"}
         caption = (
             f"Relative error of the Gram matrix by number of features; d = {DIM}, {PAIRS} × "
             f"{PAIRS} pairs of rows of length √τ, {rows[0]['draws']} draws, seed 0."
         )
-        header = ["kernel", "features", *map(str, sizes)]
         return {
-            "table.md": page(caption, markdown_table(header, table)),
+            "table.md": page(caption, pivot(rows, lines, "p", "{error:.5f}", title="{}")),
             "picture.png": plot_lines(
                 panels,
                 xlabel="features",

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, columns_table, number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,20 +77,19 @@ class DepthTeacherStudy(Study[DepthTeacherOptions]):
             f"{first['samples']} samples, {first['steps']} steps of Adam, best and median of "
             f"{first['restarts']} trainings."
         )
-        table = [
-            [
-                "one layer, any width and heads, by least squares"
-                if not row["width"]
-                else f"{row['layers']} layer{'s' if row['layers'] > 1 else ''}, width "
-                f"{row['width']}",
-                110 if row["layers"] == 2 else _WIDTH + 1,
-                f"{row['error']:.3f}",
-                "—" if row["median"] is None else f"{row['median']:.3f}",
-            ]
-            for row in rows
-        ]
-        header = ["student", "separation rank", "best", "median"]
-        return {"table.md": page(caption, markdown_table(header, table))}
+        columns: dict[str, Column] = {
+            "student": _student,
+            "separation rank": lambda row: 110 if row["layers"] == 2 else _WIDTH + 1,
+            "best": "{error:.3f}",
+            "median": lambda row: number(row["median"]),
+        }
+        return {"table.md": page(caption, columns_table(rows, columns))}
+
+
+def _student(row: Row) -> str:
+    if not row["width"]:
+        return "one layer, any width and heads, by least squares"
+    return f"{row['layers']} layer{'s' * (row['layers'] > 1)}, width {row['width']}"
 
 
 def _network(x: "Tensor", weights: "Sequence[Sequence[Tensor] | Tensor]") -> "Tensor":

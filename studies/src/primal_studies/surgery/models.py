@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from primal_attention.support.output import markdown_table, page
+from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Column, columns_table, dots_picture
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -209,7 +210,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
                     f"{budgets[0]['layer_steps']} steps layer by layer and "
                     f"{budgets[0]['end_steps']} end to end; one seed, one thread."
                 )
-            parts += [words, markdown_table(header, [[_text(r[h]) for h in header] for r in shown])]
+            parts += [words, _table(shown, header)]
         if speed:
             header = [
                 key
@@ -220,7 +221,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
                 "Time and memory of one forward with all layers converted; processor time of one "
                 f"thread, 64 landmarks. {speed[0]['machine']}."
             )
-            parts.append(markdown_table(header, [[_text(r[h]) for h in header] for r in speed]))
+            parts.append(_table(speed, header))
         files: dict[str, str | bytes] = {"table.md": page(*parts)}
         if quality:
             files["picture.png"] = self._picture(quality)
@@ -228,19 +229,21 @@ class SurgeryStudy(Study[SurgeryOptions]):
 
     def _picture(self, quality: Sequence[Row]) -> bytes:
         """Return the first score of every mechanism, by converted layers, without training."""
-        from primal_attention.report import plot_dots, to_png
-
         score = self.scores[0]
-        values: dict[str, dict[str, float]] = {}
-        for row in quality:
-            if "layer_steps" not in row and row["layers"] != "none":
-                values.setdefault(row["attention"], {})[row["layers"]] = row[score]
+        points = [
+            (row["attention"], row["layers"], row[score])
+            for row in quality
+            if "layer_steps" not in row and row["layers"] != "none"
+        ]
         label = f"{score}, by converted layers, without training"
-        return to_png(plot_dots(values, xlabel=label, log=score == "perplexity"))
+        return dots_picture(points, label, is_log=score == "perplexity")
 
 
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _table(rows: Sequence[Row], columns: Sequence[str]) -> str:
+    def text(name: str) -> Column:
+        return lambda row: f"{row[name]:g}" if isinstance(row[name], float) else row[name]
+
+    return columns_table(rows, {name: text(name) for name in columns})
 
 
 class MinilmStudy(SurgeryStudy):
