@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
-from primal_attention.support.options import read_options
 from primal_attention.tasks.estimators import restore_classes
 from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem
 from primal_attention.tasks.tables.aligned_geometry import (
@@ -135,18 +134,17 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
+        super().__init__(
+            hidden=hidden,
+            n_components=n_components,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            options=options,
+            random_state=random_state,
+            verbose=verbose,
+        )
         self.geometry = geometry
-        self.hidden = hidden
-        self.n_components = n_components
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.options = options
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _fit_options(self) -> AlignedClassFitOptions:
-        return read_options(AlignedClassFitOptions, self.options)
 
     def fit(
         self,
@@ -251,9 +249,10 @@ class OTAlignedClassifier(ClassifierMixin, AlignedEstimator):  # type: ignore[mi
 
     def _calibrate(self, part: Problem) -> None:
         """Set the temperature of the smallest cross-entropy."""
-        given = self._fit_options().temperature
-        if given != "auto":
-            self.temperature_ = given
+        options = self._fit_options()
+        assert isinstance(options, AlignedClassFitOptions)
+        if options.temperature != "auto":
+            self.temperature_ = options.temperature
             return
         distances = self._distances(part.x)
         count, k = distances.shape

@@ -1,7 +1,7 @@
 """What the classifier and the regressor of aligned classes share."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -16,6 +16,7 @@ from primal_attention.functional.transport import EXACT_UP_TO
 from primal_attention.support.command import UserError, needs, progress, user_errors
 from primal_attention.support.files import SealedFolder, UnsealedWarning, parse_json, save_sealed
 from primal_attention.support.files.seals import Files
+from primal_attention.support.options import read_options
 from primal_attention.support.output import to_json
 from primal_attention.support.randomness import isolated
 from primal_attention.support.settings import build
@@ -100,21 +101,35 @@ class Problem(NamedTuple):
 class AlignedEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Base class: a small network trained to carry rows to matched targets."""
 
-    _options_type: ClassVar[type[AlignedFitOptions]]
-    hidden: Sequence[int]
-    n_components: int | None
-    max_epochs: int
-    batch_size: int | None
-    learning_rate: float
-    random_state: int | np.random.RandomState | None
-    verbose: bool | None
+    _options_type: ClassVar[type[AlignedFitOptions]] = AlignedFitOptions
     encoder_: TableEncoder
     model_: AlignedMap
     targets_: Floats
     history_: History | None
 
+    def __init__(
+        self,
+        *,
+        hidden: Sequence[int] = (32, 32),
+        n_components: int | None = None,
+        max_epochs: int = 60,
+        batch_size: int | None = None,
+        learning_rate: float = 0.01,
+        options: AlignedFitOptions | Mapping[str, object] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.hidden = hidden
+        self.n_components = n_components
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.options = options
+        self.random_state = random_state
+        self.verbose = verbose
+
     def _fit_options(self) -> AlignedFitOptions:
-        raise NotImplementedError  # abstract
+        return read_options(self._options_type, self.options)
 
     def _check(self, y: ArrayLike | None, time_limit: float | None) -> None:
         """Raise for wrong parameters, or if there is no target, before any work."""

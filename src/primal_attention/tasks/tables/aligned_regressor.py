@@ -1,13 +1,11 @@
 """A regressor that carries rows to matched targets along a line."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from primal_attention.support.command import needs
-from primal_attention.support.options import read_options
 from primal_attention.tasks.tables.aligned_base import AlignedEstimator, Problem
 from primal_attention.tasks.tables.aligned_geometry import (
     Floats,
@@ -16,7 +14,6 @@ from primal_attention.tasks.tables.aligned_geometry import (
 )
 from primal_attention.tasks.tables.aligned_model import AlignedConfig
 from primal_attention.tasks.tables.columns import TableLike
-from primal_attention.tasks.tables.settings import AlignedFitOptions
 
 with needs("sklearn", "An estimator of aligned classes"):
     from sklearn.base import RegressorMixin
@@ -98,32 +95,6 @@ class OTAlignedRegressor(RegressorMixin, AlignedEstimator):  # type: ignore[misc
     >>> bool(OTAlignedRegressor(random_state=0).fit(X, y).score(X, y) > 0.9)
     True
     """
-
-    _options_type: ClassVar[type[AlignedFitOptions]] = AlignedFitOptions
-
-    def __init__(
-        self,
-        *,
-        hidden: Sequence[int] = (32, 32),
-        n_components: int | None = None,
-        max_epochs: int = 60,
-        batch_size: int | None = None,
-        learning_rate: float = 0.01,
-        options: AlignedFitOptions | Mapping[str, object] | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | None = None,
-    ) -> None:
-        self.hidden = hidden
-        self.n_components = n_components
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.options = options
-        self.random_state = random_state
-        self.verbose = verbose
-
-    def _fit_options(self) -> AlignedFitOptions:
-        return read_options(AlignedFitOptions, self.options)
 
     def fit(
         self,

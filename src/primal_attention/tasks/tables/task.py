@@ -1,7 +1,7 @@
 """The task of predicting a column of a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -298,7 +298,3 @@ class TableTask(Task):
         check_column(source, target)
         words = f"a table, {target!r} from {len(source.columns) - 1} columns"
         return Recognition(words, {"data": {"target": target, **_DATA}, **_REST}, is_general=True)
-
-    def with_context(self, rows: int) -> Self:
-        """Return the task of a model that keeps so many rows."""
-        return replace(self, context_rows=rows)
