@@ -13,7 +13,8 @@ if [ "$(id -u)" != 0 ] || ! command -v setpriv >/dev/null; then
   echo "test_as_stranger: only root can become another user, with setpriv; nothing was tested" >&2
   exit 0
 fi
-as_stranger() { setpriv --reuid=nobody --regid=nogroup --clear-groups "$@"; }
+# env finds the interpreter as the other user; setpriv itself would still find it as root
+as_stranger() { setpriv --reuid=nobody --regid=nogroup --clear-groups env "$@"; }
 # the interpreter of .venv may be in a home that others cannot enter: then one of the same version
 version=$("$root/.venv/bin/python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 for python in "$root/.venv/bin/python" "/usr/bin/$version" "/usr/local/bin/$version"; do
@@ -34,6 +35,6 @@ chmod 700 "$place"
 cd "$checkout"
 umask 077
 packages=$("$root/.venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-as_stranger env -u PRIMAL_DATA HOME=/nonexistent LANG=C LC_ALL=C TMPDIR="$place/tmp" \
+as_stranger -u PRIMAL_DATA HOME=/nonexistent LANG=C LC_ALL=C TMPDIR="$place/tmp" \
   PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$checkout/src:$checkout/studies/src:$packages" \
   "$python" -m pytest -q -p no:cacheprovider -m "not slow" "${tests[@]}"

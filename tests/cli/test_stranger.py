@@ -25,7 +25,8 @@ def _as_nobody(folder: Path) -> list[str] | None:
     """Return the start of a command as a user without rights, who owns a folder; None if none."""
     name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     for python in (sys.executable, f"/usr/bin/{name}", f"/usr/local/bin/{name}"):
-        start = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", python]
+        # env looks for the interpreter as that user, setpriv itself as root
+        start = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "env", python]
         if subprocess.run([*start, "-c", "pass"], capture_output=True).returncode == 0:
             shutil.chown(folder, "nobody")
             return start

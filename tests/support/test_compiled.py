@@ -17,20 +17,25 @@ prepare_numba(sys.argv[1])
 print(os.environ.get("NUMBA_CACHE_DIR", ""))
 """
 _FORK = """
-import os
+import os, numba, numpy as np
 from primal_attention.support.compiled import numba_threads
+@numba.njit(parallel=True)
+def double(x):
+    for i in numba.prange(len(x)):
+        x[i] *= 2
 with numba_threads():
-    pass
+    double(np.ones(8))
 pid = os.fork()
 if pid == 0:
     try:
         with numba_threads():
-            os._exit(1)
+            double(np.ones(8))
+        os._exit(0)
     except RuntimeError as error:
         os._exit(3 if "was forked from process" in str(error) and "'loky'" in str(error) else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 with numba_threads():
-    pass
+    double(np.ones(8))
 """
 
 
@@ -74,4 +79,5 @@ def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fork_of_a_process_with_threads_is_told() -> None:
-    assert _run(_FORK) == "3"
+    assert _run(_FORK, NUMBA_THREADING_LAYER="omp") == "3"
+    assert _run(_FORK, NUMBA_THREADING_LAYER="forksafe") == "0"

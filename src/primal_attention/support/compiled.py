@@ -67,7 +67,7 @@ def numba_threads() -> Iterator[None]:
             the threads do not exist, and the call would wait for them for ever.
     """
     global _process
-    if _process not in (None, os.getpid()):
+    if _process not in (None, os.getpid()) and _uses_openmp():
         raise RuntimeError(
             f"This process was forked from process {_process}, which had used compiled functions "
             "in threads; they cannot run in a fork. Start processes anew, with joblib's backend "
@@ -75,3 +75,13 @@ def numba_threads() -> Iterator[None]:
         )
     _process = os.getpid()
     yield
+
+
+def _uses_openmp() -> bool:
+    """Return whether numba's threads are those of OpenMP; its other ones survive a fork."""
+    import numba
+
+    try:
+        return numba.threading_layer() == "omp"
+    except ValueError:  # no function has run in threads
+        return False
