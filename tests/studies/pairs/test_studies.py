@@ -12,7 +12,7 @@ from primal_attention.datasets.scenes import (
     sample_scenes,
 )
 from primal_attention.tasks.study import find_study, known_studies, run_study
-from primal_studies.pairs import mechanism
+from primal_studies.pairs import mechanism_models as mechanism
 from primal_studies.pairs.mechanism import mechanism_verdict
 from primal_studies.pairs.mechanism_models import (
     MASKS,
