@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Files
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -123,7 +124,7 @@ class InstabilityStudy(Study[InstabilityOptions]):
 
     def tables(self, rows: Sequence[Row], options: InstabilityOptions) -> Mapping[str, str | bytes]:
         """Return one table for each standard deviation of the embedding."""
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         for std in dict.fromkeys(row["std"] for row in rows):
             mine = [row for row in rows if row["std"] == std]
             steps, seeds = mine[0]["steps"], mine[0]["seeds"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import rows_table
+from primal_studies.kit.tables import Files, rows_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +76,7 @@ class LossStudy(Study[LossOptions]):
 
     def tables(self, rows: Sequence[Row], options: LossOptions) -> Mapping[str, str | bytes]:
         """Return the four tables."""
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         for name, (caption, columns) in _TABLES.items():
             mine = [_shown(row) for row in rows if row["table"] == name]
             if mine:

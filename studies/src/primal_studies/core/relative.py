@@ -15,7 +15,7 @@ from typing import Any
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines, rows_table
+from primal_studies.kit.tables import Files, group_lines, plot_lines, rows_table
 
 __all__ = ["RelativeOptions", "RelativeStudy"]
 
@@ -122,7 +122,7 @@ class RelativeStudy(Study[RelativeOptions]):
     def tables(self, rows: Sequence[Row], options: RelativeOptions) -> Mapping[str, str | bytes]:
         """Return one table a part, and a picture of the conversions."""
         found = {part: [row for row in rows if row["part"] == part] for part in PARTS}
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         if found["copy"]:
             steps = found["copy"][0]["steps"]
             caption = f"Accuracy of copying the token five back, {steps} steps of 64 sequences."

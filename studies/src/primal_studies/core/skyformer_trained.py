@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import group_lines, plot_lines, rows_table
+from primal_studies.kit.tables import Files, group_lines, plot_lines, rows_table
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -90,7 +90,7 @@ class TrainedStudy(Study[TrainedOptions]):
         caption = "Relative spectral errors, mean over sequences, layers and heads."
         shown = [{**row, "model": _title(row)} for row in rows]
         table = rows_table(shown, ["model", "landmarks", *_METHODS])
-        files: dict[str, str | bytes] = {"table.md": page(caption, table)}
+        files: Files = {"table.md": page(caption, table)}
         for name, is_mine in (("minilm", True), ("longrange", False)):
             panels = group_lines(
                 (_title(row), method, row["landmarks"], row[method])

@@ -15,7 +15,7 @@ from primal_attention.support.files import read_json, read_text
 from primal_attention.support.output import markdown_table, page, write_atomically
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import Column, Picture, columns_table
+from primal_studies.kit.tables import Column, Files, Picture, columns_table
 
 if TYPE_CHECKING:
     from primal_studies.depth.models import SweepText
@@ -149,7 +149,7 @@ class DepthSweepStudy(Study[DepthSweepOptions]):
             f"{first['context']} tokens, mean over {seeds} seed{'s' if seeds > 1 else ''}. A table "
             f"of pairs of tokens, which knows the last token only, has {first['pairs']:.3f}."
         )
-        files: dict[str, str | bytes] = {"table.md": page(caption, _loss_table(rows, losses))}
+        files: Files = {"table.md": page(caption, _loss_table(rows, losses))}
         files["optimum.md"] = page(
             "Best depth by a parabola in the logarithm of the depth, with an interval of 90 % over "
             "seeds, beside the rule. Below 6 layers the rule is an extrapolation.",

@@ -14,11 +14,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import at_least_one, fingerprint
 from primal_attention.tasks.study import Cell, Row, Study
 from primal_studies.events.study import group_sums, load_user_parts, paired
-from primal_studies.kit.tables import exponent, spread
+from primal_studies.kit.tables import Column, Files, columns_table, exponent, mean_of, pivot
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,7 +142,7 @@ class Peers(Study[EventPeerOptions]):
             return {}
         from primal_studies.events.pictures import peers_picture
 
-        files: dict[str, str | bytes] = {"table.md": _score_table(trained)}
+        files: Files = {"table.md": _score_table(trained)}
         if timed:
             files["length.md"] = _length_table(timed)
         return files | {"picture.png": peers_picture(trained, timed)}
@@ -299,43 +298,40 @@ def _name(model: str) -> str:
 
 def _score_table(trained: Mapping[str, list[Row]]) -> str:
     base = trained.get("THP")
-    lines = []
-    for model, group in trained.items():
-        line = [
-            _name(model),
-            spread([r["log_likelihood"] for r in group], 3),
-            "–" if base is None or group is base else str(paired(group, base, 1)),
-            spread([r["accuracy_last_event"] for r in group], 1, 100),
-            spread([r["accuracy_target"] for r in group], 1, 100),
-        ]
-        line += [f"{fmean(r[k] for r in group):{f}}" for k, f in _COSTS.items()]
-        lines.append([*line, f"{group[0]['parameters']:,}", str(len(group))])
-    header = [
-        "model",
-        "log-likelihood, nats per event",
-        "− THP",
-        "accuracy, t_ref=last_event, %",
-        "accuracy, t_ref=target, %",
-        "epochs",
-        "seconds per epoch",
-        "µs per event",
-        "parameters",
-        "seeds",
-    ]
-    return markdown_table(header, lines) + "\n"
-
-
-_COSTS = {"epochs": ".1f", "epoch_seconds": ".1f", "event_microseconds": ".1f"}
+    columns: dict[str, Column] = {
+        "model": lambda group: _name(group[0]["model"]),
+        "log-likelihood, nats per event": mean_of("log_likelihood", 3),
+        "− THP": lambda group: (
+            "–" if base is None or group is base else str(paired(group, base, 1))
+        ),
+        "accuracy, t_ref=last_event, %": mean_of("accuracy_last_event", 1, 100),
+        "accuracy, t_ref=target, %": mean_of("accuracy_target", 1, 100),
+        "epochs": lambda group: f"{fmean(r['epochs'] for r in group):.1f}",
+        "seconds per epoch": lambda group: f"{fmean(r['epoch_seconds'] for r in group):.1f}",
+        "µs per event": lambda group: f"{fmean(r['event_microseconds'] for r in group):.1f}",
+        "parameters": "{parameters:,}",
+        "seeds": len,
+    }
+    return columns_table(trained.values(), columns) + "\n"
 
 
 def _length_table(timed: Sequence[Row]) -> str:
-    lengths = sorted({row["n"] for row in timed})
-    lines = []
-    for model in dict.fromkeys(row["model"] for row in timed):
-        found = {row["n"]: row["seconds"] for row in timed if row["model"] == model}
+    def slope(group: list[Row]) -> str:
         # the fixed cost of a step hides the slope of short sequences
-        points = [(n, s) for n, s in sorted(found.items()) if n >= 4096 or model == "AttNHP"]
-        cells = [f"{1e3 * found[n]:,.0f}" if n in found else "–" for n in lengths]
-        lines.append([_name(model), *cells, f"{exponent(points):.2f}" if len(points) > 1 else "–"])
-    header = ["ms per step", *(f"{n:,} events" for n in lengths), "slope from 4,096 on"]
-    return markdown_table(header, lines) + "\n"
+        points = [
+            (row["n"], row["seconds"])
+            for row in group
+            if row["n"] >= 4096 or row["model"] == "AttNHP"
+        ]
+        return f"{exponent(points):.2f}" if len(points) > 1 else "–"
+
+    table = pivot(
+        [{**row, "name": _name(row["model"])} for row in timed],
+        {"ms per step": "name"},
+        "n",
+        lambda row: f"{1e3 * row['seconds']:,.0f}",
+        title="{:,} events",
+        missing="–",
+        last={"slope from 4,096 on": slope},
+    )
+    return table + "\n"

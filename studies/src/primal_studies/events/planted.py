@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,7 +199,7 @@ class Planted(Study[PlantedOptions]):
         """Return what was planted and found, and two learned kernels as a picture."""
         from primal_studies.events.pictures import planted_picture
 
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         kernels = [row for row in rows if row["kind"] != "likelihood"]
         if kernels:
             files["kernels.md"] = _kernel_table(kernels)

@@ -15,12 +15,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import at_least_one, fingerprint
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import spread
+from primal_studies.kit.tables import Column, columns_table, mean_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -305,36 +304,25 @@ def paired(group: Sequence[Row], base: Sequence[Row], column: int) -> Difference
 
 def _table(groups: _Group) -> str:
     base = groups.get(("none", "–", "softmax"))
-    lines: list[list[Any]] = []
-    for (time, t_ref, attention), group in groups.items():
-        line = [
-            _LABELS.get(time, time),
-            t_ref,
-            attention,
-            spread([r["accuracy"] for r in group], 1, 100),
-            spread([r["nll"] for r in group], 3),
-        ]
-        for column, factor, digits in ((1, 100, 1), (2, 1, 3)):
+
+    def gain(column: int, factor: float, digits: int) -> Column:
+        def cell(group: list[Row]) -> str:
             if base is None or group is base:
-                line.append("–")
-            else:
-                line.append(paired(group, base, column).show(digits, factor))
-        line += [
-            f"{fmean(r['valid_nll'] for r in group):.3f}",
-            f"{fmean(r['seconds'] for r in group):.0f}",
-            str(len(group)),
-        ]
-        lines.append(line)
-    header = [
-        "time code",
-        "t_ref",
-        "attention",
-        "accuracy, %",
-        "NLL",
-        "accuracy − none",
-        "NLL − none",
-        "validation NLL",
-        "seconds",
-        "seeds",
-    ]
-    return markdown_table(header, lines) + "\n"
+                return "–"
+            return paired(group, base, column).show(digits, factor)
+
+        return cell
+
+    columns: dict[str, Column] = {
+        "time code": lambda group: _LABELS.get(group[0]["time"], group[0]["time"]),
+        "t_ref": "{t_ref}",
+        "attention": "{attention}",
+        "accuracy, %": mean_of("accuracy", 1, 100),
+        "NLL": mean_of("nll", 3),
+        "accuracy − none": gain(1, 100, 1),
+        "NLL − none": gain(2, 1, 3),
+        "validation NLL": lambda group: f"{fmean(r['valid_nll'] for r in group):.3f}",
+        "seconds": lambda group: f"{fmean(r['seconds'] for r in group):.0f}",
+        "seeds": len,
+    }
+    return columns_table(groups.values(), columns) + "\n"

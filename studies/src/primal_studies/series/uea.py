@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from primal_attention.tasks.study import Cell, Row, Study
+from primal_studies.kit.tables import Files
 from primal_studies.series.uea_pages import (
     ablation_table,
     table_one,
@@ -175,7 +176,7 @@ class TableOne(Study[TableOptions]):
             for found in (SETTINGS, PUBLISHED_SETTINGS)
         )
         kept = _current(rows, self._choice, options)
-        files: dict[str, str | bytes] = {"table.md": table_one(kept, ours, theirs)}
+        files: Files = {"table.md": table_one(kept, ours, theirs)}
         if any(row["protocol"] == "selected" for row in kept):
             files["picture.png"] = table_one_picture(kept)
         return files

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import Column, columns_table, dots_picture
+from primal_studies.kit.tables import Column, Files, columns_table, dots_picture
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -222,7 +222,7 @@ class SurgeryStudy(Study[SurgeryOptions]):
                 f"thread, 64 landmarks. {speed[0]['machine']}."
             )
             parts.append(_table(speed, header))
-        files: dict[str, str | bytes] = {"table.md": page(*parts)}
+        files: Files = {"table.md": page(*parts)}
         if quality:
             files["picture.png"] = self._picture(quality)
         return files

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped, mean_of
+from primal_studies.kit.tables import GREY, Column, Files, Picture, columns_table, grouped, mean_of
 from primal_studies.tables.aligned import make_clouds
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class CloudPaths(Study[CloudOptions]):
         trained = [
             row for row in rows if row["kind"] == "trained" and row["epochs"] == options.epochs
         ]
-        files: dict[str, str | bytes] = {"ceiling.md": _ceiling_page(straight)}
+        files: Files = {"ceiling.md": _ceiling_page(straight)}
         if trained:
             files |= {"metrics.md": _metric_page(trained), "picture.png": _picture(trained)}
         return files

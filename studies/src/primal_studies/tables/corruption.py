@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from primal_attention.support.output import page
 from primal_attention.support.settings import at_least_one, fingerprint, one_of
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import GREY, Column, Picture, columns_table, grouped
+from primal_studies.kit.tables import GREY, Column, Files, Picture, columns_table, grouped
 
 if TYPE_CHECKING:
     from primal_attention.tasks.tables.probes import Estimator
@@ -123,7 +123,7 @@ class Corruption(Study[CorruptionOptions]):
         kept = [r for r in rows if r["settings"] == _mark(r["model"], options)]
         if not kept:
             return {}
-        files: dict[str, str | bytes] = {"table.md": _table(kept), "picture.png": _picture(kept)}
+        files: Files = {"table.md": _table(kept), "picture.png": _picture(kept)}
         if any("kept_distance" in r for r in kept):
             files["deletion.md"] = _deletion_table(kept)
         return files

@@ -16,7 +16,7 @@ from primal_attention.support.command import needs
 from primal_attention.support.output import markdown_table, page
 from primal_attention.support.settings import at_least_one
 from primal_attention.tasks.study import Cell, Row, Study
-from primal_studies.kit.tables import Column, Picture, columns_table
+from primal_studies.kit.tables import Column, Files, Picture, columns_table
 
 if TYPE_CHECKING:
     from primal_attention.tasks.tables.model import NPTModel
@@ -75,7 +75,7 @@ class Scale(Study[ScaleOptions]):
         """Return what the large table costs, times by rows, and a picture of them."""
         fits = [r for r in rows if r["kind"] == "fit"]
         timed = [r for r in rows if r["kind"] == "time" and r["rows"] == list(options.timed)]
-        files: dict[str, str | bytes] = {}
+        files: Files = {}
         if fits:
             files["fit.md"] = _fit_page(fits[0])
         if timed:
