@@ -49,8 +49,8 @@ TINY = {
         {"lengths": (30, 60), "softmax_up_to": 30, "repeats": 1}, {"table.md", "picture.png"}
     ),
     "causal-recommend": (
-        {"ratings": Path(__file__).with_name("causes") / "ratings.inter", "users": 3, "masked_passes": 2,
-         "causal_passes": 2, "max_evals": 30},
+        {"ratings": Path(__file__).with_name("causes") / "ratings.inter", "users": 3,
+         "masked_passes": 2, "causal_passes": 2, "max_evals": 30},
         {"quality.md", "masked.md", "causal.md", "picture.png"},
     ),
     "toeplitz": ({"trials": 1}, {"features.md", "range.md"}),
