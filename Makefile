@@ -5,7 +5,7 @@ READY := .venv/.ready
 # packages whose shape annotations are checked at run time, in the second test run
 CHECKED := primal_attention.functional,primal_attention.kernels,primal_attention.ksvd,beartype.beartype
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all test-long lint bench docs clean
 
 demo: $(READY)
 	$(BIN)/primal demo
@@ -15,7 +15,10 @@ test: $(READY)
 	$(BIN)/pytest -n 2 -m "not slow and not raw" --jaxtyping-packages=$(CHECKED) tests/functional tests/kernels tests/ksvd
 
 test-all: $(READY)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not long"
+
+test-long: $(READY)
+	$(BIN)/pytest -m long tests/robustness/test_long.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

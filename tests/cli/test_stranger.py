@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +48,7 @@ def stranger():
         "TMPDIR": str(place),
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": f"{ROOT / 'src'}:{sysconfig.get_path('purelib')}",
+        "PYTHONPATH": ":".join([str(ROOT / "src"), *(p for p in sys.path if "-packages" in p)]),
     }
 
     def run(script: str, *arguments: object) -> None:

@@ -31,7 +31,7 @@ from primal_attention.support.command import UserError, exit_code
 
 from .mutations import mutate
 
-__all__ = ["Case", "command", "in_use", "printed", "problems"]
+__all__ = ["Case", "command", "in_use", "printed", "problems", "same"]
 
 MEMORY = 1_500_000_000
 """Bytes that reading a damaged file may add to the address space."""
@@ -276,7 +276,7 @@ def _judge(case: Case, read: int, folder: Path, names: tuple[str, ...], expected
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return f"{type(error).__name__} at {where}: {' '.join(str(error).split())[:300]}"
-    if expected is not None and read == 0 and not _same(result, expected):
+    if expected is not None and read == 0 and not same(result, expected):
         return f"other results, silently: {str(result)[:200]}"
     return case.check(result, folder) or ""
 
@@ -301,9 +301,9 @@ def _judge_words(error: Exception, names: tuple[str, ...]) -> str:
     return ""
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return np.array_equal(np.asarray(a), np.asarray(b))

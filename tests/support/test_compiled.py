@@ -58,6 +58,7 @@ def _package_on_a_file(folder: Path) -> str:
 
 def test_numba_gets_a_folder_if_it_would_find_none(tmp_path: Path) -> None:
     path, nowhere = _package_on_a_file(tmp_path), "/dev/null/home"
+    path = os.pathsep.join([path, *filter(None, [os.environ.get("PYTHONPATH")])])
     places = {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": ""}
     found = Path(_run(_PLACE, "compiled_thing", HOME=nowhere, **places))
     assert found == tmp_path / f"primal-numba-{os.getuid()}"

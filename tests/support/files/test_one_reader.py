@@ -19,13 +19,13 @@ PARSERS = {
 """Calls that parse a file: the last name, or the last two."""
 
 OWN_FORMATS = {
-    "datasets/public.py": {"gzip.open", "lzma.open"},
     "datasets/tables.py": {"loadtxt", "read_csv"},
     "tasks/series/files.py": {"ZipFile"},
     "tasks/longrange/readers.py": {"tarfile.open"},
     "lists/pretrained.py": {"gzip.decompress"},
+    "tasks/study.py": {"json.loads"},
 }
-"""Readers of one public set or of the archive of a publisher."""
+"""Readers of one public set, of the archive of a publisher, or of keys that were just made."""
 
 
 def parsers_in(path: Path) -> set[str]:
