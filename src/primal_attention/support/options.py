@@ -11,7 +11,7 @@ __all__ = ["plain_options", "read_options"]
 T = TypeVar("T")
 
 
-def read_options(kind: type[T], given: T | Mapping[str, Any] | None) -> T:
+def read_options(kind: type[T], given: T | Mapping[str, object] | None) -> T:
     """Return the options of an estimator, checked field by field.
 
     Args:
@@ -30,7 +30,7 @@ def read_options(kind: type[T], given: T | Mapping[str, Any] | None) -> T:
     return build(kind, _by_name(kind, given), "options")
 
 
-def plain_options(kind: type[Any], given: Any) -> dict[str, Any] | None:
+def plain_options(kind: type[Any], given: object) -> dict[str, Any] | None:
     """Return options by name, as JSON has them; None stands for the defaults.
 
     Args:
@@ -40,7 +40,7 @@ def plain_options(kind: type[Any], given: Any) -> dict[str, Any] | None:
     return None if given is None else _by_name(kind, read_options(kind, given))
 
 
-def _by_name(kind: type[Any], given: Any) -> dict[str, Any]:
+def _by_name(kind: type[Any], given: object) -> dict[str, Any]:
     """Return the fields of options by name; nested values stay as they are."""
     if given is None:
         return {}

@@ -218,7 +218,7 @@ def _numbers(batch: object) -> Iterator[float]:
             yield from _numbers(value)
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Tensor], batch: object) -> Any:
     """Return a batch with every tensor changed, at any depth of mappings, lists and tuples.
 
     Example:
