@@ -18,6 +18,7 @@ from .interface import register_implementation, register_implementations
 from .loading import LoadedModel, file_batches, load_any, sample_texts, text_batches
 from .options import AdviceConfig
 from .outcome import ConvertedModel, convert_and_compare
+from .positions import ExtendedPositions, extend_positions, position_limit
 from .recording import layer_r2, output_r2
 from .storage import load_converted, load_pretrained, read_conversion, save_converted
 from .targets import inspect_targets, targets_table
@@ -30,6 +31,7 @@ __all__ = [
     "ConvertedModel",
     "DistillConfig",
     "DistillResult",
+    "ExtendedPositions",
     "HeadStatistics",
     "LayerCost",
     "LayerFit",
@@ -43,6 +45,7 @@ __all__ = [
     "convert",
     "convert_and_compare",
     "distill",
+    "extend_positions",
     "file_batches",
     "fit_outputs",
     "fold_output",
@@ -53,6 +56,7 @@ __all__ = [
     "load_converted",
     "load_pretrained",
     "output_r2",
+    "position_limit",
     "prepare_conversion",
     "read_conversion",
     "register_implementation",
