@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.house.rows import cover, each
 from torch.testing import assert_close
 
+from primal_attention.attention.regularizers import TokenCount, energy_term
 from primal_attention.functional import (
     LayerMaps,
     LinearMap,
@@ -25,7 +26,6 @@ from primal_attention.functional import (
     prefix_sum,
     primal,
     reduce_objective,
-    sample_loss,
     sample_rows,
     standardize_rows,
     tie_dual,
@@ -310,19 +310,25 @@ def test_sampled_weights_are_rows_times_codes(masked, smooth, standardize, num):
 
 
 @each("masked", [False, True])
-def test_the_loss_in_one_step_is_the_reduced_objective(masked):
+@each("of_sequences", [False, True])
+def test_the_loss_in_one_step_is_the_reduced_objective(masked, of_sequences):
     b, n, h, s = 3, 6, 2, 4
     keep = _keep(b, n) if masked else torch.ones(b, n, dtype=torch.bool)
     keep[1] = keep[1] & (not masked)  # an empty sequence
     count = keep.sum(1)
-    leaves = [_randn(b, 2 * h, s), _randn(h, s), _randn(h, 5, s), _randn(h, 5, s)]
+    shape = (b, h, 5, s) if of_sequences else (h, 5, s)
+    leaves = [_randn(b, 2 * h, s), _randn(h, s), _randn(*shape), _randn(*shape)]
 
     def truth(energy, lam, w_e, w_r):
         moments = (energy / count.clamp_min(1)[:, None, None]).chunk(2, dim=1)
         objective = ksvd_objective(*moments, lam, parameter_trace(w_e, w_r))
         return reduce_objective(objective, keep=count > 0)
 
-    _same_with_gradients(lambda *t: sample_loss(*t, count if masked else n), truth, leaves)
+    def fast(energy, lam, w_e, w_r):
+        counts = (TokenCount(n, keep if masked else None),) * 2
+        return energy_term("ksvd", "sample", energy, counts, lam, (w_e, w_r))
+
+    _same_with_gradients(fast, truth, leaves)
 
 
 @each("masked", [False, True])

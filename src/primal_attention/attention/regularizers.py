@@ -17,9 +17,8 @@ from primal_attention.functional import (
     ksvd_objective,
     parameter_trace,
     reduce_objective,
-    sample_loss,
 )
-from primal_attention.functional.ksvd import FLOOR
+from primal_attention.functional.ksvd import FLOOR, SampleLoss
 from primal_attention.functional.precision import is_traced, representable
 
 __all__ = ["Regularizer", "TokenCount", "all_of", "energy_term"]
@@ -70,12 +69,17 @@ def energy_term(
         coupled: The two factors of the trace ``Tr(W_eᵀ W_r)``.
         floor: Scores below this count as this in ``balance``; by default what ``coupled`` allows.
     """
-    count, mask = counts[0].tokens, counts[0].key_mask
+    (tokens, mask), b, h = counts[0], energy.shape[0], ell.shape[0]
     # the common case in one function of autograd: on short inputs the number of calls decides
     usual = (regularizer, reduction) == ("ksvd", "sample") and counts[0] is counts[1]
-    eager = not is_traced() and count * energy.numel() and energy.dtype == coupled[0].dtype
-    if usual and eager and coupled[0].dim() == 3:
-        return sample_loss(energy, ell, *coupled, count if mask is None else mask.sum(1))
+    if usual and tokens * b and energy.dtype == coupled[0].dtype and not is_traced():
+        share: float | Tensor = 0.5 / (h * tokens)
+        weight: float | Tensor = 1 / b
+        if mask is not None:
+            real = mask.any(1).to(energy.dtype)
+            share = 0.5 / (h * mask.sum(1).clamp_min(1).to(energy.dtype))
+            weight = real / real.sum().clamp_min(1)
+        return SampleLoss.apply(energy, ell, *coupled, share, weight)  # type: ignore[no-untyped-call]
     energy_e, energy_r = energy.chunk(2, dim=1)
     moments = counts[0].mean(energy_e), counts[1].mean(energy_r)
     nonempty = all_of([c.nonempty(energy) for c in counts])

@@ -132,10 +132,9 @@ class SampledSource(NamedTuple):
         scale = torch.where(ratio > 1, ratio.sqrt(), ratio)
         scale = scale * inverse_norm(heads, prefix.key_mask, self.eps)
         both = torch.cat([f, f], dim=1)
-        scores, after = _causal_scores(heads, both, self.codes_at(position - 1), scale, prefix)
-        flat = _side_by_side(scores.to(x.dtype))
-        joint = torch.cat(self.codes)[None]
-        return CausalScores(flat, scores.square().sum(2), joint, after, heads)
+        found = _causal_scores(heads, both, self.codes_at(position - 1), scale, prefix)
+        # these weights change with every token, but the free ones are all that a loss asks for
+        return found._replace(weights=torch.cat(self.codes)[None], wide=None)
 
     def codes_at(self, position: Int[Tensor, "b n"]) -> Float[Tensor, "b both n s"]:
         """Return the codes of absolute positions, counted from zero."""
@@ -171,8 +170,8 @@ class StaticSource(NamedTuple):
     ) -> CausalScores:
         """Project the prefix means of queries and keys; see :data:`Source`."""
         before = torch.cat(prefix.start.tensors, dim=-1)
-        both, order = _side_by_side(heads), prefix[:2]
-        means, after = prefix_means(both, *order, before, self.decay)
+        both = heads.transpose(1, 2).flatten(2)
+        means, after = prefix_means(both, *prefix[:2], before, self.decay)
         joint = torch.cat(self.codes)[None]
         scores, energy = attend(means, joint, None, key_mask=prefix.key_mask, eps=self.eps)
         by_head = means.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
@@ -204,7 +203,8 @@ class DualSource(NamedTuple):
         """Return mean outer products of features and duals; see :data:`Source`."""
         given: tuple[LinearMap, LinearMap] | Tensor | None = self.maps
         if self.heads is not None and self.duals is not None:
-            memory, given = _side_by_side(self.heads), _side_by_side(self.duals)
+            # side by side
+            memory, given = (t.transpose(1, 2).flatten(2) for t in (self.heads, self.duals))
         if given is None:
             raise ValueError("A dual source needs its maps, or heads and dual variables.")
         both = 2 * self.num_heads
@@ -221,11 +221,10 @@ class DualSource(NamedTuple):
         scale = norm / position.clamp_min(1)[:, None, :, None]
         # the weights of queries come from keys, and the other way round
         f, codes = swap_sides(heads), swap_sides(self.duals * norm)
-        scores, after = _causal_scores(heads, f, codes, scale, prefix)
+        found = _causal_scores(heads, f, codes, scale, prefix)
         seen = torch.cat([prefix.start.seen[:, None], position], dim=1)
         last = seen[:, -1:].clamp_min(1)[:, None, :, None]  # also without tokens
-        joint, flat = torch.cat(after, dim=1) / last, _side_by_side(scores.to(x.dtype))
-        return CausalScores(flat, scores.square().sum(2), joint, after, heads, scores)
+        return found._replace(weights=found.weights / last)
 
 
 Source = SampledSource | StaticSource | DualSource
@@ -267,18 +266,17 @@ def _causal_scores(
     codes: Float[Tensor, "#b both n s"],
     scale: Float[Tensor, "b both n 1"],
     prefix: Prefix,
-) -> tuple[Float[Tensor, "b both n s"], tuple[Tensor, ...]]:
-    """Return ``a_t Σ_{u ≤ t} ⟨q_t, f_u⟩ w_u`` in float32 or better, and the state."""
-    q, f, codes = (t.to(accumulator(heads)) for t in (heads, f, codes))
+) -> CausalScores:
+    """Return ``a_t Σ_{u ≤ t} ⟨q_t, f_u⟩ w_u``; the weights are the sums after the last token."""
+    wide = accumulator(heads)
     with full_precision(heads):
         # sums of many tokens grow: in a narrow type small terms would vanish
-        sums, after = causal_sums(q, f, codes, state=torch.cat(prefix.start.tensors, dim=1))
+        start = torch.cat(prefix.start.tensors, dim=1)
+        sums, after = causal_sums(heads.to(wide), f.to(wide), codes.to(wide), state=start)
     # norms are part of the scale: it multiplies s numbers per token and head instead of d
-    return sums * scale, after.chunk(2, dim=1)
-
-
-def _side_by_side(by_head: Float[Tensor, "b both n s"]) -> Float[Tensor, "b n both_s"]:
-    return by_head.transpose(1, 2).flatten(2)
+    scores = sums * scale
+    flat, energy = scores.to(heads.dtype).transpose(1, 2).flatten(2), scores.square().sum(2)
+    return CausalScores(flat, energy, after, after.chunk(2, dim=1), heads, scores)
 
 
 def cosines(

@@ -13,7 +13,6 @@ from primal_attention.functional.ksvd import (
     off_diagonality,
     parameter_trace,
     reduce_objective,
-    sample_loss,
     score_gram,
 )
 from primal_attention.functional.linear import (
@@ -60,7 +59,6 @@ __all__ = [
     "parameter_trace",
     "prefix_sum",
     "reduce_objective",
-    "sample_loss",
     "sample_rows",
     "sampled_features",
     "score_gram",

@@ -92,8 +92,19 @@ class Attend(torch.autograd.Function):
         count = len(plan.tiles)
         heads, norms = given[8 : 8 + count], given[8 + count :]
         both, d, _ = w.shape[1:]
-        inward, outward, blocks = _prepare(plan, w, maps)
-        _, h, _, e = blocks.shape
+        h = both // 2 if plan.folded else both
+        inward = outward = None
+        if maps.q.weight is not None:
+            # folded: query and key of a head side by side, so that one product maps both
+            inward = join(maps.q, maps.k, h if plan.folded else 1)
+        if plan.folded:
+            blocks = fold_weights(w, maps.concat)
+            outward = LinearMap(maps.out.weight, fold_bias(maps.concat, maps.out))
+        else:
+            blocks = w
+            if maps.out.weight is not None:
+                outward = fold_concat(maps.concat, maps.out)
+        e = blocks.shape[-1]
         buffers, kept, sums = Buffers(w, keeps), [], []
         y = w.new_empty(*plan.shape, h * e if outward is None else outward.weight.shape[0])
         for i, tile in enumerate(plan.tiles):
@@ -115,8 +126,12 @@ class Attend(torch.autograd.Function):
                 # norms divide the scores: s numbers per token and head instead of d
                 torch.bmm(tile.each(blocks).mT, q, out=z).mul_(norm)
             if plan.has_energy:
-                # Gram matrices of unit heads, or the energy of the scores
-                parts = torch.bmm(q, q.mT) if plan.folded else _energy(z)
+                if plan.folded:
+                    parts = torch.bmm(q, q.mT)  # Gram matrices of unit heads
+                else:
+                    # a norm accumulates in a wider type without a wide copy of the scores
+                    wide = accumulator(z)
+                    parts = torch.linalg.vector_norm(z, dim=-1, dtype=wide).square_()
                 sums.append(tile.sums(parts, both))
             tokens_first(z.view(g, h * e, t), outward, tile.of(y))
             kept += [q, z, norm] if keeps else []
@@ -210,7 +225,7 @@ class Attend(torch.autograd.Function):
         if w.shape[0] != grad_y.shape[0]:
             grad_blocks = grad_blocks.sum(0, keepdim=True)
         grad_blocks = grad_blocks.to(w.dtype)
-        grad_w, *grads = _prepare_backward(plan, w, maps, grad_blocks, total)
+        grad_w, *grads = _grads_of_maps(plan, w, maps, grad_blocks, total)
         if plan.folded and twice is not None:
             # the weights enter the energy directly, too: d(wᵀ G w) = 2 G w
             by_energy = moments * twice
@@ -246,23 +261,10 @@ def _in_order(
     return whole.mT
 
 
-def _prepare(
-    plan: TilePlan, w: Float[Tensor, "#b both d s"], maps: LayerMaps
-) -> tuple[LinearMap | None, LinearMap | None, Tensor]:
-    """Return the maps to the heads and to the output, and what maps a head to its output."""
-    if plan.folded:
-        # query and key of a head side by side: then one product maps both to the head's output
-        inward = join(maps.q, maps.k, w.shape[1] // 2)
-        outward = LinearMap(maps.out.weight, fold_bias(maps.concat, maps.out))
-        return inward, outward, fold_weights(w, maps.concat)
-    both = None if maps.q.weight is None else join(maps.q, maps.k)
-    return both, None if maps.out.weight is None else fold_concat(maps.concat, maps.out), w
-
-
-def _prepare_backward(
+def _grads_of_maps(
     plan: TilePlan, w: Tensor, maps: LayerMaps, grad_blocks: Tensor, total: TileTotals
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the weights and of all maps from those of what was prepared."""
+    """Return the gradients of the weights and of all maps from those of the folded ones."""
     grad_a, grad_bias, grad_o, out_bias = (
         total.get(name, w.dtype) for name in ("in", "in bias", "out", "out bias")
     )
@@ -290,8 +292,3 @@ def _prepare_backward(
         *(k, None if maps.k.bias is None else k_bias),
         *(grad_c, bias, grad_o, None if maps.out.bias is None else out_bias),
     )
-
-
-def _energy(z: Float[Tensor, "gh s t"]) -> Float[Tensor, "gh s"]:
-    # a norm accumulates in a wider type without a wide copy of the scores
-    return torch.linalg.vector_norm(z, dim=-1, dtype=accumulator(z)).square_()

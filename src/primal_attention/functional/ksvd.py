@@ -24,6 +24,7 @@ from primal_attention.functional.twice import gradients
 
 __all__ = [
     "Reduction",
+    "SampleLoss",
     "average_over_sequences",
     "balance",
     "dual_residual",
@@ -35,7 +36,6 @@ __all__ = [
     "off_diagonality",
     "parameter_trace",
     "reduce_objective",
-    "sample_loss",
     "score_gram",
 ]
 
@@ -99,8 +99,13 @@ def reduce_objective(
     raise ValueError(f"reduction must be 'sample', 'batch' or 'head', got {reduction!r}.")
 
 
-class _SampleLoss(torch.autograd.Function):
-    """``Σ_b weight_b (mean_h J_b)²``; few calls, because their number decides on short inputs."""
+class SampleLoss(torch.autograd.Function):
+    """The ``"sample"`` reduction of the objective, from the energy of the scores.
+
+    ``Σ_b weight_b (mean_h J_b)²`` in few calls, because their number decides on short inputs. Takes
+    the energy of all query and, after them, all key heads, ``ℓ``, the factors of the trace (free,
+    or of each sequence), ``½ / (h tokens)`` and the weights of the sequences.
+    """
 
     @staticmethod
     def forward(
@@ -112,6 +117,7 @@ class _SampleLoss(torch.autograd.Function):
         share: float | Tensor,
         weight: float | Tensor,
     ) -> Tensor:
+        """Return the loss."""
         squares = lam.square()
         # ℓ² of both sides in one row, so that one product sums energies of both
         squares = torch.cat([squares, squares]).view(-1)
@@ -127,6 +133,7 @@ class _SampleLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of all arguments."""
         energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
         if torch.is_grad_enabled():
 
@@ -147,34 +154,6 @@ class _SampleLoss(torch.autograd.Function):
         by_lam = torch.mv(energy.view(each.shape[0], -1).T, each).view(2, *lam.shape).sum(0)
         by_energy = torch.outer(each, squares).view_as(energy)
         return by_energy, by_lam.mul_(lam).mul_(2), w_r * trace, w_e * trace, None, None
-
-
-def sample_loss(
-    energy: Float[Tensor, "b both s"],
-    lam: Float[Tensor, "h s"],
-    w_e: Float[Tensor, "*b h k s"],
-    w_r: Float[Tensor, "*b h k s"],
-    count: int | Tensor,
-) -> Float[Tensor, ""]:
-    """Return the ``"sample"`` reduction of the objective, from the energy of the scores.
-
-    Args:
-        energy: Sums over tokens of the squared scores: all query heads, then all key heads.
-        lam: ``ℓ``.
-        w_e: Query-side weights, free ones or those of each sequence.
-        w_r: Key-side weights.
-        count: Number of tokens, the same for all sequences or one for each. Sequences without
-            tokens are left out.
-    """
-    weight: float | Tensor = 1 / max(energy.shape[0], 1)
-    if isinstance(count, Tensor):
-        real = (count > 0).to(energy.dtype)
-        weight = real / real.sum().clamp_min(1)
-        count = count.clamp_min(1).to(energy.dtype)
-    given = energy, lam, w_e, w_r
-    # half, mean over heads and mean over tokens in one factor
-    share = 0.5 / (lam.shape[0] * count)
-    return _SampleLoss.apply(*given, share, weight)  # type: ignore[no-untyped-call]
 
 
 def average_over_sequences(

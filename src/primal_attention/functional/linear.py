@@ -72,7 +72,7 @@ def causal_sums(
     # a chunk costs chunk² for pairs, and one state for the rest: small states favour short chunks
     if chunk is None:
         chunk = 32 if q.shape[-1] * v.shape[-1] <= _SMALL else 64
-    chunks = (*(to_chunks(t, chunk) for t in (q, k, v)), state)  # [b h g i p]
+    chunks = to_chunks(q, chunk), to_chunks(k, chunk), to_chunks(v, chunk), state  # [b h g i p]
     if is_traced() or not q.dtype == k.dtype == v.dtype == accumulator(q):
         values, last = _chunked_sums(*chunks)
     else:
@@ -100,7 +100,7 @@ class _ChunkedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        flat_q, flat_k, flat_v = (t.flatten(0, 2) for t in (q, k, v))
+        flat_q, flat_k, flat_v = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
         # the wider factor on the right: this order is faster
         states = torch.bmm(flat_v.mT, flat_k).unflatten(0, v.shape[:3])
         last = _sums_before(states, range(v.shape[2]), state.mT)

@@ -221,7 +221,7 @@ def tie_sampled(
         index, basis = None, _basis_of_tokens(basis, position.view(-1, num), n)
     elif key_mask is not None:
         index = _flat_index(position, b, n)
-    variance = representable(_DEVIATION, x) ** 2 if standardize else None
+    variance = _DEVIATION**2 if standardize else None
     return TieRows.apply(plain, x, w_e, w_r, basis, index, variance)  # type: ignore[no-untyped-call]
 
 
