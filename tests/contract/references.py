@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, pad, softplus
 
-from primal_attention.functional import naive_family, naive_nystrom, naive_transport
+from primal_attention.functional import (
+    naive_adaptive,
+    naive_family,
+    naive_nystrom,
+    naive_transport,
+)
 
 Reference = Callable[[Any, Tensor, Tensor, Tensor, bool], Tensor]
 
@@ -178,7 +183,13 @@ def _transport(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> T
     return torch.stack([torch.stack(heads) for heads in each]) @ v
 
 
+def _adaptive(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    plan = core.plan._asdict()
+    return naive_adaptive.adaptive_attention(q, k, v, is_causal=is_causal, **plan).y
+
+
 REFERENCES: dict[str, Reference] = {
+    "adaptive": _adaptive,
     "cosformer": _cosformer,
     "distributional": _distributional,
     "favor": _favor,

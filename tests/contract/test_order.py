@@ -8,7 +8,8 @@ from tests.house.rows import each
 from primal_attention.attention import create_attention, list_attentions
 
 GROWING_STATE = {
-    "distributional", "gaussian", "kernelized-log", "primal-sparse", "softmax", "softmax-explicit"
+    "adaptive", "distributional", "gaussian", "kernelized-log", "primal-sparse", "softmax",
+    "softmax-explicit",
 }  # fmt: skip
 """Mechanisms that remember every token; all others decode from a state of constant size."""
 

@@ -48,7 +48,10 @@ def test_what_torch_cannot_differentiate_twice_is_refused(mode_case):
     layer, arguments = mode_case.build(), mode_case.inputs()
     x = arguments["x"].requires_grad_()
     found = _gradient(mode_case, layer, arguments, torch.randn_like(x), create_graph=True)
-    if mode_case.name in TORCH:
+    is_torch = mode_case.name in TORCH
+    if mode_case.name == "adaptive":  # which is softmax while it reads all tokens
+        is_torch = arguments.get("context", x).shape[1] <= layer.core.plan.reach
+    if is_torch:
         with pytest.raises(RuntimeError, match="is not implemented"):
             found.square().sum().backward()
     else:

@@ -1,5 +1,6 @@
 """Attention layers with one interface, by class or by name."""
 
+from primal_attention.attention.adaptive import AdaptiveAttention, NeglectedMass
 from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.create import create_attention
@@ -32,6 +33,7 @@ from primal_attention.attention.time import TimeAttention, TimeOptions
 from primal_attention.attention.transport import TransportAttention
 
 __all__ = [
+    "AdaptiveAttention",
     "Attention",
     "Aux",
     "Capabilities",
@@ -51,6 +53,7 @@ __all__ = [
     "LinformerAttention",
     "MongeGapTerm",
     "MultiHeadAttention",
+    "NeglectedMass",
     "NystromDiagnostics",
     "NystromformerAttention",
     "PrimalAttention",

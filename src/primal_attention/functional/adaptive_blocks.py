@@ -1,0 +1,119 @@
+"""Blocks of an adaptive sum: which ones are near a query, and the moments of every block.
+
+Formulas are in :mod:`primal_attention.functional.naive_adaptive`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = ["CAP", "REACH", "BlockPlan", "Moments", "block_moments"]
+
+REACH = 2.0
+"""Standard deviations above its mean at which the best key of a block is expected."""
+CAP = 4.0
+"""Largest exponent that the covariance of a block may add."""
+_TINY = 1e-12
+"""Added to squares before a root, so that equal keys have a gradient."""
+
+
+class BlockPlan(NamedTuple):
+    """What an adaptive sum reads exactly."""
+
+    block: int = 32
+    """Keys of a block."""
+    window: int = 2
+    """Blocks that are read before a query's own one; without order also after it."""
+    top: int | None = 8
+    """Far blocks that every query reads; ``None`` for as many as ``error`` needs."""
+    sinks: int = 4
+    """First keys, which every query reads and which belong to no block."""
+    rank: int = 2
+    """Directions of the covariances."""
+    error: float = 0.0
+    """With ``top=None``, the share of the mass that may come from moments."""
+
+    @property
+    def reach(self) -> int:
+        """Largest number of keys of which every query reads all."""
+        return self.sinks + self.block * (self.window + 1 + (self.top or 0))
+
+    def num_blocks(self, m: int) -> int:
+        """Return the number of blocks of ``m`` keys."""
+        return max(0, -((self.sinks - m) // self.block))
+
+
+class Moments(NamedTuple):
+    """Moments of the blocks of keys and values."""
+
+    mean: Float[Tensor, "*batch j d"]
+    axes: Float[Tensor, "*batch j r d"]
+    """Directions of large variance, as long as the standard deviation of the keys."""
+    value: Float[Tensor, "*batch j v"]
+    slopes: Float[Tensor, "*batch j r v"]
+    """What one standard deviation along an axis adds to the mean value."""
+
+
+def block_moments(
+    k: Float[Tensor, "*batch m d"],
+    v: Float[Tensor, "*batch m v"],
+    plan: BlockPlan,
+    keep: Bool[Tensor, "*#batch m"] | None = None,
+) -> Moments:
+    """Return the moments of all blocks; those of a block without keys are zero.
+
+    Args:
+        k: Keys.
+        v: Values.
+        plan: Gives sizes and rank.
+        keep: ``True`` where a key is real; all by default.
+    """
+    m, rank = k.shape[-2], plan.rank
+    num = plan.num_blocks(m)
+    gap = num * plan.block - max(m - plan.sinks, 0)
+    if keep is None and gap:
+        keep = torch.ones(m, dtype=torch.bool, device=k.device)
+    k, v = (_cut(t, gap, plan, num) for t in (k, v))
+    if keep is None:
+        mean, value = k.mean(-2), v.mean(-2)
+        rest, spread = k - mean.unsqueeze(-2), v - value.unsqueeze(-2)
+        count = torch.full((), float(plan.block), dtype=k.dtype, device=k.device)
+    else:
+        real = _cut(keep[..., None], gap, plan, num).to(k.dtype)
+        count = real.sum(-2).clamp_min(1)
+        # where, not multiply: a NaN in a padded slot must not survive
+        k, v = torch.where(real > 0, k, 0.0), torch.where(real > 0, v, 0.0)
+        mean, value = k.sum(-2) / count, v.sum(-2) / count
+        rest, spread = (k - mean.unsqueeze(-2)) * real, (v - value.unsqueeze(-2)) * real
+    axes, slopes = [], []
+    for i in range(rank):
+        farthest = rest.detach().square().sum(-1).argmax(-1)
+        start = rest.gather(-2, _as_index(farthest, rest))  # [*batch j 1 d]
+        along = rest @ _unit(start, -1).mT
+        u = _unit(rest.mT @ _unit(along, -2), -2)  # [*batch j d 1]
+        z = rest @ u
+        deviation = (z.square().sum(-2) / count + _TINY).sqrt()  # [*batch j 1]
+        axes.append(deviation * u.squeeze(-1))
+        slopes.append((z.mT @ spread).squeeze(-2) / (count * deviation))
+        if i + 1 < rank:
+            rest = rest - z @ u.mT
+    if not rank:
+        return Moments(mean, k[..., :0, :], value, v[..., :0, :])
+    return Moments(mean, torch.stack(axes, -2), value, torch.stack(slopes, -2))
+
+
+def _cut(x: Tensor, gap: int, plan: BlockPlan, num: int) -> Tensor:
+    """Return the tokens after the sinks as blocks; the last one is padded with zeros."""
+    x = x[..., plan.sinks :, :]
+    return (pad(x, (0, 0, 0, gap)) if gap else x).unflatten(-2, (num, plan.block))
+
+
+def _as_index(at: Tensor, rows: Tensor) -> Tensor:
+    return at[..., None, None].expand(*at.shape, 1, rows.shape[-1])
+
+
+def _unit(x: Tensor, dim: int) -> Tensor:
+    return x * (x.square().sum(dim, keepdim=True) + _TINY).rsqrt()
