@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.surgery.conftest import text
 from torch import nn
 
 from primal_attention.attention import attention_entry, create_attention, list_attentions
@@ -170,3 +171,22 @@ def test_the_cache_of_a_converted_model_does_not_grow():
     plain = transformers.DynamicCache(config=model.config)
     decoder("llama", None)(torch.randint(2, 40, (2, 300)), past_key_values=plain)
     assert cache_numel(plain) > sizes[0]
+
+
+@pytest.mark.parametrize("name", ["softmax", "adaptive"])
+@pytest.mark.parametrize("groups", [1, 2])
+@torch.no_grad()
+def test_grouped_keys_are_not_repeated_in_weights_or_state(name, groups):
+    model = text("LlamaForCausalLM", num_key_value_heads=groups)
+    ids = torch.randint(3, 50, (2, 40))
+    before, size = model(ids).logits, sum(p.numel() for p in model.parameters())
+    written = model.generate(ids[:, :9], max_new_tokens=12, do_sample=False)
+    (note,) = {t.note for t in convert(model, SurgeryConfig(name)).targets}
+    assert note == ""
+    assert sum(p.numel() for p in model.parameters()) == size
+    torch.testing.assert_close(model(ids).logits, before)
+    assert torch.equal(model.generate(ids[:, :9], max_new_tokens=12, do_sample=False), written)
+    cache = transformers.DynamicCache(config=model.config)
+    model(ids, past_key_values=cache)
+    keys = cache.layers[0].state.tensors[0]
+    assert keys.shape[1] == groups

@@ -76,7 +76,7 @@ def test_a_language_model_survives_softmax_layers():
     batch = {k: batch[k] for k in ("input_ids", "attention_mask")}
     keep = batch["attention_mask"].bool()
     before = model(**batch).logits
-    (note,) = {t.note for t in inspect_targets(model, SurgeryConfig("softmax"))}
+    (note,) = {t.note for t in inspect_targets(model, SurgeryConfig("linear"))}
     assert note == "keys and values of 3 groups repeated, exactly"
     for layers in ("all", "last:3"):
         conversion = convert(model, SurgeryConfig("softmax", layers=layers))

@@ -67,6 +67,7 @@ class AdaptiveCore(Core):
 
     capabilities = Capabilities(time=JOINED_TIME | {"rotary"})
     ordered = True
+    takes_groups = True
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class AdaptiveAttention(MultiHeadAttention):
             memory = take_tokens(torch.where(key_mask[:, :, None], memory, 0.0), order)
             rotary, key_mask = rotary and rotary.take(order), key_mask.gather(1, order)
         q = self._split(self.q_proj(memory if context is None else x))
-        k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        k, v = self._split_keys(self.k_proj(memory)), self._split_keys(self.v_proj(memory))
         if rotary is not None:
             q, k = rotary.queries(q), rotary.keys(k)
         plan = self.core.plan

@@ -27,6 +27,8 @@ class Core(nn.Module):
     """Whether queries influence each other. If so, ``forward`` also takes ``query_mask``."""
     takes_turn: bool = False
     """Whether the core applies ``rotary`` itself. If so, ``forward`` and ``step`` take ``turn``."""
+    takes_groups: bool = False
+    """Whether several heads of queries may share one head of keys and values."""
 
     def forward(
         self,
@@ -139,6 +141,12 @@ class MultiHeadAttention(Attention):
         self.out_proj = nn.Linear(dim, dim, bias, device, dtype)
         self.core = core
         self.capabilities = core.capabilities
+        self.kv_heads = num_heads
+        """Heads of keys and values; fewer in a converted layer whose core takes groups."""
+
+    def _split_keys(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b g n d"]:
+        """Return the heads of keys or values as a view."""
+        return x.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
 
     def _forward(
         self,
@@ -177,7 +185,7 @@ class MultiHeadAttention(Attention):
         self, q: Tensor, memory: Tensor, rotary: Turn | None, extra: dict[str, Any]
     ) -> Float[Tensor, "b h n v"]:
         """Project the memory to keys and values, and return the output of the core."""
-        k, v = self._split(self.k_proj(memory)), self._split(self.v_proj(memory))
+        k, v = self._split_keys(self.k_proj(memory)), self._split_keys(self.v_proj(memory))
         if rotary is not None and self.core.takes_turn:
             extra = {**extra, "turn": rotary}
         elif rotary is not None:
@@ -189,7 +197,7 @@ class MultiHeadAttention(Attention):
         if not self.capabilities.stateful:
             return super().init_state(batch_size)
         weight = self.k_proj.weight
-        empty = weight.new_zeros(batch_size, self.num_heads, 0, self.head_dim)
+        empty = weight.new_zeros(batch_size, self.kv_heads, 0, self.head_dim)
         return self.core.init_state(empty, empty)
 
     def step(
@@ -206,7 +214,8 @@ class MultiHeadAttention(Attention):
         self._check(x, key_mask=key_mask, state=state, rotary=rotary)
         if key_mask is not None:
             x = torch.where(key_mask[:, :, None], x, 0.0)
-        q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q = self._split(self.q_proj(x))
+        k, v = self._split_keys(self.k_proj(x)), self._split_keys(self.v_proj(x))
         extra: dict[str, Any] = {"key_mask": key_mask}
         if rotary is not None and self.core.takes_turn:
             extra["turn"] = rotary

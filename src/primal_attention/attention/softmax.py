@@ -25,19 +25,21 @@ class SoftmaxCore(CachingCore):
     """``softmax(q kᵀ / √d) v`` in ``O(n m d)`` time; the decoding state grows with every token."""
 
     capabilities = Capabilities(time=JOINED_TIME | {"rotary", "stationary-bias"})
+    takes_groups = True
 
     def forward(
         self,
         q: Float[Tensor, "b h n d"],
-        k: Float[Tensor, "b h m d"],
-        v: Float[Tensor, "b h m v"],
+        k: Float[Tensor, "b g m d"],
+        v: Float[Tensor, "b g m v"],
         *,
         key_mask: Bool[Tensor, "b m"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n v"]:
         """Return the softmax mean of the values; zero for a row without keys."""
         if key_mask is None:
-            return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+            shared = k.shape[1] != q.shape[1]
+            return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=shared)
         # one mask row for all queries: if expanded, the fused kernel copies it to n × m floats
         keep = key_mask[:, None, None, :]
         if is_causal:
@@ -45,7 +47,8 @@ class SoftmaxCore(CachingCore):
         return self._attend_masked(q, k, v, keep)
 
     def _attend_masked(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
-        y = scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        shared = k.shape[1] != q.shape[1]
+        y = scaled_dot_product_attention(q, k, v, attn_mask=keep, enable_gqa=shared)
         return torch.where(keep.any(-1, keepdim=True), y, 0.0)
 
 
@@ -55,6 +58,8 @@ class ExplicitSoftmaxCore(SoftmaxCore):
     Args:
         weight_dropout: Probability of dropping a weight in training, as in Vaswani et al. 2017.
     """
+
+    takes_groups = False
 
     def __init__(self, weight_dropout: float = 0.0) -> None:
         super().__init__()

@@ -41,7 +41,8 @@ class LayerInputs(NamedTuple):
         same result for a sequence alone as for the sequence in a padded batch.
         """
         q, k = layer.q_proj(self.x), layer.k_proj(self.x if self.context is None else self.context)
-        q, k = (t.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for t in (q, k))
+        q = q.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
+        k = k.unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
         if self.rotary is not None:
             q, k = self.rotary.turn(q), self.rotary.turn(k)
         keep, is_self = self.key_mask, self.context is None

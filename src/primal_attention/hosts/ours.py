@@ -68,7 +68,8 @@ class OwnLayer(CapturedLayer):
         self._check_weights()
         inputs, layer = self._doubles(sequence)
         memory = inputs.x if inputs.context is None else inputs.context
-        return layer.v_proj(memory)[0].unflatten(-1, (layer.num_heads, -1)).transpose(0, 1)
+        v = layer.v_proj(memory)[0].unflatten(-1, (layer.kv_heads, -1)).transpose(0, 1)
+        return v.repeat_interleave(layer.num_heads // layer.kv_heads, 0)
 
     @torch.no_grad()
     def scores(self, sequence: int = 0) -> CapturedScores:

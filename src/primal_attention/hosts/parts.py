@@ -90,18 +90,20 @@ class AttentionParts:
             )
 
     def canonical(self) -> "AttentionParts":
-        """Return parts of the same function with one key head per query head and scale ``1/√d``.
-
-        Both changes are exact: keys and values of a group are repeated, and the scale is moved into
-        the query weights.
-        """
+        """Return parts of the same function with scale ``1/√d``, which the query weights take."""
         return replace(
             self,
             q=_scaled(self.q, self.scaling * math.sqrt(self.head_dim)),
-            k=self._repeated(self.k),
-            v=self._repeated(self.v),
-            kv_heads=self.num_heads,
             scaling=1 / math.sqrt(self.head_dim),
+        )
+
+    def ungrouped(self) -> "AttentionParts":
+        """Return parts of the same function with a head of keys for each head of queries.
+
+        Keys and values of a group are repeated, for mechanisms that cannot share them.
+        """
+        return replace(
+            self, k=self._repeated(self.k), v=self._repeated(self.v), kv_heads=self.num_heads
         )
 
     def _repeated(self, p: LinearWeights) -> LinearWeights:

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 from torch.types import Device
 
-from primal_attention.attention import Attention, PrimalAttention, create_attention
+from primal_attention.attention import (
+    Attention,
+    MultiHeadAttention,
+    PrimalAttention,
+    create_attention,
+)
 from primal_attention.functional.precision import accumulator
 from primal_attention.hosts import AttentionParts, LinearWeights
 from primal_attention.surgery.config import CONVERSION_DEFAULTS
@@ -41,6 +46,10 @@ def build_attention(
         dtype=weight.dtype,
         **{"dropout": parts.dropout, **CONVERSION_DEFAULTS.get(name, {}), **options},
     )
+    if isinstance(attention, MultiHeadAttention) and attention.core.takes_groups:
+        attention.kv_heads = parts.kv_heads
+    else:
+        parts = parts.ungrouped()
     meta = torch.device(weight.device if device is None else device).type == "meta"
     for part, projection in (("q_proj", parts.q), ("k_proj", parts.k), ("v_proj", parts.v)):
         if hasattr(attention, part):

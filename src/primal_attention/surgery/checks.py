@@ -137,7 +137,7 @@ def _check_capabilities(parts: AttentionParts, config: SurgeryConfig) -> None:
 
 def _note(parts: AttentionParts, attention: Attention) -> str:
     notes = []
-    if parts.kv_heads != parts.num_heads:
+    if parts.kv_heads != getattr(attention, "kv_heads", parts.num_heads):
         notes.append(f"keys and values of {parts.kv_heads} groups repeated, exactly")
     if parts.rotary and not attention.capabilities.rotary:
         notes.append("rotary positions are dropped")

@@ -353,10 +353,12 @@ def _project(
             f"{type(layer).__name__} has no projections of queries and keys, so it cannot be "
             "probed; choose another layer."
         )
+    kv_heads = getattr(layer, "kv_heads", layer.num_heads)
     q, k = (
-        p(x).unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
-        for p in (layer.q_proj, layer.k_proj)
+        p(x).unflatten(-1, (heads, -1)).transpose(1, 2)
+        for p, heads in ((layer.q_proj, layer.num_heads), (layer.k_proj, kv_heads))
     )
+    k = k.repeat_interleave(layer.num_heads // kv_heads, 1)
     if (rotary := kwargs.get("rotary")) is not None:
         q, k = rotary.queries(q), rotary.keys(k)
     if isinstance(layer, PrimalAttention):
