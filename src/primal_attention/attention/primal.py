@@ -38,7 +38,6 @@ from primal_attention.attention.primal_parameters import (
     PrimalParameters,
     Weights,
     count_tokens,
-    projections,
     zero_padding,
 )
 from primal_attention.attention.registry import register_attention
@@ -151,8 +150,8 @@ class PrimalAttention(PrimalParameters, PublishesTerms):
         # one function differentiates the whole layer, unless somebody looks at a part of it
         is_whole = rotary is None and regularizer != "kkt"
         is_whole = is_whole and (context is None or regularizer is None)
-        # plain attributes take four times as long, which counts for short sequences
-        maps = plain_maps(projections(self._modules)) if is_whole else None
+        layers = self.q_proj, self.k_proj, self.concat, self.out_proj
+        maps = plain_maps(layers) if is_whole else None
         if is_causal:
             found = self._causal(x, key_mask, self.init_state(x.shape[0]), rotary, maps)
         elif maps is None:
