@@ -31,9 +31,11 @@ KernelFunction = Callable[[Tensor, Tensor], Tensor]
 """``kernel(x [n d], y [m d]) -> [n m]``."""
 
 
-def unit_rows(x: Float[Tensor, "n d"], eps: float = 1e-12) -> Float[Tensor, "n d"]:
+def unit_rows(x: Float[Tensor, "*h n d"]) -> Float[Tensor, "*h n d"]:
     """Return ``x_i / ‖x_i‖``; a zero row stays zero."""
-    return torch.nn.functional.normalize(x, dim=-1, eps=eps)
+    norm = x.norm(dim=-1, keepdim=True)
+    # squares of tiny numbers are zero: such a row counts as zero, and none is divided by zero
+    return torch.where(norm > 0, x / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
 
 
 def linear(x: Float[Tensor, "n d"], y: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:

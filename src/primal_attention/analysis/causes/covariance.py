@@ -30,8 +30,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from primal_attention.analysis.causes.primal import Matrix, promote, unit_rows
+from primal_attention.analysis.causes.primal import Matrix, promote
 from primal_attention.hosts import CapturedLayer
+from primal_attention.ksvd import unit_rows
 
 __all__ = [
     "Correlation",

@@ -16,9 +16,9 @@ from primal_attention.analysis.causes.primal import (
     Matrix,
     captured_scores,
     promote,
-    unit_rows,
 )
 from primal_attention.hosts import Batch, CapturedLayer, batch_arguments, capture
+from primal_attention.ksvd import unit_rows
 from primal_attention.training.evaluation import eval_mode
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from primal_attention.hosts import CapturedLayer, CapturedScores
+from primal_attention.ksvd import unit_rows
 
 __all__ = [
     "HatMatrix",
@@ -235,9 +236,3 @@ def moral_graph(
     parts = [hat.neighbors(block, count) for block in wanted.split(_BLOCK)]
     indices, values = (torch.cat(part) for part in zip(*parts, strict=True))
     return MoralGraph(wanted, indices, values)
-
-
-def unit_rows(x: Float[Tensor, "*h n p"]) -> Float[Tensor, "*h n p"]:
-    """Return rows of unit length; zero rows stay zero."""
-    norm = x.norm(dim=-1, keepdim=True)
-    return torch.where(norm > 0, x / norm.clamp_min(torch.finfo(x.dtype).tiny), 0.0)
