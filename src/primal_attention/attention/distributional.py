@@ -10,7 +10,6 @@ of word types. Their products are logits at temperature 1; the projection of que
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,6 +21,7 @@ from primal_attention.attention.base import JOINED_TIME, Capabilities, State
 from primal_attention.attention.multihead import CachingCore, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Turn
+from primal_attention.kernels.base import Factory
 
 __all__ = ["DistributionalCore", "DistributionalTokenAttention"]
 
@@ -133,7 +133,7 @@ class DistributionalTokenAttention(MultiHeadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)
         core = DistributionalCore(max(dim // heads, 1), heads, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)

@@ -46,8 +46,10 @@ class MongeGapTerm:
         self, modules: nn.Module | Iterable[nn.Module], *, num_points: int = 256, seed: int = 0
     ) -> None:
         # a ModuleList is a module that is never called: its items are meant
-        is_one = isinstance(modules, nn.Module) and not isinstance(modules, nn.ModuleList)
-        self.modules: list[Any] = [modules] if is_one else list(modules)  # type: ignore[arg-type]
+        if isinstance(modules, nn.ModuleList) or not isinstance(modules, nn.Module):
+            self.modules = list(modules)
+        else:
+            self.modules = [modules]
         if not self.modules or num_points < 2:
             raise ValueError(
                 f"MongeGapTerm needs at least one module and two points, got {len(self.modules)} "
@@ -87,7 +89,7 @@ class MongeGapTerm:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # a copy of a watched model must not take the graph of a forward along
         return {**self.__dict__, "_pairs": {}}
 

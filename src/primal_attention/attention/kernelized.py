@@ -10,7 +10,6 @@ weights ``c`` make attention sharper.
 
 import functools
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,6 +32,7 @@ from primal_attention.functional.linear import append_ones
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
 from primal_attention.kernels import PositiveFeatures
+from primal_attention.kernels.base import Factory
 from primal_attention.kernels.exact import unit
 
 __all__ = ["KernelizedAttention", "KernelizedCore"]
@@ -207,7 +207,7 @@ class KernelizedAttention(MultiHeadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)  # the base class raises if num_heads is below 1
         features = PositiveFeatures(
             max(dim // heads, 1),

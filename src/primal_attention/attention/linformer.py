@@ -23,6 +23,7 @@ from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Turn
 from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.kernels.base import Factory
 
 __all__ = ["LinformerAttention", "LinformerCore"]
 
@@ -147,7 +148,7 @@ class LinformerAttention(MultiHeadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         core = LinformerCore(max(num_heads, 1), num_projections=num_projections, **factory)
         super().__init__(dim, num_heads, core, bias=bias, dropout=dropout, **factory)
 

@@ -7,8 +7,6 @@ pseudo-inverse is computed for each matrix separately. Segment means contain lat
 is no causal form.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -20,6 +18,7 @@ from primal_attention.attention.registry import register_attention
 from primal_attention.functional.landmarks import segment_means
 from primal_attention.functional.nystromformer import nystromformer_attention, token_convolution
 from primal_attention.functional.precision import accumulator, full_precision
+from primal_attention.kernels.base import Factory
 
 __all__ = ["NystromformerAttention", "NystromformerCore"]
 
@@ -125,7 +124,7 @@ class NystromformerAttention(MultiHeadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         core = NystromformerCore(
             max(num_heads, 1), num_landmarks=num_landmarks, kernel_size=kernel_size, **factory
         )

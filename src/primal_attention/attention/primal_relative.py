@@ -9,8 +9,6 @@ duals, no values, no ``n × n`` matrix, and a constant decoding state. Cosine fe
 the divisor is the sum of the weights, not of the scores.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -23,6 +21,7 @@ from primal_attention.attention.registry import register_attention
 from primal_attention.attention.rotary import Turn
 from primal_attention.functional.precision import accumulator, full_precision
 from primal_attention.functional.toeplitz import WindowState
+from primal_attention.kernels.base import Factory
 from primal_attention.kernels.exact import unit
 
 __all__ = ["PrimalRelativeAttention"]
@@ -65,7 +64,7 @@ class PrimalRelativeAttention(Attention):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, num_heads, dropout=dropout)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.rank = min(32, self.head_dim) if rank is None else rank
         if self.rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}.")

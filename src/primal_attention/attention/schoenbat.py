@@ -24,6 +24,7 @@ from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.precision import accumulator
 from primal_attention.kernels import MaclaurinFeatures, PowerSeries, as_series
+from primal_attention.kernels.base import Factory
 from primal_attention.kernels.exact import unit
 
 __all__ = ["SchoenbatAttention", "SchoenbatCore", "center_l2", "signed_power"]
@@ -93,7 +94,7 @@ class SchoenbatCore(KernelCore):
                 f"temperature is {temperature}; it must be between 0 and {radius:g}, where the "
                 f"series {features.series.name!r} converges."
             )
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.fixed_temperature, self.eps = temperature, eps
         self.max_temperature, start = temperature_range(features.series)
         if temperature is not None and temperature > self.max_temperature:

@@ -9,7 +9,7 @@ keys enter through a state of constant size.
 
 import functools
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,6 +31,7 @@ from primal_attention.functional.nystrom import (
     windowed_nystrom,
 )
 from primal_attention.functional.precision import accumulator
+from primal_attention.kernels.base import Factory
 
 __all__ = ["NystromDiagnostics", "SkyformerAttention", "SkyformerCore"]
 
@@ -75,7 +76,7 @@ class SkyformerCore(GaussianCore):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         super().__init__(num_heads, normalize=normalize, qk_norm=qk_norm, **factory)
         for name, value, choices in (
             ("landmarks", landmarks, get_args(Landmarks)),

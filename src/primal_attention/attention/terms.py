@@ -7,7 +7,7 @@ library call their layers with ``return_aux=True`` and publish all terms themsel
 ``ksvd_loss`` collects what was published and clears it. Terms are never pickled or copied.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -48,7 +48,7 @@ class PublishesTerms(nn.Module):
         """Return whether the last forward left no graph although there is something to train."""
         return not self._had_gradients and any(p.requires_grad for p in self.parameters())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # terms belong to one graph: a copy or a pickle must not drag it along
         dropped = "_terms", "_had_gradients"
         return {k: v for k, v in self.__dict__.items() if k not in dropped}

@@ -8,7 +8,7 @@ moves any cloud of points to its image at the least cost: its Monge gap is zero,
 identity residual, for any weights. A free value or output map loses this.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -147,12 +147,10 @@ def create_softmax(
         >>> type(create_softmax(16, 4, value="tied")).__name__
         'TiedSoftmaxAttention'
     """
-    options: Any = {"bias": bias, "dropout": dropout, "device": device, "dtype": dtype}
-    if value == "tied":
-        return TiedSoftmaxAttention(dim, num_heads, **options)
-    if value != "free":
+    layers = {"free": SoftmaxAttention, "tied": TiedSoftmaxAttention}
+    if value not in layers:
         raise ValueError(f"value must be 'free' or 'tied', got {value!r}.")
-    return SoftmaxAttention(dim, num_heads, **options)
+    return layers[value](dim, num_heads, bias=bias, dropout=dropout, device=device, dtype=dtype)
 
 
 register_attention(

@@ -4,8 +4,6 @@ Composing plans from queries to anchors and from anchors to keys is the idea of 
 et al. 2025, arXiv 2509.23436). See :mod:`primal_attention.functional.anchors` for the formulas.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -16,6 +14,7 @@ from primal_attention.attention.multihead import Core, MultiHeadAttention
 from primal_attention.attention.registry import register_attention
 from primal_attention.functional.anchors import anchored_attention
 from primal_attention.functional.precision import full_precision
+from primal_attention.kernels.base import Factory
 
 __all__ = ["TransportAttention", "TransportCore"]
 
@@ -56,7 +55,7 @@ class TransportCore(Core):
                 "1 and at least 0."
             )
         self.num_steps = num_steps
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.z = nn.Parameter(torch.randn(num_heads, num_anchors, head_dim, **factory))
         self.log_mass = nn.Parameter(torch.zeros(num_heads, num_anchors, **factory))
 
@@ -125,7 +124,7 @@ class TransportAttention(MultiHeadAttention):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         heads = max(num_heads, 1)
         core = TransportCore(
             max(dim // heads, 1), heads, num_anchors=num_anchors, num_steps=num_steps, **factory

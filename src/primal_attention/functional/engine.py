@@ -39,7 +39,7 @@ from primal_attention.functional.tiles import (
     norm_gradient,
     tokens_first,
 )
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = ["Attend", "Heads", "TilePlan"]
 
@@ -82,7 +82,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: TilePlan, has_grad: bool, x: Tensor | None, w: Tensor, *given: Any
+        ctx: Context, plan: TilePlan, has_grad: bool, x: Tensor | None, w: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return output and energy."""
         # under no_grad inputs say that they need gradients, but nobody will ask for them
@@ -149,7 +149,9 @@ class Attend(torch.autograd.Function):
         return y, (w * moments).sum(2) if plan.folded and moments is not None else moments
 
     @staticmethod
-    def backward(ctx: Any, grad_y: Tensor, grad_energy: Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Context, grad_y: Tensor, grad_energy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Return the gradients of all arguments."""
         x, w, moments, blocks, *saved = ctx.saved_tensors
         a, a_bias, o, o_bias, *kept = saved[8:]
@@ -169,7 +171,7 @@ class Attend(torch.autograd.Function):
             pull = by_head((w * twice) @ w.mT, h, 1) if plan.folded else twice.mT
         grad_x = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
         buffers, total = Buffers(w, keeps=False), TileTotals(accumulator(w))
-        grads_q = []
+        grads_q: list[Tensor] = []
         grads_blocks = []
         for tile, q, z, norm in zip(plan.tiles, kept[::3], kept[1::3], kept[2::3], strict=True):
             (g, t), out, norm = tile.shape, tile.of(grad_y), norm.to(w.dtype)
@@ -225,7 +227,7 @@ class Attend(torch.autograd.Function):
         if w.shape[0] != grad_y.shape[0]:
             grad_blocks = grad_blocks.sum(0, keepdim=True)
         grad_blocks = grad_blocks.to(w.dtype)
-        grad_w, *grads = _grads_of_maps(plan, w, maps, grad_blocks, total)
+        grad_w, grads = _grads_of_maps(plan, w, maps, grad_blocks, total)
         if plan.folded and twice is not None:
             # the weights enter the energy directly, too: d(wᵀ G w) = 2 G w
             by_energy = moments * twice
@@ -263,7 +265,7 @@ def _in_order(
 
 def _grads_of_maps(
     plan: TilePlan, w: Tensor, maps: LayerMaps, grad_blocks: Tensor, total: TileTotals
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """Return the gradients of the weights and of all maps from those of the folded ones."""
     grad_a, grad_bias, grad_o, out_bias = (
         total.get(name, w.dtype) for name in ("in", "in bias", "out", "out bias")
@@ -287,8 +289,8 @@ def _grads_of_maps(
         bias = (out_bias @ maps.out.weight).view(-1, d).sum(0)
     q, k = (None, None) if grad_a is None else grad_a.chunk(2)
     q_bias, k_bias = (None, None) if grad_bias is None else grad_bias.chunk(2)
-    return (
-        *(grad_w, q, None if maps.q.bias is None else q_bias),
+    return grad_w, (
+        *(q, None if maps.q.bias is None else q_bias),
         *(k, None if maps.k.bias is None else k_bias),
         *(grad_c, bias, grad_o, None if maps.out.bias is None else out_bias),
     )

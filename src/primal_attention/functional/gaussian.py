@@ -17,15 +17,13 @@ points within a distance of 100 of the origin. Beyond, the accuracy falls for pa
 ``‖x‖ √eps``, but no weight exceeds one.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = ["gaussian_attention", "gaussian_gram", "half_square", "key_origin", "square_distances"]
 
@@ -73,13 +71,13 @@ class _SquareDistances(torch.autograd.Function):
     """The squares; torch differentiates its distances once only."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, y: Tensor) -> Tensor:
         distances = _distances(x, y)
         ctx.save_for_backward(x, y, distances)
         return distances.square()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, distances = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradients(_squares, (x, y), ctx.needs_input_grad, (grad,))
@@ -96,7 +94,7 @@ class _Gram(torch.autograd.Function):
     """``exp(−‖x − y‖²/2)``; keeps only the points and the result for backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, origin: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, y: Tensor, origin: Tensor) -> Tensor:
         near_x, near_y = x - origin, y - origin
         gram = (near_x @ near_y.mT).sub_(half_square(near_x)).sub_(half_square(near_y).mT)
         gram.clamp_max_(0).exp_()
@@ -104,7 +102,7 @@ class _Gram(torch.autograd.Function):
         return gram
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, gram, origin = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradients(_gram, (x, y, origin), ctx.needs_input_grad, (grad,))

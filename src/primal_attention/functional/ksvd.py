@@ -13,14 +13,14 @@ formed. For the trace of the effective weights, ``Tr(W_{e|X}ᵀ W_{r|X})``, pass
 ``W`` to :func:`parameter_trace` and :func:`kkt_residual`, and leave out ``f``.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = [
     "Reduction",
@@ -109,7 +109,7 @@ class SampleLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         energy: Tensor,
         lam: Tensor,
         w_e: Tensor,
@@ -132,7 +132,7 @@ class SampleLoss(torch.autograd.Function):
         return torch.dot(mean, mean * weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all arguments."""
         energy, lam, w_e, w_r, squares, mean = ctx.saved_tensors
         if torch.is_grad_enabled():

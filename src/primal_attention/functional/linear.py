@@ -7,14 +7,14 @@ keys enter through one ``p × v`` state, keys of the same chunk through one smal
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = [
     "CausalSums",
@@ -99,7 +99,9 @@ class _ChunkedSums(torch.autograd.Function):
     """The same in fewer products; keeps its inputs and the state before each chunk."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
         flat_q, flat_k, flat_v = q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
         # the wider factor on the right: this order is faster
         states = torch.bmm(flat_v.mT, flat_k).unflatten(0, v.shape[:3])
@@ -110,7 +112,7 @@ class _ChunkedSums(torch.autograd.Function):
         return values.view(v.shape), last.mT
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         *given, states = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradients(_chunked_sums, given, ctx.needs_input_grad, (grad, grad_last))

@@ -1,7 +1,6 @@
 """In which precision sums, norms and losses are computed, and whether a tracer looks on."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ def representable(eps: float, x: Tensor) -> float:
     return max(eps, torch.finfo(x.dtype).max ** -0.5)
 
 
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
     """Return a context in which autocast leaves matrix products on the device of ``x`` alone."""
     if torch.amp.is_autocast_available(x.device.type):
         return torch.autocast(x.device.type, enabled=False)

@@ -1,14 +1,13 @@
 """Matrix inverses by Newton-Schulz iterations, which use only matrix products."""
 
 import functools
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = ["newton_schulz", "schulz_inverse"]
 
@@ -50,7 +49,7 @@ class _NewtonSchulz(torch.autograd.Function):
     """The iteration with fused multiply-add products in forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, z: Tensor, steps: int) -> Tensor:
+    def forward(ctx: Context, a: Tensor, z: Tensor, steps: int) -> Tensor:
         start, kept = z, []
         for _ in range(steps):
             after, *inside = _newton_schulz_step(a, z)
@@ -60,7 +59,7 @@ class _NewtonSchulz(torch.autograd.Function):
         return z
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, start, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             formula = functools.partial(_iterate, steps=len(kept) // 4)

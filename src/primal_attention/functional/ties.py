@@ -26,7 +26,7 @@ from primal_attention.functional.tiles import (
     norm_gradient,
     tokens_first,
 )
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = ["TieDual", "TieRows"]
 
@@ -43,7 +43,7 @@ class TieRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         formula: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
         x: Tensor,
         w_e: Tensor,
@@ -73,7 +73,7 @@ class TieRows(torch.autograd.Function):
         return w.flatten(1, 2), x
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor, grad_x: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad_w: Tensor, grad_x: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all arguments."""
         x, w_e, w_r, basis, index, rows, mean, deviation, f, codes = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -115,7 +115,7 @@ class TieDual(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Context,
         tiles: Sequence[Tile],
         key_mask: Tensor | None,
         h: int,
@@ -162,7 +162,9 @@ class TieDual(torch.autograd.Function):
         return swap_sides(total).mT.to(x.dtype), *heads, *norms
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor | None, *of_heads: Tensor | None) -> Any:
+    def backward(
+        ctx: Context, grad_w: Tensor | None, *of_heads: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Return the gradients of all arguments."""
         (x, z, a, a_bias, v, share, *kept), tiles, h = ctx.saved_tensors, ctx.tiles, ctx.h
         n, count = x.shape[1], len(tiles)

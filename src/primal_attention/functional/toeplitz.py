@@ -16,7 +16,7 @@ Positions on a grid use the same functions: :func:`grid_positions` puts the toke
 line on which every pair of row and column lags is one lag.
 """
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
 __all__ = [
     "Backend",
@@ -129,7 +129,7 @@ def _fft_sums(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
         length = n + m
         spectrum = torch.fft.rfft(_impulse(c, n, m, length))[:, None, None]
         values = v.mT.contiguous()
-        y: Any = 0
+        y = torch.zeros((), dtype=v.dtype, device=v.device)
         # a few features at a time keep the program short and its memory small
         for query, key in zip(q.mT.split(8, 2), k.mT.split(8, 2), strict=True):
             _, part = _convolve(values[:, :, None] * key[:, :, :, None], spectrum, length)
@@ -158,12 +158,12 @@ class _FFTSums(torch.autograd.Function):
     """The sums, one feature at a time; backward recomputes each FFT."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
         ctx.save_for_backward(q, k, v, c)
         return _fft_forward(q, k, v, c, in_place=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, c = given = ctx.saved_tensors
         if torch.is_grad_enabled():
 
@@ -247,14 +247,14 @@ class _SplitSums(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, past: Tensor, block: int, levels: int
+        ctx: Context, q: Tensor, k: Tensor, v: Tensor, past: Tensor, block: int, levels: int
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, past)
         ctx.block, ctx.levels = block, levels
         return _split_forward(q, k, v, past, block, levels)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, past = given = ctx.saved_tensors
         block, heads = ctx.block, past.shape[0]
         if torch.is_grad_enabled():

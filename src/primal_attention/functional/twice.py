@@ -1,14 +1,32 @@
 """Gradients that can be differentiated again, for functions with a backward pass of their own."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from primal_attention.functional.precision import full_precision
 
-__all__ = ["gradients"]
+__all__ = ["Context", "gradients"]
+
+if TYPE_CHECKING:
+
+    class Context(FunctionCtx):
+        """What a forward pass written by hand leaves for its backward pass."""
+
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None:
+            """Keep tensors for the backward pass."""
+
+        # a function may leave anything
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: object) -> None: ...
+else:
+    Context = FunctionCtx
 
 
 def gradients(
@@ -16,7 +34,7 @@ def gradients(
     given: Sequence[Tensor | None],
     needed: Sequence[bool],
     grads: Sequence[Tensor | None],
-) -> tuple[Any, ...]:
+) -> tuple[Tensor | None, ...]:
     """Return the gradients of a formula in its arguments, as functions of all that they depend on.
 
     A backward pass written by hand calls this where ``torch.is_grad_enabled()``: that is so inside

@@ -5,7 +5,7 @@ computes features with ``φ_q(x_i)·φ_k(y_j) ≈ κ(x_i, y_j)``. Its ``relation
 approximation is.
 """
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -14,7 +14,7 @@ from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
 
-__all__ = ["FeatureMap", "Kernel", "RandomFeatureMap", "Relation"]
+__all__ = ["Factory", "FeatureMap", "Kernel", "RandomFeatureMap", "Relation"]
 
 Relation = Literal["exact", "unbiased", "truncated", "near"]
 """How features relate to their kernel:
@@ -100,6 +100,13 @@ class RandomFeatureMap(FeatureMap):
         else:
             dtype = torch.get_default_dtype() if dtype is None else dtype
             self.register_buffer(name, draw.to(device=device, dtype=dtype))
+
+
+class Factory(TypedDict):
+    """Where a module creates its tensors, and of which type: its last two arguments."""
+
+    device: Device
+    dtype: torch.dtype | None
 
 
 def widen(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -14,7 +14,7 @@ number of features per degree replaces random degrees.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -217,7 +217,9 @@ class MaclaurinFeatures(RandomFeatureMap):
         found = torch.bincount(drawn, minlength=len(law)).tolist()
         return dict(zip(law, found, strict=True))
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: object
+    ) -> None:
         # the number of signs depends on the drawn degrees, so it can differ from the saved one
         degrees = state_dict.get(f"{prefix}degrees")
         signs = state_dict.get(f"{prefix}signs")

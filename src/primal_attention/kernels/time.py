@@ -15,7 +15,7 @@ frequency and a long time has no correct digits. Gaps should be of order one:
 """
 
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.types import Device
 
-from primal_attention.kernels.base import FeatureMap, Relation, widen
+from primal_attention.kernels.base import Factory, FeatureMap, Relation, widen
 from primal_attention.kernels.quantiles import (
     FreeQuantile,
     NormalQuantile,
@@ -96,7 +96,7 @@ class BochnerTime(TimeFeatures):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.num_features, self.resample = num_features, resample
         num = num_features // 2
         self.quantile: Quantile
@@ -208,7 +208,7 @@ class MercerTime(TimeFeatures):
         for name, count in (("num_periods", num_periods), ("degree", degree)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count}.")
-        factory: dict[str, Any] = {"device": device, "dtype": dtype or torch.get_default_dtype()}
+        factory: Factory = {"device": device, "dtype": dtype or torch.get_default_dtype()}
         self.num_periods, self.degree = num_periods, degree
         self.tie, self.summed = tie, summed
         self.is_stationary = tie and not summed

@@ -2,14 +2,16 @@
 
 import math
 import warnings
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Real
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 __all__ = [
     "DEFAULT_PERIODS",
+    "Gaps",
     "Spectrum",
     "TimeFeatures",
     "observed_gaps",
@@ -20,6 +22,9 @@ __all__ = [
 
 DEFAULT_PERIODS = 0.5, 4096.0
 """Shortest and longest period before data are seen, for gaps of order one."""
+Gaps = Tensor | ArrayLike
+"""Times between consecutive events."""
+
 # run-time shape checks do not know Self
 Map = TypeVar("Map", bound="TimeFeatures")
 # above this many radians in the median gap, features carry no information
@@ -93,7 +98,7 @@ class TimeFeatures(nn.Module):
             "BochnerTime, or MercerTime with tie=True."
         )
 
-    def start_from(self: Map, gaps: Any, span: float) -> Map:
+    def start_from(self: Map, gaps: Gaps, span: float) -> Map:
         """Set the frequencies from the data, in place, and return the map.
 
         Periods are spaced logarithmically from twice the 10 % quantile of the gaps to four times
@@ -114,7 +119,7 @@ class TimeFeatures(nn.Module):
         self._start(gaps, shortest, max(4 * span, 2 * shortest))
         return self
 
-    def warn_about(self, gaps: Any) -> None:
+    def warn_about(self, gaps: Gaps) -> None:
         """Warn if the frequencies do not suit the gaps between events.
 
         Args:
@@ -207,7 +212,7 @@ def period_grid(shortest: float, longest: float, num: int) -> Float[Tensor, " nu
     return torch.logspace(math.log10(shortest), math.log10(longest), num, dtype=torch.float64)
 
 
-def observed_gaps(gaps: Any) -> Float[Tensor, " n"]:
+def observed_gaps(gaps: Gaps) -> Float[Tensor, " n"]:
     """Return the positive gaps in float64 on the CPU; raise if there are none.
 
     Args:

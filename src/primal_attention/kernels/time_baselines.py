@@ -10,13 +10,14 @@ A cosine without its sine is no stationary feature map: ``cos ωt cos ωt'`` als
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.types import Device
 
+from primal_attention.kernels.base import Factory
 from primal_attention.kernels.time import BochnerTime, MercerTime
 from primal_attention.kernels.time_base import DEFAULT_PERIODS, TimeFeatures, period_grid
 
@@ -41,7 +42,7 @@ class LogGapTime(TimeFeatures):
     ) -> None:
         super().__init__()
         _check_width(num_features)
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.hidden = nn.Linear(1, num_features, **factory)
         self.out = nn.Linear(num_features, num_features, **factory)
@@ -70,7 +71,7 @@ class _PhaseTime(TimeFeatures):
         self, num_features: int, num_waves: int, device: Device, dtype: torch.dtype | None
     ) -> None:
         super().__init__()
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.omega = nn.Parameter(torch.empty(num_waves, **factory))
         self.phase = nn.Parameter(torch.zeros(num_waves, **factory))
@@ -147,7 +148,7 @@ def _check_width(num_features: int, least: int = 1) -> None:
         raise ValueError(f"num_features must be at least {least}, got {num_features}.")
 
 
-def _mercer(num_features: int, **factory: Any) -> MercerTime:
+def _mercer(num_features: int, **factory: Unpack[Factory]) -> MercerTime:
     degree = 3
     width = 2 * degree + 1
     _check_width(num_features, least=width)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.kernels.time_base import TimeFeatures, observed_gaps
+from primal_attention.kernels.time_base import Gaps, TimeFeatures, observed_gaps
 
 __all__ = ["TimeScaler"]
 
@@ -40,7 +40,7 @@ class TimeScaler(nn.Module):
             raise ValueError(f"unit is {unit!r}; it must be 'auto' or a positive number.")
         self.register_buffer("unit", torch.tensor(value, dtype=torch.float64))
 
-    def fit(self, gaps: Any, features: TimeFeatures | None = None) -> "TimeScaler":
+    def fit(self, gaps: Gaps, features: TimeFeatures | None = None) -> "TimeScaler":
         """Find the unit from the gaps between consecutive events; return the scaler.
 
         Args:

@@ -4,7 +4,7 @@
 first use. Everything else needs only torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from primal_attention.ksvd.balanced import BalancedFeatures, balance_features, balanced_svd
 from primal_attention.ksvd.kernels import (
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "type[KernelSVD]":
     if name != "KernelSVD":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs("sklearn", "KernelSVD"):

@@ -1,19 +1,26 @@
 """The asymmetric kernel SVD as a scikit-learn estimator."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.sparse import csr_array, issparse
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array, issparse, sparray, spmatrix
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from primal_attention.ksvd.kernels import FEATURE_MAPS, KERNELS
 from primal_attention.ksvd.operators import is_symmetric, operator_svd
-from primal_attention.ksvd.rows import RowKernel, Sides, matrix_sides, to_array
+from primal_attention.ksvd.rows import (
+    Kernel,
+    Matrix,
+    RowKernel,
+    Rows,
+    Sides,
+    matrix_sides,
+    to_array,
+)
 from primal_attention.ksvd.solvers import (
     KernelMeans,
     KernelTriplets,
@@ -26,6 +33,9 @@ from primal_attention.ksvd.solvers import (
 )
 
 __all__ = ["KernelSVD"]
+
+Data: TypeAlias = ArrayLike | sparray | spmatrix
+"""What scikit-learn reads as a matrix."""
 
 _SOLVERS = ("auto", "dense", "lanczos", "matrix_free", "nystrom", "qr")
 # number of rows on the shorter side up to which a full SVD takes milliseconds
@@ -152,7 +162,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self,
         n_components: int = 2,
         *,
-        kernel: str | Callable[[Any, Any], Any] = "rbf",
+        kernel: str | Kernel = "rbf",
         gamma: float | None = None,
         degree: int = 3,
         coef0: float = 1.0,
@@ -175,7 +185,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.max_passes = max_passes
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None, *, right: Any = None) -> "KernelSVD":
+    def fit(self, X: Data, y: Data | None = None, *, right: Data | None = None) -> "KernelSVD":
         """Decompose the kernel between the rows of ``X`` and the rows of ``right``.
 
         Parameters
@@ -201,7 +211,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self._fit(X, y, right)
         return self
 
-    def fit_transform(self, X: Any, y: Any = None, *, right: Any = None) -> NDArray[Any]:
+    def fit_transform(
+        self, X: Data, y: Data | None = None, *, right: Data | None = None
+    ) -> NDArray[np.floating]:
         """Fit and return the scores of ``X``, without evaluating the kernel again.
 
         Parameters
@@ -225,12 +237,12 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         if self.solver_ == "nystrom":
             # its vectors are approximate; the scores of transform use the kernel itself
             return self._left_scores(x)
-        scores: NDArray[Any] = self.left_vectors_ * np.sqrt(self.singular_values_)
+        scores: NDArray[np.floating] = self.left_vectors_ * np.sqrt(self.singular_values_)
         return scores
 
-    def _fit(self, X: Any, y: Any, right: Any) -> Any:
+    def _fit(self, X: Data, y: Data | None, right: Data | None) -> Rows:
         """Fit and return the checked data of the left side."""
-        shape = y.shape if issparse(y) else np.asarray(y).shape
+        shape = y.shape if isinstance(y, sparray | spmatrix) else np.asarray(y).shape
         if len(shape) > 1:
             raise ValueError(
                 f"y has shape {shape}; KernelSVD ignores a target of one dimension and "
@@ -240,8 +252,8 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         self._check_parameters()
         x, keys = self._check_data(X, right)
-        self.X_fit_: Any = None if self._is_precomputed else x
-        self.Y_fit_: Any = None if self._is_precomputed else keys
+        self.X_fit_: Rows | None = None if self._is_precomputed else x
+        self.Y_fit_: Rows | None = None if self._is_precomputed else keys
         sides = matrix_sides(x) if self._is_precomputed else self._row_kernel().sides(x, keys)
         self.solver_ = self._choose_solver(x, keys)
         matrix = self._matrix(x, keys, sides)
@@ -266,7 +278,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             self._right_offset = means.rows.numpy() @ self._scaled(self.left_vectors_)
         return x
 
-    def transform(self, X: Any) -> NDArray[Any]:
+    def transform(self, X: Data) -> NDArray[np.floating]:
         """Project rows of the left side.
 
         Parameters
@@ -284,7 +296,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         options = {"accept_sparse": "csr", "dtype": self.left_vectors_.dtype}
         return self._left_scores(validate_data(self, X, reset=False, **options))
 
-    def transform_right(self, Y: Any) -> NDArray[Any]:
+    def transform_right(self, Y: Data) -> NDArray[np.floating]:
         """Project rows of the right side.
 
         Parameters
@@ -302,7 +314,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         check_is_fitted(self)
         dtype = self.right_vectors_.dtype
         y = check_array(Y, accept_sparse="csr", dtype=dtype, input_name="Y")
-        width = len(self.left_vectors_) if self._is_precomputed else self.Y_fit_.shape[1]
+        width = len(self.left_vectors_) if self.Y_fit_ is None else self.Y_fit_.shape[1]
         if y.shape[1] != width:
             raise ValueError(
                 f"Y has {y.shape[1]} features, but KernelSVD was fitted with {width} on the right "
@@ -310,34 +322,40 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         return self._right_scores(y)
 
-    def _left_scores(self, x: Any) -> NDArray[Any]:
+    def _left_scores(self, x: Rows) -> NDArray[np.floating]:
         scores = self._project(x, self.Y_fit_, self.right_vectors_, like=self.X_fit_)
         return scores - self._left_offset
 
-    def _right_scores(self, y: Any) -> NDArray[Any]:
+    def _right_scores(self, y: Rows) -> NDArray[np.floating]:
         scores = self._project(y, self.X_fit_, self.left_vectors_, like=self.Y_fit_, swapped=True)
         return scores - self._right_offset
 
     def _project(
-        self, new: Any, old: Any, vectors: NDArray[Any], *, like: Any, swapped: bool = False
-    ) -> NDArray[Any]:
+        self,
+        new: Rows,
+        old: Rows | None,
+        vectors: NDArray[np.floating],
+        *,
+        like: Rows | None,
+        swapped: bool = False,
+    ) -> NDArray[np.floating]:
         """Return ``κ(new, old) vectors Σ^(-1/2)``."""
         coefficients = self._scaled(vectors)
-        if self._is_precomputed:
-            return np.asarray(new @ coefficients)
+        if old is None:
+            return np.asarray(new @ coefficients)  # rows of the kernel itself
         if callable(self.kernel) and issparse(new) != issparse(like):
             new = csr_array(new) if issparse(like) else to_array(new)
         return self._row_kernel().apply(new, old, coefficients, swapped=swapped)
 
-    def _scaled(self, vectors: NDArray[Any]) -> NDArray[Any]:
+    def _scaled(self, vectors: NDArray[np.floating]) -> NDArray[np.floating]:
         sigma = self.singular_values_
         # if all singular values are zero, all scores are zero
-        scaled: NDArray[Any] = vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf))
+        scaled: NDArray[np.floating] = vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf))
         return scaled
 
-    def _check_data(self, X: Any, right: Any) -> tuple[Any, Any]:
+    def _check_data(self, X: Data, right: Data | None) -> tuple[Rows, Rows]:
         """Return copies of both sides; a kernel matrix is not kept, so it is not copied."""
-        options: dict[str, Any] = {
+        options = {
             "accept_sparse": False if self.solver == "qr" else "csr",
             "copy": not self._is_precomputed,
         }
@@ -357,7 +375,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         return x, keys
 
-    def _choose_solver(self, x: Any, keys: Any) -> str:
+    def _choose_solver(self, x: Rows, keys: Rows) -> str:
         if self.solver != "auto":
             return self.solver
         n, m = x.shape if self._is_precomputed else (x.shape[0], keys.shape[0])
@@ -372,7 +390,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return "dense"
         return "lanczos" if fits or has_features or self._is_precomputed else "matrix_free"
 
-    def _matrix(self, x: Any, keys: Any, sides: Sides) -> Any:
+    def _matrix(self, x: Rows, keys: Rows, sides: Sides) -> Matrix | None:
         """Return the kernel for products with it; None if the solver evaluates it in blocks."""
         if self.solver_ in ("matrix_free", "nystrom"):
             return None
@@ -383,7 +401,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         fits = x.shape[0] * keys.shape[0] * x.dtype.itemsize <= _MATRIX_BYTES
         return self._row_kernel().matrix(x, keys, stores=fits)
 
-    def _solve(self, x: Any, keys: Any, sides: Sides, matrix: Any) -> KernelTriplets:
+    def _solve(self, x: Rows, keys: Rows, sides: Sides, matrix: Matrix | None) -> KernelTriplets:
         random_state = check_random_state(self.random_state)
         rank, center = self.n_components, self.center
         if self.solver_ == "qr":
@@ -452,7 +470,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
     def _n_features_out(self) -> int:
         return self.n_components_
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         tags.input_tags.sparse = self.solver != "qr"
@@ -460,7 +478,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         return tags
 
 
-def _matrix_means(matrix: Any) -> KernelMeans:
+def _matrix_means(matrix: Matrix) -> KernelMeans:
     n, m = matrix.shape
     columns = matrix.T @ np.full(n, 1 / n, dtype=matrix.dtype)
     rows = matrix @ np.full(m, 1 / m, dtype=matrix.dtype)

@@ -5,7 +5,6 @@ narrow products: ARPACK for symmetric matrices, :func:`block_lanczos` for all ot
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from scipy.sparse import issparse
 from scipy.sparse.linalg import ArpackError, LinearOperator, aslinearoperator, eigsh
 
 from primal_attention.ksvd.lanczos import OVERSAMPLING, block_lanczos, is_small
+from primal_attention.ksvd.rows import Matrix
 from primal_attention.ksvd.solvers import dense_svd
 from primal_attention.ksvd.triplets import KernelTriplets, check_kernel_values, keep_leading
 
@@ -29,21 +29,21 @@ _ROWS = 512
 class _Products:
     """Products with ``K`` or ``C K C``, on one vector or several columns."""
 
-    def __init__(self, matrix: Any, center: bool) -> None:
+    def __init__(self, matrix: Matrix, center: bool) -> None:
         self.matrix = matrix
         self.operator: LinearOperator = aslinearoperator(matrix)
         self.center = center
 
-    def _between(self, a: NDArray[Any]) -> NDArray[Any]:
+    def _between(self, a: NDArray[np.floating]) -> NDArray[np.floating]:
         return a - a.mean(0) if self.center else a
 
-    def right(self, v: NDArray[Any]) -> NDArray[Any]:
+    def right(self, v: NDArray[np.floating]) -> NDArray[np.floating]:
         return self._between(self.operator @ self._between(v))
 
-    def left(self, u: NDArray[Any]) -> NDArray[Any]:
+    def left(self, u: NDArray[np.floating]) -> NDArray[np.floating]:
         return self._between(self.operator.T @ self._between(u))
 
-    def symmetric(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def symmetric(self) -> Callable[[NDArray[np.floating]], NDArray[np.floating]]:
         """Return the product of a symmetric matrix with one vector."""
         if not isinstance(self.matrix, np.ndarray) or not self.matrix.flags.c_contiguous:
             return self.right
@@ -53,7 +53,7 @@ class _Products:
 
 
 def operator_svd(
-    matrix: Any,
+    matrix: Matrix,
     rank: int,
     *,
     symmetric: bool = False,
@@ -111,8 +111,8 @@ def _arpack(
     if not scale > 0:
         return None
 
-    def multiply(v: NDArray[Any]) -> NDArray[Any]:
-        scaled: NDArray[Any] = product(v) / scale
+    def multiply(v: NDArray[np.floating]) -> NDArray[np.floating]:
+        scaled: NDArray[np.floating] = product(v) / scale
         return scaled
 
     options = {"which": "LM", "maxiter": max_passes}
@@ -146,7 +146,7 @@ def _arpack(
     return keep_leading(left, sigma, left * sign, rank)
 
 
-def is_symmetric(matrix: Any) -> bool:
+def is_symmetric(matrix: Matrix) -> bool:
     """Return whether an array or a sparse array is symmetric up to rounding."""
     n, m = matrix.shape
     if n != m:
@@ -160,7 +160,7 @@ def is_symmetric(matrix: Any) -> bool:
     )
 
 
-def _to_array(matrix: Any) -> NDArray[Any]:
+def _to_array(matrix: Matrix) -> NDArray[np.floating]:
     if isinstance(matrix, np.ndarray):
         return matrix if matrix.flags.writeable else matrix.copy()
     if issparse(matrix):

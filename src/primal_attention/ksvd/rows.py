@@ -7,13 +7,13 @@ dense.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import issparse
-from scipy.sparse.linalg import aslinearoperator
+from scipy.sparse import issparse, sparray, spmatrix
+from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from sklearn.metrics import pairwise
 from sklearn.preprocessing import normalize
 from torch import Tensor
@@ -21,10 +21,25 @@ from torch import Tensor
 from primal_attention.ksvd.kernels import FEATURE_MAPS, KernelFunction, named_kernel
 from primal_attention.ksvd.solvers import apply_kernel, transpose_kernel
 
-__all__ = ["RowKernel", "Sides", "matrix_sides", "to_array", "to_tensor"]
+__all__ = [
+    "Kernel",
+    "Matrix",
+    "RowKernel",
+    "Rows",
+    "Sides",
+    "matrix_sides",
+    "to_array",
+    "to_tensor",
+]
 
-Rows = Any
-"""A two-dimensional array, or a sparse one in CSR form."""
+Rows: TypeAlias = NDArray[np.floating] | sparray | spmatrix
+"""A two-dimensional array, or a sparse one in CSR form; of a matrix also its transpose."""
+
+Matrix: TypeAlias = Rows | LinearOperator
+"""What solvers multiply by."""
+
+Kernel: TypeAlias = Callable[[Rows, Rows], Rows]
+"""A function of two blocks of rows that returns the values of all pairs."""
 
 
 class Sides(NamedTuple):
@@ -47,7 +62,7 @@ class RowKernel:
 
     def __init__(
         self,
-        kernel: str | Callable[[Any, Any], Any],
+        kernel: str | Kernel,
         *,
         gamma: float | None = None,
         degree: int = 3,
@@ -55,7 +70,7 @@ class RowKernel:
     ) -> None:
         self.name = None if callable(kernel) else kernel
         if callable(kernel):
-            self._function: Callable[[Any, Any], Any] = partial(_call, kernel)
+            self._function: Kernel = partial(_call, kernel)
         else:
             self._dense = named_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0)
             self._function = _sparse_kernel(kernel, gamma, degree, coef0)
@@ -87,8 +102,8 @@ class RowKernel:
         )
 
     def apply(
-        self, new: Rows, old: Rows, v: NDArray[Any], *, swapped: bool = False
-    ) -> NDArray[Any]:
+        self, new: Rows, old: Rows, v: NDArray[np.floating], *, swapped: bool = False
+    ) -> NDArray[np.floating]:
         """Return ``κ(new, old) v``, or ``κ(old, new)ᵀ v`` if swapped."""
         if self.has_features:
             return np.asarray(self.features(new) @ (self.features(old).T @ v))
@@ -97,7 +112,7 @@ class RowKernel:
             kernel, x, y = transpose_kernel(kernel), y, x
         return apply_kernel(kernel, x, y, torch.from_numpy(v)).numpy()
 
-    def matrix(self, x: Rows, y: Rows, *, stores: bool) -> Any:
+    def matrix(self, x: Rows, y: Rows, *, stores: bool) -> Matrix:
         """Return ``κ(x, y)`` for products: the matrix, or the product of features if cheaper.
 
         Args:
@@ -139,17 +154,19 @@ def matrix_sides(matrix: Rows) -> Sides:
     return Sides(call, *(_numbers(size, matrix.dtype) for size in matrix.shape))
 
 
-def to_tensor(array: NDArray[Any]) -> Tensor:
+def to_tensor(array: NDArray[np.floating]) -> Tensor:
     """Return a tensor that shares the array's memory; a read-only array is copied."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def to_array(rows: Rows) -> NDArray[Any]:
+def to_array(rows: Rows) -> NDArray[np.floating]:
     """Return sparse rows as an array, and an array as it is."""
+    if isinstance(rows, np.ndarray):
+        return np.asarray(rows)
     return np.asarray(rows.toarray() if issparse(rows) else rows)
 
 
-def _call(kernel: Callable[[Any, Any], Any], x: Rows, y: Rows) -> NDArray[Any]:
+def _call(kernel: Kernel, x: Rows, y: Rows) -> NDArray[np.floating]:
     values = to_array(kernel(x, y))
     if values.shape != (x.shape[0], y.shape[0]):
         raise ValueError(
@@ -159,9 +176,9 @@ def _call(kernel: Callable[[Any, Any], Any], x: Rows, y: Rows) -> NDArray[Any]:
     return values
 
 
-def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[Any]:
+def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[np.floating]:
     gamma = x.shape[1] ** -0.5 if gamma is None else gamma
-    values: NDArray[Any] = pairwise.linear_kernel(x, y)
+    values: NDArray[np.floating] = pairwise.linear_kernel(x, y)
     values *= gamma
     np.exp(values, out=values)
     return values
@@ -169,9 +186,9 @@ def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[Any]:
 
 def _sparse_kernel(
     name: str, gamma: float | None, degree: int, coef0: float
-) -> Callable[[Rows, Rows], NDArray[Any]]:
+) -> Callable[[Rows, Rows], NDArray[np.floating]]:
     """Return a named kernel for rows of which at least one side is sparse."""
-    kernels: dict[str, Callable[[Rows, Rows], NDArray[Any]]] = {
+    kernels: dict[str, Callable[[Rows, Rows], NDArray[np.floating]]] = {
         "cosine": pairwise.cosine_similarity,
         "exponential": partial(_exponential, gamma=gamma),
         "laplacian": partial(pairwise.laplacian_kernel, gamma=gamma),
@@ -182,7 +199,7 @@ def _sparse_kernel(
     return kernels[name]
 
 
-def _numbers(count: int, dtype: Any) -> Tensor:
+def _numbers(count: int, dtype: np.dtype[np.floating]) -> Tensor:
     return torch.from_numpy(np.arange(count).astype(dtype)[:, None])
 
 
@@ -194,4 +211,4 @@ def _take(x: Rows, numbers: Tensor) -> Rows:
 
 def _count(x: Rows) -> int:
     """Return the number of stored values."""
-    return int(x.nnz if issparse(x) else x.size)
+    return int(x.size if isinstance(x, np.ndarray) else x.nnz)

@@ -72,7 +72,7 @@ class PretrainedModel(PublishesTerms):
     config: Any
     _classes: ClassVar[dict[str, type["PretrainedModel"]]] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         PretrainedModel._classes[cls.__name__] = cls
 
@@ -166,7 +166,7 @@ class PretrainedModel(PublishesTerms):
     @classmethod
     def _find_class(
         cls, content: Mapping[str, Any], path: Path
-    ) -> tuple[type["PretrainedModel"], dict[str, Any]]:
+    ) -> tuple[type["PretrainedModel"], dict[str, object]]:
         """Return the class that a file names, and the values of its configuration."""
         for key, kind in (("format", int), ("class", str), ("config", dict)):
             if not isinstance(content.get(key), kind):
@@ -192,7 +192,7 @@ class PretrainedModel(PublishesTerms):
         return found, content["config"]
 
 
-def _check_layers(values: Mapping[str, Any], tensors: int, folder: Path) -> None:
+def _check_layers(values: Mapping[str, object], tensors: int, folder: Path) -> None:
     """Raise if there are more layers than tensors: to build them would take for ever."""
     for name, value in values.items():
         if "layers" in name and isinstance(value, int) and value > tensors:
@@ -204,10 +204,10 @@ def _check_layers(values: Mapping[str, Any], tensors: int, folder: Path) -> None
 
 def _check_shapes(
     kind: type[PretrainedModel],
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     weights: Mapping[str, Tensor],
     folder: Path,
-) -> Any:
+) -> object:
     """Return the configuration; raise if it is not valid, or not that of the weights.
 
     The model is built without memory first, because a wrong number may ask for any amount of it.

@@ -1,6 +1,6 @@
 """Encoders that classify sequences of any length, one at a time or in pairs."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from primal_attention.functional.precision import accumulator
+from primal_attention.kernels.base import Factory
 from primal_attention.models.base import ModelOutput
 from primal_attention.models.config import EncoderConfig
 from primal_attention.models.sequence import SequenceModel
@@ -26,7 +27,7 @@ class _Classifier(SequenceModel):
     def __init__(
         self, config: EncoderConfig, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         super().__init__(
             config,
             num_features=config.num_features,

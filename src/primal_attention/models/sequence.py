@@ -1,6 +1,6 @@
 """Models of sequences: embedding, positions, blocks, a last norm."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from primal_attention.attention import Rotary, attention_entry
+from primal_attention.kernels.base import Factory
 from primal_attention.models.base import PretrainedModel
 from primal_attention.models.config import SequenceConfig
 from primal_attention.models.depth_rule import warn_of_depth
@@ -59,7 +60,7 @@ class SequenceModel(PretrainedModel):
     ) -> None:
         super().__init__()
         self.config, self.is_causal = config, is_causal
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         dim = config.dim
         self.embed: nn.Module
         if vocab_size is not None:
