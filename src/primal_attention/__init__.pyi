@@ -24,6 +24,7 @@ from .attention import (
     register_attention,
 )
 from .ksvd import KernelSVD
+from .surgery.embedding.embedder import Embedder
 from .tasks.events.classifier import EventClassifier
 from .tasks.events.estimator import EventPredictor
 from .tasks.lists.context import Reranker
@@ -38,6 +39,7 @@ __version__: str
 
 __all__ = [
     "Attention",
+    "Embedder",
     "EventClassifier",
     "EventPredictor",
     "ImageTextMatcher",

@@ -15,6 +15,7 @@ _COMMANDS = {
     "eval": "score a trained model on its test part or on a file",
     "predict": "read a file, write the predictions of a trained model to a file",
     "convert": "replace the softmax attention of a saved model; saves layers and report.html",
+    "embed": "vectors of the texts of a file by any encoder, long documents whole; can be resumed",
     "analyze": "what a saved model learned, and tools of the analyses; saves JSON and HTML",
     "demo": "what it is for: a page with a verdict, in three minutes",
     "bench": "time and memory of the attentions beside softmax",

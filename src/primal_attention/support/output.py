@@ -10,7 +10,8 @@ import secrets
 import shutil
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "remove_folder",
     "remove_temporary",
     "replace_between",
+    "replaced_file",
     "temporary_path",
     "to_csv",
     "to_json",
@@ -36,14 +38,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     The file has the permissions that the user's umask gives to any new file.
     """
+    with replaced_file(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Give the name of a temporary file that is moved to ``path`` if no error occurs.
+
+    The content is on the disk before its name. Errors of the system name ``path``.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = content.encode() if isinstance(content, str) else content
     temporary = temporary_path(path)
     try:
+        yield temporary
         # flushed before the rename: a power cut could keep the new name with no content
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:

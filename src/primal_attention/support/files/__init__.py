@@ -4,6 +4,7 @@
     read_json, read_json_lines           values of JSON
     read_yaml                            settings
     read_array, read_arrays, list_arrays .npy and .npz
+    read_text_rows                       texts of any file, row by row, larger than the memory
     take_arrays                          arrays of an .npz that must be of a certain sort
     read_tensors                         .safetensors
     SealedFolder, save_sealed            folders whose bytes are checked, saved whole or not at all

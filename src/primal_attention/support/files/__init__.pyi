@@ -2,6 +2,7 @@ from .arrays import list_arrays, read_array, read_arrays
 from .headers import check_large_weights
 from .layouts import take_arrays
 from .locks import locked
+from .rows import TEXT_SUFFIXES, TextRow, read_text_rows
 from .seals import (
     SUMS,
     SealedFolder,
@@ -28,8 +29,10 @@ from .values import JsonLine, parse_json, read_json, read_json_lines, read_yaml
 __all__ = [
     "MAX_BYTES",
     "SUMS",
+    "TEXT_SUFFIXES",
     "JsonLine",
     "SealedFolder",
+    "TextRow",
     "UnsealedWarning",
     "check_large_weights",
     "check_regular",
@@ -51,6 +54,7 @@ __all__ = [
     "read_start",
     "read_tensors",
     "read_text",
+    "read_text_rows",
     "read_yaml",
     "save_sealed",
     "take_arrays",

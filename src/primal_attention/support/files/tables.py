@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE_ERRORS",
     "TABLE_SUFFIXES",
+    "check_header",
+    "csv_records",
     "ending",
     "list_some",
+    "parquet_errors",
     "read_ratings",
     "read_table",
     "take_column",
@@ -88,7 +92,7 @@ def _read(path: Path, rows: int | None, words: Sequence[str]) -> "pd.DataFrame":
     import pandas as pd
 
     separator = "\t" if ending(path) == ".tsv" else ","
-    _check_header(path, separator)
+    check_header(path, separator)
     with open_text(path) as file:
         try:
             # with low_memory the type of a column depends on the part of the file
@@ -107,10 +111,10 @@ def _read(path: Path, rows: int | None, words: Sequence[str]) -> "pd.DataFrame":
     return frame
 
 
-def _check_header(path: Path, separator: str) -> None:
+def check_header(path: Path, separator: str) -> None:
     """Raise if pandas would change names, or shift columns by one."""
     with open_text(path) as file:
-        records = (row for row in _records(file, separator, path) if row)
+        records = (row for row in csv_records(file, separator, path) if row)
         header, first = next(records, []), next(records, [])
     # pandas gives the second of two equal names a number
     _check_names(path, [word.strip() for word in header])
@@ -131,7 +135,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         )
 
 
-def _records(file: TextIO, separator: str, path: Path) -> Iterator[list[str]]:
+def csv_records(file: TextIO, separator: str, path: Path) -> Iterator[list[str]]:
     """Yield the fields of every row; blank lines have none."""
     csv.field_size_limit(_LONGEST)
     try:
@@ -158,7 +162,7 @@ def _check_blank_lines(path: Path, separator: str, rows: int | None) -> None:
         return
     with open_text(path) as file:
         line, blank = 1, 0
-        for number, row in enumerate(_records(file, separator, path)):
+        for number, row in enumerate(csv_records(file, separator, path)):
             if not row or (len(row) == 1 and row[0].isspace()):
                 blank = blank or line
             elif blank:
@@ -188,26 +192,31 @@ def _explain(error: Exception) -> str:
 
 
 def _read_parquet(path: Path, rows: int | None) -> "pd.DataFrame":
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    with parquet_errors(path), pq.ParquetFile(path) as file:
+        about = file.metadata
+        size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        if size > MAX_BYTES or about.num_rows > MAX_BYTES:
+            raise UserError(
+                f"{path} has {about.num_rows:,} rows of {size:,} bytes, and at most "
+                f"{MAX_BYTES:,} bytes are read; split the file."
+            )
+        _check_names(path, file.schema_arrow.names)
+        if rows is None:
+            return file.read().to_pandas()
+        batch = next(file.iter_batches(batch_size=rows), None)
+        return file.schema_arrow.empty_table().to_pandas() if batch is None else batch.to_pandas()
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Turn what pyarrow raises about an ordinary file into a :class:`UserError`."""
+    import pyarrow as pa
 
     check_regular(path)
     try:
-        with pq.ParquetFile(path) as file:
-            about = file.metadata
-            size = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-            if size > MAX_BYTES or about.num_rows > MAX_BYTES:
-                raise UserError(
-                    f"{path} has {about.num_rows:,} rows of {size:,} bytes, and at most "
-                    f"{MAX_BYTES:,} bytes are read; split the file."
-                )
-            _check_names(path, file.schema_arrow.names)
-            if rows is None:
-                return file.read().to_pandas()
-            batch = next(file.iter_batches(batch_size=rows), None)
-            return (
-                file.schema_arrow.empty_table().to_pandas() if batch is None else batch.to_pandas()
-            )
+        yield
     except (UserError, MemoryError):
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
