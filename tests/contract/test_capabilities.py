@@ -16,6 +16,7 @@ ASK = {
     "cross": lambda layer: layer(X, torch.randn(2, 3, 16)),
     "stateful": lambda layer: layer.step(X, layer.init_state(2)),
     "aux_loss": lambda layer: layer(X, return_aux=True),
+    "documents": lambda layer: layer(X, document_ids=torch.zeros(2, 5, dtype=torch.long)),
     "rotary": lambda layer: layer(X, rotary=Rotary(*torch.randn(2, 1, 5, 2))),
 }
 

@@ -6,7 +6,7 @@ boolean and ``True`` means keep.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, cast, overload
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +18,15 @@ from primal_attention.attention.capabilities import (
     Capabilities,
     capable_attentions,
 )
-from primal_attention.attention.rotary import Turn
+from primal_attention.attention.documents import (
+    DocumentBatch,
+    Ran,
+    RunsBatch,
+    attend_documents,
+    check_document_ids,
+)
+from primal_attention.attention.rotary import Rotary, Turn
+from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional.tiles import LinearMap
 
 __all__ = [
@@ -116,6 +124,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         return_aux: Literal[False] = False,
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]: ...
 
     @overload
@@ -128,6 +137,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         return_aux: Literal[True],
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b n c"], Aux]: ...
 
     def forward(
@@ -139,6 +149,7 @@ class Attention(nn.Module):
         is_causal: bool = False,
         return_aux: bool = False,
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"] | tuple[Float[Tensor, "b n c"], Aux]:
         """Attend from ``x`` to ``context``, or to ``x`` itself.
 
@@ -151,11 +162,51 @@ class Attention(nn.Module):
             is_causal: Let no output depend on a later token.
             return_aux: Return ``(y, aux)`` instead of ``y``.
             rotary: Turns of queries and keys by the positions of ``x``; not with a context.
+            document_ids: Document of each token, if rows hold several: tokens of a row with one
+                id are one document, those with a negative id padding. No document influences
+                another. Not with a context.
         """
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        self._check(
+            x,
+            context,
+            key_mask,
+            is_causal,
+            return_aux,
+            rotary=rotary,
+            document_ids=document_ids,
+            more=more,
+        )
         options = {"is_causal": is_causal, "return_aux": return_aux}
-        y, aux = self._forward(x, context, key_mask, rotary, **options)
-        return (y, aux) if return_aux and aux is not None else y
+        if document_ids is None:
+            y, aux = self._forward(x, context, key_mask, rotary, **options)
+            return (y, aux) if return_aux and aux is not None else y
+
+        def run(batch: DocumentBatch, keep: Tensor | None, has_term: bool) -> Ran:
+            turn = None if rotary is None else _unpack_turn(batch, rotary, len(x))
+            also = {"is_causal": is_causal, "return_aux": has_term}
+            y, aux = self._forward(batch.unpack(x), None, keep, turn, **also)
+            return y, None if aux is None else aux.loss
+
+        return self._by_document(run, document_ids, key_mask, return_aux)
+
+    def _by_document(
+        self, run: RunsBatch, document_ids: Tensor, key_mask: Tensor | None, return_aux: bool
+    ) -> Tensor | tuple[Tensor, Aux]:
+        """Return what ``forward`` does, from runs on batches of documents."""
+        has_term = return_aux or (self.training and self.capabilities.aux_loss)
+        y, term = attend_documents(run, document_ids, key_mask, has_term)
+        if return_aux and term is not None:
+            return y, Aux(term)
+        layer = self._publisher
+        if term is not None and isinstance(layer, PublishesTerms):
+            # the runs have published nothing: the term is the mean over all documents
+            layer.publish({"": term})
+        return y
+
+    @property
+    def _publisher(self) -> nn.Module:
+        """The module that publishes the regulariser for ``ksvd_loss``."""
+        return self
 
     def _forward(
         self,
@@ -212,6 +263,7 @@ class Attention(nn.Module):
         return_aux: bool = False,
         state: State | None = None,
         rotary: Turn | None = None,
+        document_ids: Tensor | None = None,
         more: tuple[object, ...] = (),
     ) -> None:
         """Raise for anything that this layer cannot do, before any work is done."""
@@ -261,6 +313,8 @@ class Attention(nn.Module):
             raise ValueError(self._cannot("return an auxiliary loss", "aux_loss"))
         if key_mask is not None:
             self._check_mask(key_mask, x if context is None else context)
+        if document_ids is not None:
+            self._check_documents(document_ids, x, context, rotary)
 
     def _check_mask(self, key_mask: Tensor, keys: Tensor) -> None:
         if not self.capabilities.padding:
@@ -276,6 +330,29 @@ class Attention(nn.Module):
                 f"{tuple(key_mask.shape)}; a mask over pairs of tokens is not supported: pass the "
                 "padding mask, and is_causal=True for order."
             )
+
+    def _check_documents(
+        self, document_ids: Tensor, x: Tensor, context: Tensor | None, rotary: Turn | None
+    ) -> None:
+        if not self.capabilities.documents:
+            raise ValueError(self._cannot("keep documents of one row apart", "documents"))
+        if context is not None:
+            raise ValueError(
+                "document_ids with a context has no meaning: it does not say which part of the "
+                "context belongs to a document. Pass one document a row, each with its context."
+            )
+        if rotary is not None and not isinstance(rotary, Rotary):
+            raise TypeError(
+                f"With document_ids, rotary must be a Rotary, got {type(rotary).__name__}; for "
+                "other turns pass one document a row."
+            )
+        check_document_ids(document_ids, x.shape[:2])
+
+
+def _unpack_turn(batch: DocumentBatch, rotary: Turn, rows: int) -> Rotary:
+    """Return the turns of the tokens of a batch of documents."""
+    cos, sin = cast(Rotary, rotary)
+    return Rotary(*(batch.unpack(t.expand(rows, -1, -1)) for t in (cos, sin)))
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -39,6 +39,8 @@ class Capabilities:
     """Has a regulariser of its own, collected by ``ksvd_loss``."""
     deterministic: bool = True
     """Two training forwards of the same input agree."""
+    documents: bool = True
+    """Accepts ``document_ids``: keeps several documents of one row apart."""
     rotary: bool = True
     """Accepts ``rotary=``: turns queries and keys by their positions."""
     mixes_without_order: bool = True

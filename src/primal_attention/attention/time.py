@@ -17,14 +17,16 @@ that an attention allows.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast, get_args, overload
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from primal_attention.attention.base import JOINED_TIME, Attention, Aux, Capabilities, State
+from primal_attention.attention.documents import DocumentBatch, Ran
 from primal_attention.attention.features import FeatureCore
 from primal_attention.attention.multihead import MultiHeadAttention
 from primal_attention.attention.primal import PrimalAttention
@@ -115,6 +117,7 @@ class TimeAttention(Attention):
         is_causal: bool = False,
         return_aux: Literal[False] = False,
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"]: ...
 
     @overload
@@ -129,6 +132,7 @@ class TimeAttention(Attention):
         is_causal: bool = False,
         return_aux: Literal[True],
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> tuple[Float[Tensor, "b n c"], Aux]: ...
 
     def forward(
@@ -142,6 +146,7 @@ class TimeAttention(Attention):
         is_causal: bool = False,
         return_aux: bool = False,
         rotary: Turn | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n c"] | tuple[Float[Tensor, "b n c"], Aux]:
         """Attend from ``x`` to ``context`` or to itself; see :class:`Attention`.
 
@@ -156,14 +161,49 @@ class TimeAttention(Attention):
             is_causal: Let no output depend on a later token; tokens must be sorted by time.
             return_aux: Return ``(y, aux)`` instead of ``y``.
             rotary: Refused: times take the place of positions.
+            document_ids: Document of each token, if rows hold several; see :class:`Attention`.
         """
-        self._check(x, context, key_mask, is_causal, return_aux, rotary=rotary, more=more)
+        self._check(
+            x,
+            context,
+            key_mask,
+            is_causal,
+            return_aux,
+            rotary=rotary,
+            document_ids=document_ids,
+            more=more,
+        )
         times = self._check_times("times", times, x)
         also: dict[str, Any] = {"is_causal": is_causal, "return_aux": return_aux}
+        if document_ids is not None:
+            return self._by_document(
+                partial(self._run_documents, x, times, is_causal),
+                document_ids,
+                key_mask,
+                return_aux,
+            )
         if context is None:
             return self._self(x, times, key_mask, also)
         keys = context, self._check_times("context_times", context_times, context)
         return self._cross((x, times), keys, key_mask, also)
+
+    def _run_documents(
+        self,
+        x: Tensor,
+        times: Tensor,
+        is_causal: bool,
+        batch: DocumentBatch,
+        keep: Tensor | None,
+        has_term: bool,
+    ) -> Ran:
+        # features of time may look at the token before, so the times are unpacked, too
+        also = {"is_causal": is_causal, "return_aux": has_term}
+        found = self._self(batch.unpack(x), batch.unpack(times), keep, also)
+        return (found[0], found[1].loss) if isinstance(found, tuple) else (found, None)
+
+    @property
+    def _publisher(self) -> nn.Module:
+        return self.inner
 
     def _self(
         self, x: Tensor, times: Tensor, key_mask: Tensor | None, also: dict[str, Any]
