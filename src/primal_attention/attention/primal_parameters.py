@@ -6,9 +6,8 @@ adds what the layer computes.
 """
 
 import dataclasses
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self, get_args
+from collections.abc import Mapping
+from typing import Literal, Self, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -43,6 +42,7 @@ from primal_attention.attention.sources import (
 from primal_attention.functional import attend
 from primal_attention.functional.folding import fold_concat, join
 from primal_attention.functional.precision import accumulator
+from primal_attention.kernels.base import Factory
 
 __all__ = [
     "CAPABILITIES",
@@ -50,7 +50,6 @@ __all__ = [
     "PrimalParameters",
     "Weights",
     "count_tokens",
-    "projections",
     "zero_padding",
 ]
 
@@ -79,12 +78,6 @@ CAPABILITIES: dict[Weights, Capabilities] = {
     ),
 }
 """What a layer can do, by its projection weights."""
-
-
-projections: Callable[[dict[str, nn.Module | None]], tuple[nn.Linear, ...]] = operator.itemgetter(
-    "q_proj", "k_proj", "concat", "out_proj"
-)
-"""Takes from the modules of a primal layer the four linear maps that every one has."""
 
 
 class PrimalParameters(Attention):
@@ -158,15 +151,13 @@ class PrimalParameters(Attention):
         self.capabilities = dataclasses.replace(
             CAPABILITIES[weights],
             padding=conventions.mask != "refuse",
-            # padding takes part in what published layers compute
-            documents=is_ours,
             causal=is_ours or conventions.causal_only,
             stateful=is_ours or conventions.causal_only,
             cross=CAPABILITIES[weights].cross and is_ours,
             aux_loss=regularizer is not None,
         )
         self.feature_dim = self.head_dim
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: Factory = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(dim, dim, bias, **factory)
         self.k_proj = nn.Linear(dim, dim, bias, **factory)
         self.out_proj = nn.Linear(dim, dim, bias, **factory)
@@ -177,7 +168,7 @@ class PrimalParameters(Attention):
         self._create_weights(factory)
         self.reset_parameters()
 
-    def _create_weights(self, factory: dict[str, Any]) -> None:
+    def _create_weights(self, factory: Factory) -> None:
         """Add the parameters that projection weights are made of."""
         if self.weights == "dual":
             width = self.num_heads * self.rank
