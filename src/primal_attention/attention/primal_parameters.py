@@ -151,6 +151,8 @@ class PrimalParameters(Attention):
         self.capabilities = dataclasses.replace(
             CAPABILITIES[weights],
             padding=conventions.mask != "refuse",
+            # padding takes part in what published layers compute
+            documents=is_ours,
             causal=is_ours or conventions.causal_only,
             stateful=is_ours or conventions.causal_only,
             cross=CAPABILITIES[weights].cross and is_ours,
