@@ -80,7 +80,7 @@ def block_moments(
     if keep is None:
         mean, value = k.mean(-2), v.mean(-2)
         rest, spread = k - mean.unsqueeze(-2), v - value.unsqueeze(-2)
-        count = torch.full((), float(plan.block), dtype=k.dtype, device=k.device)
+        count = torch.full((1,), float(plan.block), dtype=k.dtype, device=k.device)
     else:
         real = _cut(keep[..., None], gap, plan, num).to(k.dtype)
         count = real.sum(-2).clamp_min(1)
@@ -88,32 +88,49 @@ def block_moments(
         k, v = torch.where(real > 0, k, 0.0), torch.where(real > 0, v, 0.0)
         mean, value = k.sum(-2) / count, v.sum(-2) / count
         rest, spread = (k - mean.unsqueeze(-2)) * real, (v - value.unsqueeze(-2)) * real
-    axes, slopes = [], []
-    for i in range(rank):
-        farthest = rest.detach().square().sum(-1).argmax(-1)
-        start = rest.gather(-2, _as_index(farthest, rest))  # [*batch j 1 d]
-        along = rest @ _unit(start, -1).mT
-        u = _unit(rest.mT @ _unit(along, -2), -2)  # [*batch j d 1]
-        z = rest @ u
-        deviation = (z.square().sum(-2) / count + _TINY).sqrt()  # [*batch j 1]
-        axes.append(deviation * u.squeeze(-1))
-        slopes.append((z.mT @ spread).squeeze(-2) / (count * deviation))
-        if i + 1 < rank:
-            rest = rest - z @ u.mT
     if not rank:
         return Moments(mean, k[..., :0, :], value, v[..., :0, :])
-    return Moments(mean, torch.stack(axes, -2), value, torch.stack(slopes, -2))
+    shares, steps = _directions(rest @ rest.mT, rank)
+    deviation = (steps.square().sum(-1) / count + _TINY).sqrt()[..., None]
+    axes = deviation * (shares @ rest)
+    slopes = (steps @ spread) / (count[..., None] * deviation)
+    return Moments(mean, axes, value, slopes)
+
+
+def _directions(
+    gram: Float[Tensor, "*batch n n"], rank: int
+) -> tuple[Float[Tensor, "*batch r n"], Float[Tensor, "*batch r n"]]:
+    """Return directions as combinations of keys, and the place of every key along them.
+
+    The inner products of the keys are enough to find directions, and take less memory than keys.
+    """
+    shares: list[Tensor] = []
+    steps: list[Tensor] = []
+    for _ in range(rank):
+        size = gram.detach().diagonal(dim1=-2, dim2=-1)
+        farthest = size.argmax(-1)[..., None, None].expand(*size.shape[:-1], 1, size.shape[-1])
+        start = gram.gather(-2, farthest).squeeze(-2)
+        start = start * _inverse_root(start.gather(-1, farthest[..., 0, :1]))
+        start = start * _inverse_root(start.square().sum(-1, keepdim=True))
+        moved = (gram @ start.unsqueeze(-1)).squeeze(-1)
+        scale = _inverse_root((moved * start).sum(-1, keepdim=True))
+        step = moved * scale
+        # of the keys as they were given, without the earlier directions
+        share = start
+        for other, along in zip(shares, steps, strict=True):
+            share = share - other * (along * start).sum(-1, keepdim=True)
+        shares.append(share * scale)
+        steps.append(step)
+        gram = gram - step.unsqueeze(-1) * step.unsqueeze(-2)
+    return torch.stack(shares, -2), torch.stack(steps, -2)
+
+
+def _inverse_root(square: Tensor) -> Tensor:
+    # what is left of a square may be below zero by rounding
+    return (square.clamp_min(0) + _TINY).rsqrt()
 
 
 def _cut(x: Tensor, gap: int, plan: BlockPlan, num: int) -> Tensor:
     """Return the tokens after the sinks as blocks; the last one is padded with zeros."""
     x = x[..., plan.sinks :, :]
     return (pad(x, (0, 0, 0, gap)) if gap else x).unflatten(-2, (num, plan.block))
-
-
-def _as_index(at: Tensor, rows: Tensor) -> Tensor:
-    return at[..., None, None].expand(*at.shape, 1, rows.shape[-1])
-
-
-def _unit(x: Tensor, dim: int) -> Tensor:
-    return x * (x.square().sum(dim, keepdim=True) + _TINY).rsqrt()
