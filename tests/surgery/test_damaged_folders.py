@@ -180,10 +180,12 @@ def test_a_converted_folder_is_as_well_guarded(whole, tmp_path):
     model.save_pretrained(tmp_path)
     load_pretrained(transformers.BertForMaskedLM, tmp_path)
     good = (tmp_path / "config.json").read_text()
+    record = json.loads(good)["quantization_config"]
+    settings = {**record["config"], "attention": "primal"}
     for changes in (
-        {"primal_attention": [1]},
-        {"primal_attention": {"config": {"attention": 3}}},
-        {"primal_attention": {"config": {"attention": "primal", "options": {"rank": 10**9}}}},
+        {"quantization_config": [1]},
+        {"quantization_config": {**record, "config": {"attention": 3}}},
+        {"quantization_config": {**record, "config": {**settings, "options": {"rank": 10**9}}}},
         {"hidden_size": 10**9},
         {"num_hidden_layers": 10**9},
     ):

@@ -199,7 +199,7 @@ def test_save_pretrained_comes_back_whole(name, tmp_path):
 
     model = trained(name)
     model.save_pretrained(tmp_path)
-    record = json.loads((tmp_path / "config.json").read_text())["primal_attention"]
+    record = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert record["config"]["attention"] == "primal-dual"
     other = load_pretrained(type(model), tmp_path)
     assert torch.equal(other(IDS).logits, model(IDS).logits)

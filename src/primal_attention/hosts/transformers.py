@@ -28,7 +28,28 @@ from primal_attention.hosts.parts import AttentionParts, LinearWeights
 if TYPE_CHECKING:
     from transformers.cache_utils import Cache
 
-__all__ = ["ConvertedHuggingFace", "HuggingFace"]
+__all__ = [
+    "IMPORT_FIRST",
+    "METHOD",
+    "RECORD_FORMAT",
+    "ConvertedHuggingFace",
+    "HuggingFace",
+    "allow_build",
+]
+
+METHOD = "primal_attention"
+"""Name under which transformers finds the loader of converted models: a quantization method."""
+
+RECORD_FORMAT = 1
+"""Format of the record of a conversion in ``config.json``."""
+
+IMPORT_FIRST = "import primal_attention first"
+"""Name of an attention function that does not exist, in the config of converted models.
+
+Without this package transformers warns of an unknown quantization method, and would build the
+original layers with random weights. So it stops with an error that holds this name instead. The
+loader of converted models removes it.
+"""
 
 IMPLEMENTATION = "primal:converted"
 """Name of the attention function of fully converted models; its mask is the padding mask."""
@@ -193,6 +214,11 @@ class HuggingFace(HostLibrary):
     def read(self, module: nn.Module) -> AttentionParts:
         """Return weights and sizes of the module."""
         family = self._family(module)
+        method = _quantization(module)
+        if method not in (None, METHOD):
+            raise ConversionError(
+                f"its model is quantised with {method!r}; convert the model before it is quantised"
+            )
         given = inspect.signature(module.forward).parameters
         if getattr(module, "is_cross_attention", False) or (
             family == "bert" and "encoder_hidden_states" in given
@@ -312,9 +338,25 @@ class HuggingFace(HostLibrary):
             _register()
             setattr(mine[key], _CHOICE, IMPLEMENTATION)
         config: Any = getattr(model, "config", None)
-        if hasattr(config, "to_json_string"):
-            config.primal_attention = record
+        if hasattr(config, "to_json_string") and record is not None:
+            config.quantization_config = {"quant_method": METHOD, "format": RECORD_FORMAT, **record}
+            config.attn_implementation = IMPORT_FIRST
         return undo
+
+
+def allow_build(config: Any) -> None:
+    """Remove from a config what stops transformers without this package."""
+    if getattr(config, _CHOICE, None) == IMPORT_FIRST:
+        config._attn_implementation = None
+    if getattr(config, "transformers_weights", None) == IMPORT_FIRST:
+        del config.transformers_weights
+
+
+def _quantization(module: nn.Module) -> object:
+    """Return the quantization method in the config of a module; ``None`` if it has none."""
+    found = getattr(getattr(module, "config", None), "quantization_config", None)
+    found = found if found is None or isinstance(found, dict) else found.to_dict()
+    return None if found is None else found.get("quant_method")
 
 
 def _positional(module: nn.Module) -> tuple[str, ...]:

@@ -8,15 +8,17 @@ tokenizers and safetensors raise becomes a :class:`ConversionError` that names t
 import inspect
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from primal_attention.hosts import ConversionError
 from primal_attention.hosts.optional import require_transformers
+from primal_attention.hosts.transformers import allow_build
 from primal_attention.support.command import MissingPackageError, UserError
 from primal_attention.support.files import check_large_weights, open_bytes, parse_json, read_json
 
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SAFE",
+    "as_damaged",
     "check_size",
     "check_weights",
     "find_class",
+    "load_checked",
     "load_tokenizer",
     "loading_errors",
     "random_model",
@@ -68,6 +72,20 @@ def loading_errors(what: str) -> Iterator[None]:
         raise ConversionError(_sentence(what, error)) from None
 
 
+@contextmanager
+def as_damaged(where: str | Path) -> Iterator[None]:
+    """Turn errors about the content of a model into one sentence that says where it lies."""
+    try:
+        yield
+    except ConversionError as error:
+        if str(where) in str(error):
+            raise
+        raise ConversionError(f"{where}: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        words = " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"The model in {where} is damaged: {words}.") from error
+
+
 def _sentence(what: str, error: BaseException) -> str:
     words = " ".join(str(error).split())[:300]
     return (
@@ -87,8 +105,15 @@ def read_config(folder: Path) -> "PretrainedConfig":
                 f"{folder / 'config.json'} has architectures = {str(names)[:80]}; it must be a "
                 "list of names of classes. Save the model again."
             )
+        if "primal_attention" in raw:
+            raise ConversionError(
+                f"{folder / 'config.json'} is a conversion by an earlier version of this library, "
+                "whose format is no longer read; convert the original model again."
+            )
         _check_counts(raw, sum(len(_shapes(file)) for file in weight_files(folder)), folder)
-        return transformers.AutoConfig.from_pretrained(folder, **SAFE)
+        config = transformers.AutoConfig.from_pretrained(folder, **SAFE)
+        allow_build(config)
+        return config
 
 
 def _is_word(value: object) -> bool:
@@ -152,11 +177,18 @@ def _check_counts(value: object, tensors: int, folder: Path, key: str = "") -> N
             )
 
 
-def check_size(model: nn.Module, folder: Path) -> None:
-    """Raise if a model, built on the meta device, needs much more memory than its files hold."""
+def check_size(model: nn.Module, folder: Path, files: Sequence[Path] | None = None) -> None:
+    """Raise if a model, built on the meta device, needs much more memory than its files hold.
+
+    Args:
+        model: The model.
+        folder: Where its configuration lies.
+        files: Its weights; by default those in the folder.
+    """
     parts = [*model.parameters(), *model.buffers()]
     needed = sum(part.numel() for part in parts)
-    shapes = [shape for file in weight_files(folder) for shape in _shapes(file).values()]
+    files = weight_files(folder) if files is None else files
+    shapes = [shape for file in files for shape in _shapes(file).values()]
     stored = sum(map(math.prod, shapes))
     if needed > 2 * stored + _SPARE:
         raise ConversionError(
@@ -199,6 +231,33 @@ def find_class(config: "PretrainedConfig") -> Any:
     if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel):
         return found
     return transformers.AutoModel
+
+
+def load_checked(
+    model_class: Any, config: "PretrainedConfig", folder: Path, **options: Any
+) -> "PreTrainedModel":
+    """Return the model in a folder, in evaluation mode and with every weight finite.
+
+    Args:
+        model_class: A model class of transformers, or one of its ``Auto`` classes.
+        config: What ``read_config`` returned.
+        folder: The folder.
+        options: More arguments of ``from_pretrained``.
+    """
+    with loading_errors(f"The model in {folder}"):
+        with torch.device("meta"):  # a wrong number may ask for any amount of memory
+            check_size(random_model(model_class, config), folder)
+        model, info = model_class.from_pretrained(
+            folder, config=config, use_safetensors=True, output_loading_info=True, **options, **SAFE
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConversionError(
+            f"The weights in {folder} lack {len(missing)} tensors of {type(model).__name__}, such "
+            f"as {missing[0]!r}; save the whole model again."
+        )
+    check_weights(model, f"The weights in {folder}")
+    return cast("PreTrainedModel", model.eval())
 
 
 def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase | None":

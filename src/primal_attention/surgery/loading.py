@@ -17,16 +17,14 @@ from primal_attention.support.command import UserError
 from primal_attention.support.files import read_arrays, read_json, read_tensors
 from primal_attention.support.randomness import isolated
 from primal_attention.surgery.folders import (
-    SAFE,
-    check_size,
     check_weights,
     find_class,
+    load_checked,
     load_tokenizer,
-    loading_errors,
-    random_model,
     read_config,
 )
-from primal_attention.surgery.storage import load_converted, load_pretrained, read_conversion
+from primal_attention.surgery.positions import position_limit
+from primal_attention.surgery.storage import load_converted, read_conversion
 from primal_attention.training.evaluation import eval_mode
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LoadedModel",
     "check_answer",
+    "document_batches",
     "file_batches",
     "load_any",
     "sample_texts",
@@ -110,23 +109,8 @@ def _load_conversion(folder: Path, original: str | Path | None) -> LoadedModel:
 
 def _load_transformers(folder: Path) -> LoadedModel:
     config = read_config(folder)
-    model_class = find_class(config)
-    if getattr(config, "primal_attention", None) is not None:
-        return LoadedModel(load_pretrained(model_class, folder), folder, load_tokenizer(folder))
-    with loading_errors(f"The model in {folder}"):
-        with torch.device("meta"):  # a wrong number may ask for any amount of memory
-            check_size(random_model(model_class, config), folder)
-        model, info = model_class.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **SAFE
-        )
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ConversionError(
-            f"The weights in {folder} lack {len(missing)} tensors of {model_class.__name__}, such "
-            f"as {missing[0]!r}; save the whole model again."
-        )
-    check_weights(model, f"The weights in {folder}")
-    return LoadedModel(model.eval(), folder, load_tokenizer(folder))
+    model = load_checked(find_class(config), config, folder, dtype=torch.float32)
+    return LoadedModel(model, folder, load_tokenizer(folder))
 
 
 @torch.no_grad()
@@ -180,8 +164,8 @@ def text_batches(
             "with --data."
         )
     takes = inspect.signature(loaded.model.forward).parameters
-    limit = getattr(getattr(loaded.model, "config", None), "max_position_embeddings", None)
-    tokens = min(tokens, limit) if isinstance(limit, int) else tokens
+    limit = position_limit(loaded.model)
+    tokens = tokens if limit is None else min(tokens, limit)
     batches = []
     for start in range(0, len(texts), batch_size):
         found = loaded.tokenizer(
@@ -193,6 +177,28 @@ def text_batches(
         )
         batches.append({key: value for key, value in found.items() if key in takes})
     return batches
+
+
+def document_batches(
+    loaded: LoadedModel, texts: Sequence[str], *, tokens: int, count: int, batch_size: int
+) -> Batches:
+    """Return documents of ``tokens`` tokens as batches of the model's inputs.
+
+    Texts are joined until a document is long enough. If they do not suffice for two documents, both
+    are shorter.
+
+    Args:
+        loaded: The model and its tokenizer.
+        texts: The texts, in order.
+        tokens: Tokens of a document, at most as many as the model takes.
+        count: Most documents.
+        batch_size: Documents in a batch.
+    """
+    # a word has at least one token, so this many words of every document suffice
+    words = " ".join(texts).split()
+    size = max(min(tokens, len(words) // 2), 1)
+    documents = [" ".join(words[i : i + size]) for i in range(0, len(words), size)]
+    return text_batches(loaded, documents[:count], tokens=tokens, batch_size=batch_size)
 
 
 def file_batches(model: nn.Module, path: str | Path, *, batch_size: int) -> Batches:

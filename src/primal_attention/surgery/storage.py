@@ -7,8 +7,7 @@ No file is pickled and no code is run from a folder.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,13 @@ from primal_attention.hosts import (
     converted_layers,
     find_attentions,
 )
+from primal_attention.hosts.transformers import METHOD
 from primal_attention.support.command import UserError
 from primal_attention.support.files import (
     SealedFolder,
     finish_save,
     parse_json,
     parse_tensors,
-    read_tensors,
     save_sealed,
     to_bytes,
 )
@@ -43,12 +42,10 @@ from primal_attention.surgery.conversion import (
 )
 from primal_attention.surgery.fold import is_folded
 from primal_attention.surgery.folders import (
-    check_size,
+    as_damaged,
     check_weights,
-    loading_errors,
-    random_model,
+    load_checked,
     read_config,
-    weight_files,
 )
 from primal_attention.surgery.targets import inspect_targets
 
@@ -123,7 +120,7 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
             The model is not changed then.
     """
     content, tensors = read_conversion(folder)
-    with _as_damaged(folder):
+    with as_damaged(folder):
         config = SurgeryConfig.from_dict(content["config"])
         names = [str(layer["name"]) for layer in content["layers"]]
     modules = dict(model.named_modules())
@@ -133,7 +130,7 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
             f"The conversion in {folder} is of another model ({content['model']}): this "
             f"{type(model).__name__} has no module {missing[0]!r}."
         )
-    with isolated(), _as_damaged(folder):
+    with isolated(), as_damaged(folder):
         _check_sizes(model, config, tensors)
         prepared = prepare_conversion(model, config)
     for name, layer in prepared.layers.items():
@@ -152,7 +149,7 @@ def load_converted(model: nn.Module, folder: str | Path, *, check_host: bool = T
 def read_conversion(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the description and the tensors that ``save_converted`` wrote."""
     folder = Path(folder)
-    with _as_damaged(folder):
+    with as_damaged(folder):
         finish_save(folder)
     if not (folder / _DESCRIPTION).is_file():
         raise ConversionError(f"There is no conversion in {folder}: it has no {_DESCRIPTION}.")
@@ -173,20 +170,6 @@ def read_conversion(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tenso
                 f"The conversion in {folder} is damaged: {_DESCRIPTION} has no valid {name!r}."
             )
     return content, tensors
-
-
-@contextmanager
-def _as_damaged(folder: str | Path) -> Iterator[None]:
-    """Turn errors of reading a folder into one sentence that names the folder."""
-    try:
-        yield
-    except ConversionError as error:
-        if str(folder) in str(error):
-            raise
-        raise ConversionError(f"{folder}: {error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        words = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"The model in {folder} is damaged: {words}.") from error
 
 
 def _check_sizes(model: nn.Module, config: SurgeryConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -239,10 +222,11 @@ def _checksum(model: nn.Module, layers: Mapping[str, nn.Module]) -> str:
 
 
 def load_pretrained(model_class: "type[PreTrainedModel]", folder: str | Path) -> nn.Module:
-    """Return a converted model of transformers that ``save_pretrained`` wrote.
+    """Return a converted model of transformers that ``save_pretrained`` wrote, after checks.
 
-    ``from_pretrained`` ignores the record of the conversion in ``config.json``, and would build the
-    original layers with random weights. Code in the folder (``auto_map``) is never run.
+    ``model_class.from_pretrained`` loads it too. This function is for folders of strangers: it
+    compares sizes before it takes memory, and refuses weights that are not finite or incomplete.
+    Code in the folder (``auto_map``) is never run.
 
     Args:
         model_class: A model class of transformers, or one of its ``Auto`` classes.
@@ -253,42 +237,10 @@ def load_pretrained(model_class: "type[PreTrainedModel]", folder: str | Path) ->
     """
     folder = Path(folder)
     config = read_config(folder)
-    record = getattr(config, "primal_attention", None)
-    if record is None:
+    record = getattr(config, "quantization_config", None)
+    if not isinstance(record, dict) or record.get("quant_method") != METHOD:
         raise ConversionError(
             f"The model in {folder} is not converted; load it with {model_class.__name__}"
             ".from_pretrained."
         )
-    del config.primal_attention
-    with _as_damaged(folder):
-        settings = SurgeryConfig.from_dict(record["config"])
-    with loading_errors(f"The model in {folder}"):
-        with torch.device("meta"):  # a wrong number may ask for any amount of memory
-            plain = random_model(model_class, config)
-        check_size(plain, folder)
-        tensors: dict[str, Tensor] = {}
-        for file in weight_files(folder):
-            tensors.update(read_tensors(file))
-        model = random_model(model_class, config)
-        _check_sizes(model, settings, tensors)
-        apply_conversion(model, prepare_conversion(model, settings))
-    # tied weights are saved under one of their names
-    for tied, kept in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        if kept in tensors:
-            tensors.setdefault(tied, tensors[kept])
-    _load_all(model, tensors, folder)
-    model.tie_weights()
-    check_weights(model, f"The weights in {folder}")
-    return model.eval()  # type: ignore[no-untyped-call]
-
-
-def _load_all(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    expected, found = _shapes(model.state_dict()), _shapes(tensors)
-    if found != expected:
-        missing, unknown = sorted(expected.keys() - found), sorted(found.keys() - expected)
-        other = [k for k in expected if k in found and found[k] != expected[k]]
-        raise ConversionError(
-            f"The weights in {folder} do not belong to its config.json: missing {missing[:3]}, "
-            f"unknown {unknown[:3]}, of another shape {other[:3]}."
-        )
-    model.load_state_dict(dict(tensors))
+    return load_checked(model_class, config, folder)
