@@ -24,7 +24,7 @@ from primal_attention.surgery.fold import is_folded
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["model_card", "save_for_hub"]
+__all__ = ["auto_class", "model_card", "save_for_hub"]
 
 _TASKS = {
     "CausalLM": ("text-generation", "AutoModelForCausalLM"),
@@ -124,8 +124,8 @@ def model_card(model: "PreTrainedModel", verdict: str = "", *, has_tokenizer: bo
         "library_name": "transformers",
         "tags": ["primal-attention", config["attention"]],
     }
-    task, auto = next((_TASKS[end] for end in _TASKS if name.endswith(end)), (None, name))
-    if task is not None:
+    task, auto = _task(name)
+    if task:
         header["pipeline_tag"] = task
     origin = str(getattr(model, "name_or_path", ""))
     if origin and not Path(origin).exists():
@@ -144,3 +144,17 @@ def model_card(model: "PreTrainedModel", verdict: str = "", *, has_tokenizer: bo
         options=options or "its defaults",
         rows="\n".join(rows),
     )
+
+
+def auto_class(name: str) -> str:
+    """Return the ``Auto`` class of transformers for a class; the class itself if there is none.
+
+    Example:
+        >>> auto_class("LlamaForCausalLM")
+        'AutoModelForCausalLM'
+    """
+    return _task(name)[1]
+
+
+def _task(name: str) -> tuple[str, str]:
+    return next((_TASKS[end] for end in _TASKS if name.endswith(end)), ("", name))
