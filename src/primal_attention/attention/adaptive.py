@@ -75,7 +75,7 @@ class AdaptiveCore(Core):
         window: int = 2,
         top: int | Literal["auto"] = 8,
         sinks: int = 4,
-        rank: int = 2,
+        rank: int = 4,
         error: float | None = None,
     ) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class AdaptiveAttention(MultiHeadAttention):
         window: int = 2,
         top: int | Literal["auto"] = 8,
         sinks: int = 4,
-        rank: int = 2,
+        rank: int = 4,
         error: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,

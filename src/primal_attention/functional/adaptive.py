@@ -58,12 +58,12 @@ def adaptive_attention(
         >>> adaptive_attention(q, k, v, plan, is_causal=True).shape
         torch.Size([1, 2, 500, 16])
     """
-    wide = accumulator(q)
+    wide, kind = accumulator(q), v.dtype
     if is_traced() or q.device.type != "cpu":
         with full_precision(q):
             given = q.to(wide), k.to(wide), v.to(wide), plan
             dense = dense_adaptive(*given, key_mask=key_mask, is_causal=is_causal)
-        return dense.y.to(v.dtype)
+        return dense.y.to(kind)
     if k.shape[2] <= plan.reach:
         return softmax_attention(q, k, v, key_mask=key_mask, is_causal=is_causal)
     # a padded batch is its sequences one by one: each decides by its own length
@@ -73,7 +73,7 @@ def adaptive_attention(
         y: Tensor = _AdaptiveSum.apply(  # type: ignore[no-untyped-call]
             q, k, v, key_mask, plan, lengths, is_causal
         )
-    return y.to(v.dtype)
+    return y.to(kind)
 
 
 @torch.no_grad()

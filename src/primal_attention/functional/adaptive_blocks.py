@@ -31,7 +31,7 @@ class BlockPlan(NamedTuple):
     """Far blocks that every query reads; ``None`` for as many as ``error`` needs."""
     sinks: int = 4
     """First keys, which every query reads and which belong to no block."""
-    rank: int = 2
+    rank: int = 4
     """Directions of the covariances."""
     error: float = 0.0
     """With ``top=None``, the share of the mass that may come from moments."""
