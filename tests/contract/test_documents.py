@@ -175,15 +175,15 @@ def test_documents_of_similar_length_share_a_batch():
     found = Documents.find(ids)
     assert found.lengths.tolist() == lengths
     batches = found.batches()
-    assert sorted((b.count, b.longest) for b in batches) == [(1, 1), (1, 900), (2, 2000), (3, 3)]
+    assert sorted((b.rows, b.longest) for b in batches) == [(1, 1), (1, 900), (2, 2000), (3, 3)]
     assert sum(len(b.slots) for b in batches) == sum(lengths)
     for b in batches:
-        assert b.count * b.longest < 2 * len(b.slots)
+        assert b.rows * b.longest < 2 * len(b.slots)
 
 
 def test_a_little_padding_is_no_reason_for_another_batch():
     (batch,) = Documents.find(document_ids_of(lengths=[500, 3, 2])).batches()
-    assert (batch.count, batch.longest) == (3, 500)
+    assert (batch.rows, batch.longest) == (3, 500)
 
 
 def test_documents_of_equal_length_run_without_a_mask():

@@ -37,7 +37,7 @@ class DocumentBatch(NamedTuple):
     """Slot of every token in the flattened packed rows."""
     places: Int[Tensor, " t"]
     """Slot of every token in the flattened batch."""
-    count: int
+    rows: int
     """Number of documents."""
     longest: int
     """Number of tokens of the longest one."""
@@ -49,8 +49,8 @@ class DocumentBatch(NamedTuple):
         rest = x.shape[2:]
         # only real tokens are read, so that a NaN in a padded slot reaches nothing
         tokens = x.flatten(0, 1).index_select(0, self.slots)
-        empty = x.new_zeros(self.count * self.longest, *rest)
-        return empty.index_copy(0, self.places, tokens).view(self.count, self.longest, *rest)
+        empty = x.new_zeros(self.rows * self.longest, *rest)
+        return empty.index_copy(0, self.places, tokens).view(self.rows, self.longest, *rest)
 
     def read(self, y: Shaped[Tensor, "docs longest *rest"]) -> Shaped[Tensor, "t *rest"]:
         """Return the rows of ``y`` that belong to the tokens."""
@@ -60,10 +60,10 @@ class DocumentBatch(NamedTuple):
         """Return which tokens of the documents are real; ``None`` if all are."""
         if key_mask is not None:
             return self.unpack(key_mask)
-        if len(self.places) == self.count * self.longest:
+        if len(self.places) == self.rows * self.longest:
             return None
-        keep = torch.zeros(self.count * self.longest, dtype=torch.bool, device=self.places.device)
-        return keep.index_fill(0, self.places, True).view(self.count, self.longest)
+        keep = torch.zeros(self.rows * self.longest, dtype=torch.bool, device=self.places.device)
+        return keep.index_fill(0, self.places, True).view(self.rows, self.longest)
 
 
 class Documents(NamedTuple):
@@ -122,17 +122,17 @@ class Documents(NamedTuple):
 
     def batch(self) -> DocumentBatch:
         """Return all documents as one batch; one empty document if there is none."""
-        count, longest = max(len(self.lengths), 1), 1
+        rows, longest = max(len(self.lengths), 1), 1
         if len(self.lengths):
             longest = int(self.lengths.max())
         places = self.number * longest + self.position
         numbers = torch.arange(len(self.lengths), device=places.device)
-        return DocumentBatch(self.slots, places, count, longest, numbers)
+        return DocumentBatch(self.slots, places, rows, longest, numbers)
 
     def batches(self) -> list[DocumentBatch]:
         """Return the documents as batches with little padding."""
         whole = self.batch()
-        if whole.count * whole.longest - len(self.slots) <= _FEW_SLOTS:
+        if whole.rows * whole.longest - len(self.slots) <= _FEW_SLOTS:
             return [whole]
         size = torch.frexp(self.lengths.double()).exponent
         return [self._batch_of(size == s) for s in size.unique().tolist()]
@@ -208,7 +208,7 @@ def attend_documents(
 
 def _nonempty(batch: DocumentBatch, keep: Tensor | None, like: Tensor) -> Float[Tensor, ""]:
     """Return the number of documents with a real token: others have no regulariser."""
-    return like.new_tensor(batch.count) if keep is None else keep.any(1).sum().to(like.dtype)
+    return like.new_tensor(batch.rows) if keep is None else keep.any(1).sum().to(like.dtype)
 
 
 def document_ids_of(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
@@ -83,6 +83,7 @@ class EncoderBlock(nn.Module):
         is_causal: bool = False,
         rotary: Rotary | None = None,
         times: Float[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
         return_aux: bool = False,
     ) -> Any:
         """Return the stream after the block.
@@ -93,12 +94,12 @@ class EncoderBlock(nn.Module):
             is_causal: Let no output depend on a later token.
             rotary: Turns of queries and keys, for an attention that takes them.
             times: Times of the tokens, for an attention that takes them; others ignore them.
+            document_ids: Document of each token, if rows hold several.
             return_aux: Return ``(y, aux)`` with the attention's :class:`Aux` instead of ``y``.
         """
         also = self._also(rotary, times)
-        y = self.attention(
-            self._before(x), key_mask=key_mask, is_causal=is_causal, return_aux=return_aux, **also
-        )
+        also |= {"is_causal": is_causal, "return_aux": return_aux, "document_ids": document_ids}
+        y = self.attention(self._before(x), key_mask=key_mask, **also)
         y, aux = y if return_aux else (y, None)
         x = self._after(x, y)
         return (x, aux) if return_aux else x

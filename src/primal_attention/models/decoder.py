@@ -73,6 +73,7 @@ class CausalDecoder(SequenceModel):
         x: Int[Tensor, "b n"],
         *,
         key_mask: Bool[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
         return_hidden: bool = False,
     ) -> ModelOutput:
         """Return the logits ``[b n vocab]`` of the token after each position.
@@ -80,9 +81,10 @@ class CausalDecoder(SequenceModel):
         Args:
             x: Token ids.
             key_mask: ``True`` where a token is real; the content of the other slots is ignored.
+            document_ids: Document of each token, if rows hold several; no document sees another.
             return_hidden: Also return the stream after the last block.
         """
-        hidden, aux_loss = self.encode(x, key_mask)
+        hidden, aux_loss = self.encode(x, key_mask, document_ids)
         return ModelOutput(self._logits(hidden), aux_loss, hidden if return_hidden else None)
 
     def init_state(self, batch_size: int) -> DecoderState:

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 
+from primal_attention.attention.documents import Documents
 from primal_attention.functional.precision import accumulator
 from primal_attention.kernels.base import Factory
 from primal_attention.models.base import ModelOutput
@@ -47,9 +48,16 @@ class _Classifier(SequenceModel):
             )
 
     def _pool(
-        self, x: Float[Tensor, "b n c"], key_mask: Bool[Tensor, "b n"] | None
-    ) -> Float[Tensor, "b c"]:
-        return (_mean if self.config.pooling == "mean" else _last)(x, key_mask)
+        self,
+        x: Float[Tensor, "b n c"],
+        key_mask: Bool[Tensor, "b n"] | None,
+        document_ids: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "_ c"]:
+        """Return one vector for each row, or for each document."""
+        pool = _mean if self.config.pooling == "mean" else _last
+        if document_ids is None:
+            return pool(x, key_mask)
+        return Documents.find(document_ids).reduce(x, key_mask, pool)
 
 
 class EncoderClassifier(_Classifier):
@@ -76,17 +84,20 @@ class EncoderClassifier(_Classifier):
         x: Float[Tensor, "b n features"] | Int[Tensor, "b n"],
         *,
         key_mask: Bool[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
         return_hidden: bool = False,
     ) -> ModelOutput:
-        """Return the logits ``[b classes]`` of every sequence.
+        """Return the logits ``[b classes]`` of every sequence, or of every document.
 
         Args:
             x: Channels, or token ids if the model has a vocabulary.
             key_mask: ``True`` where a token is real; the content of the other slots is ignored.
+            document_ids: Document of each token, if rows hold several. The logits are those of the
+                documents, in the order of rows and, in a row, of ids.
             return_hidden: Also return the stream after the last block.
         """
-        hidden, aux_loss = self.encode(x, key_mask)
-        logits = self.head(self._pool(hidden, key_mask))
+        hidden, aux_loss = self.encode(x, key_mask, document_ids)
+        logits = self.head(self._pool(hidden, key_mask, document_ids))
         return ModelOutput(logits, aux_loss, hidden if return_hidden else None)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from primal_attention.attention import Rotary, attention_entry
+from primal_attention.attention.documents import Documents, check_document_ids
 from primal_attention.kernels.base import Factory
 from primal_attention.models.base import PretrainedModel
 from primal_attention.models.config import SequenceConfig
@@ -86,20 +87,27 @@ class SequenceModel(PretrainedModel):
         self,
         x: Float[Tensor, "b n features"] | Int[Tensor, "b n"],
         key_mask: Bool[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> Encoded:
         """Return the stream after the last block, and publish the regularisers in training.
 
         Args:
             x: Channels, or token ids if the model has a vocabulary.
             key_mask: ``True`` where a token is real; the content of the other slots is ignored.
+            document_ids: Document of each token, if rows hold several; positions begin again in
+                each.
         """
-        self._check(x, key_mask)
-        position = _count(x, key_mask)
+        self._check(x, key_mask, document_ids)
+        real = _real(key_mask, document_ids)
+        position = _count(x, real, document_ids)
+        if document_ids is not None and position.numel():
+            self._check_length(int(position.max()) + 1)
         hidden, terms = self.blocks(
-            self._embed(x, position, key_mask),
+            self._embed(x, position, real),
             key_mask=key_mask,
             is_causal=self.is_causal,
             rotary=self._rotary(position),
+            document_ids=document_ids,
         )
         return Encoded(self.norm(hidden), self.collect("blocks", terms))
 
@@ -122,7 +130,9 @@ class SequenceModel(PretrainedModel):
             return None
         return rotary_positions(position, self.config.dim // self.config.num_heads)
 
-    def _check(self, x: Tensor, key_mask: Tensor | None) -> None:
+    def _check(
+        self, x: Tensor, key_mask: Tensor | None, document_ids: Tensor | None = None
+    ) -> None:
         """Raise for inputs that do not fit the model."""
         if isinstance(self.embed, nn.Embedding):
             if x.dim() != 2 or x.is_floating_point():
@@ -135,12 +145,10 @@ class SequenceModel(PretrainedModel):
                 f"x must have shape [batch, tokens, {self.embed.in_features}], got "
                 f"{tuple(x.shape)}; add the missing axis or set num_features."
             )
-        longest = self.config.max_length
-        if longest is not None and x.shape[1] > longest:
-            raise ValueError(
-                f"x has {x.shape[1]} tokens, but learned positions end at max_length={longest}; "
-                "cut the sequence, or use sinusoidal or rotary positions."
-            )
+        if document_ids is not None:
+            check_document_ids(document_ids, x.shape[:2])
+        else:
+            self._check_length(x.shape[1])
         if key_mask is None:
             return
         if key_mask.dtype != torch.bool:
@@ -154,9 +162,31 @@ class SequenceModel(PretrainedModel):
                 f"{tuple(key_mask.shape)}."
             )
 
+    def _check_length(self, tokens: int) -> None:
+        longest = self.config.max_length
+        if longest is not None and tokens > longest:
+            raise ValueError(
+                f"x has {tokens} tokens, but learned positions end at max_length={longest}; "
+                "cut the sequence, or use sinusoidal or rotary positions."
+            )
 
-def _count(x: Tensor, key_mask: Bool[Tensor, "b n"] | None) -> Int[Tensor, "#b n"]:
-    """Return the position of every token among the real ones."""
+
+def _real(
+    key_mask: Bool[Tensor, "b n"] | None, document_ids: Int[Tensor, "b n"] | None
+) -> Bool[Tensor, "b n"] | None:
+    """Return which tokens are real by both; ``None`` if all are."""
+    if document_ids is None:
+        return key_mask
+    real = document_ids >= 0
+    return real if key_mask is None else real & key_mask
+
+
+def _count(
+    x: Tensor, key_mask: Bool[Tensor, "b n"] | None, document_ids: Int[Tensor, "b n"] | None = None
+) -> Int[Tensor, "#b n"]:
+    """Return the position of every token among the real ones, of its document."""
+    if document_ids is not None and key_mask is not None:
+        return Documents.find(document_ids.where(key_mask, -1)).positions()
     if key_mask is None:
         return torch.arange(x.shape[1], device=x.device)[None]
     return (key_mask.cumsum(1) - 1).clamp_min(0)

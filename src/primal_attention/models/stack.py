@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.types import Device
 from torch.utils.checkpoint import checkpoint
@@ -70,6 +70,7 @@ class BlockStack(nn.ModuleList):
         is_causal: bool = False,
         rotary: Rotary | None = None,
         times: Float[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
     ) -> StackOutput:
         """Return the stream after the last block, and the regularisers in training.
 
@@ -79,9 +80,12 @@ class BlockStack(nn.ModuleList):
             is_causal: Let no output depend on a later token.
             rotary: Turns of queries and keys, for attentions that take them.
             times: Times of the tokens, for attentions that take them.
+            document_ids: Document of each token, if rows hold several.
         """
         options: dict[str, Any] = {"key_mask": key_mask, "is_causal": is_causal}
         options.update(rotary=rotary, times=times)
+        if document_ids is not None:
+            options["document_ids"] = document_ids
         terms: dict[str, Tensor] = {}
         for i, block in enumerate(self._blocks):
             has_term = self.training and block.attention.capabilities.aux_loss

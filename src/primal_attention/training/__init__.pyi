@@ -1,7 +1,7 @@
 from .checkpoint import CheckpointError
 from .config import TrainingConfig
 from .cost import Cost, FitCost, compare_costs, fit_cost
-from .data import Columns, pad_collate
+from .data import Columns, PackedCollator, pad_collate
 from .evaluation import Evaluation, evaluate
 from .history import EpochRecord, History
 from .loop import fit
@@ -20,6 +20,7 @@ __all__ = [
     "FitCost",
     "History",
     "NonFiniteLossError",
+    "PackedCollator",
     "PeakMemory",
     "Score",
     "TrainingConfig",

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from primal_attention.training.scores import IGNORED
 
-__all__ = ["Columns", "Fingerprint", "map_tensors", "pad_collate"]
+__all__ = ["Columns", "Fingerprint", "PackedCollator", "map_tensors", "pad_collate"]
 
 Item = Mapping[str, Tensor]
 
@@ -67,6 +67,86 @@ def pad_collate(items: Sequence[Item]) -> dict[str, Tensor]:
             lengths = torch.tensor([len(c) for c in columns])
             batch[mask] = torch.arange(int(lengths.max())) < lengths[:, None]
     return batch
+
+
+class PackedCollator:
+    """Packs the items of a batch into rows of at most ``max_tokens`` tokens, with ``document_ids``.
+
+    Items become documents: models that take ``document_ids`` keep them apart. Long items come
+    first, each in the first row with enough room. Tensors with one entry for a token are packed;
+    of the others, such as the label of an item, there is one entry a document, in the order of
+    ``document_ids``, which count through the batch. With labels of tokens, ``cross_entropy`` is the
+    mean over packed rows; a mean over tokens is that of the padded batch.
+
+    Args:
+        max_tokens: Largest number of tokens in a row.
+        columns: Names of the tensors with one entry for a token.
+
+    Example:
+        >>> items = [{"x": torch.ones(n, 1), "labels": torch.tensor(n)} for n in (2, 3, 1)]
+        >>> batch = PackedCollator(4)(items)
+        >>> batch["document_ids"]
+        tensor([[ 0,  0,  0,  1],
+                [ 2,  2, -1, -1]])
+        >>> batch["labels"]
+        tensor([3, 1, 2])
+    """
+
+    def __init__(self, max_tokens: int, columns: Sequence[str] = ("x",)) -> None:
+        if max_tokens < 1 or not columns:
+            raise ValueError(
+                f"max_tokens must be at least 1 and columns must name a tensor, got {max_tokens} "
+                f"and {list(columns)}; columns=('x',) packs the tokens alone."
+            )
+        self.max_tokens, self.columns = max_tokens, tuple(columns)
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, Tensor]:
+        """Return the packed batch."""
+        lengths = [self._length(item) for item in items]
+        rows = _first_fit(lengths, self.max_tokens)
+        order = [i for row in rows for i in row]
+        batch: dict[str, Tensor] = {}
+        for name in items[0]:
+            if name in self.columns:
+                joined = [torch.cat([items[i][name] for i in row]) for row in rows]
+                batch[name] = _pad(joined, IGNORED if name == "labels" else 0)
+            else:
+                batch[name] = torch.stack([items[i][name] for i in order])
+        # ids count through the batch, so that they are the rows of what a model says of documents
+        number = {item: number for number, item in enumerate(order)}
+        ids = [torch.tensor([number[i] for i in row for _ in range(lengths[i])]) for row in rows]
+        batch["document_ids"] = _pad(ids, -1)
+        return batch
+
+    def _length(self, item: Item) -> int:
+        """Return the number of tokens of an item."""
+        found = {name: len(item[name]) for name in self.columns}
+        if len(set(found.values())) != 1:
+            raise ValueError(
+                f"The columns of an item must have one entry for each token, got {found} entries; "
+                "leave out of columns what has one entry for each item."
+            )
+        length = found[self.columns[0]]
+        if not 0 < length <= self.max_tokens:
+            raise ValueError(
+                f"An item has {length} tokens, and a row takes 1 to {self.max_tokens}; raise "
+                "max_tokens, cut the item, or leave it out."
+            )
+        return length
+
+
+def _first_fit(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Return the items of every row: the longest first, each in the first row that has room."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, left in enumerate(room) if left >= lengths[i]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(most)
+        rows[row].append(i)
+        room[row] -= lengths[i]
+    return rows
 
 
 def _pad(rows: Sequence[Tensor], value: float) -> Tensor:
