@@ -30,6 +30,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "adaptive": ({"block": 2, "window": 0, "top": 1, "sinks": 2, "rank": 1},),
     "cosformer": ({"power": 1},),
     "kernelized": ({"position": "grid", "width": 3, "window": 2},),
+    # by default it is softmax at the lengths of the matrix
+    "window-linear": ({"window": 2, "sinks": 1, "num_features": 3},),
 }
 # the same, in the slow run only
 SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -60,6 +62,11 @@ SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "skyformer-learned": ({"num_landmarks": 4, "window": 3, "normalize": False},),
     "transport": ({"num_anchors": 3, "num_steps": 1},),
+    "window-linear": (
+        {"window": 1, "sinks": 1, "num_features": 3},
+        {"window": 3, "sinks": 0, "far": "favor", "num_features": 4},
+        {"window": 2, "sinks": 3, "far": "none"},
+    ),
 }
 QUICK = {"linear": "causal-masked", "primal": "masked", "softmax": "masked"}
 """Mechanisms whose ``plain_case``, in this mode, and ``"add"`` of time belong to every run."""

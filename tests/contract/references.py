@@ -3,6 +3,7 @@
 A mechanism without a function here fails ``test_core_is_its_formula``: write it down first.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from primal_attention.functional import (
     naive_family,
     naive_nystrom,
     naive_transport,
+    naive_windowed,
 )
 
 Reference = Callable[[Any, Tensor, Tensor, Tensor, bool], Tensor]
@@ -188,6 +190,27 @@ def _adaptive(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Te
     return naive_adaptive.adaptive_attention(q, k, v, is_causal=is_causal, **plan).y
 
 
+def _windowed(core: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    far = core.features
+    if far is None:
+        logs = q[..., :0], k[..., :0]
+    elif core.far == "favor":
+        logs = tuple(
+            x @ far.directions.mT / x.shape[-1] ** 0.25
+            - x.square().sum(-1, keepdim=True) / (2 * x.shape[-1] ** 0.5)
+            - math.log(far.num_features) / 2
+            for x in (q, k)
+        )
+    else:
+        a = torch.einsum("bhnd,hpd->bhnp", q, far.centers) / q.shape[-1] ** 0.5
+        b = torch.einsum("bhnd,hpd->bhnp", k, far.shares) + far.share_levels[:, None]
+        shares = b.exp() / b.exp().sum(-1, keepdim=True)
+        logs = a + far.center_levels[:, None], shares.log()
+    return naive_windowed.windowed_attention(
+        q, k, v, *logs, window=core.window, sinks=core.sinks, is_causal=is_causal
+    )
+
+
 REFERENCES: dict[str, Reference] = {
     "adaptive": _adaptive,
     "cosformer": _cosformer,
@@ -207,4 +230,5 @@ REFERENCES: dict[str, Reference] = {
     "softmax": _softmax,
     "softmax-explicit": _softmax,
     "transport": _transport,
+    "window-linear": _windowed,
 }

@@ -132,6 +132,8 @@ def test_permuted_tokens_give_permuted_outputs_unless_order_plays_a_part(any_cas
         has_order = has_order or getattr(getattr(layer, "core", None), "ordered", False)
     if any_case.name == "adaptive":  # which is softmax while it reads all tokens
         has_order = layer.core.plan.reach < 30
+    if any_case.name == "window-linear":  # so is this one
+        has_order = layer.core.window < 30
     if has_order:
         assert not torch.allclose(found, expected)
     else:

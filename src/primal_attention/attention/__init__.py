@@ -31,6 +31,7 @@ from primal_attention.attention.terms import PublishesTerms, ksvd_loss, ksvd_ter
 from primal_attention.attention.tied import TiedSoftmaxAttention
 from primal_attention.attention.time import TimeAttention, TimeOptions
 from primal_attention.attention.transport import TransportAttention
+from primal_attention.attention.windowed import WindowedAttention
 
 __all__ = [
     "AdaptiveAttention",
@@ -69,6 +70,7 @@ __all__ = [
     "TimeAttention",
     "TimeOptions",
     "TransportAttention",
+    "WindowedAttention",
     "attention_entry",
     "create_attention",
     "ksvd_loss",

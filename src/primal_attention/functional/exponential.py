@@ -13,7 +13,7 @@ each block attends to its earlier half, for blocks of 2, 4, 8, … tokens, which
 once. No output depends on a later key, not even through rounding.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,13 +21,34 @@ from torch import Tensor
 
 from primal_attention.functional.linear import append_ones, from_chunks, to_chunks
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
-from primal_attention.functional.twice import gradients
+from primal_attention.functional.twice import Context, gradients
 
-__all__ = ["ExponentialSums", "exponential_attention"]
+__all__ = [
+    "LOG_ZERO",
+    "ExponentialSums",
+    "RelativeSums",
+    "divide_sums",
+    "exponential_attention",
+    "exponential_sums",
+]
 
 # finite, unlike -inf: the difference of two is zero, and exp of any other difference is zero
-_LOG_ZERO = -1e30
+LOG_ZERO = -1e30
+"""Logarithm of a weight that counts nothing."""
 _GROUP = 16
+
+
+class RelativeSums(NamedTuple):
+    """Weighted sums of values and of ones, divided by ``e^level``, and the state after them."""
+
+    sums: Float[Tensor, "b h n w"]
+    """The last column is the sum of the weights; it is zero for a row without keys."""
+    level: Float[Tensor, "b h n 1"]
+    """The largest logarithm in each row."""
+    state: Float[Tensor, "b h p w"]
+    """``Σ_j exp(b_j − maximum) [v_j, 1]``."""
+    maximum: Float[Tensor, "b h p"]
+    """The largest logarithm of each feature so far."""
 
 
 class ExponentialSums(NamedTuple):
@@ -70,17 +91,34 @@ def exponential_attention(
         tensor([[0., 1.],
                 [0., 1.]])
     """
+    found = exponential_sums(
+        log_q, log_k, v, key_mask=key_mask, is_causal=is_causal, state=state, chunk=chunk
+    )
+    return ExponentialSums(divide_sums(found.sums), found.state, found.maximum)
+
+
+def exponential_sums(
+    log_q: Float[Tensor, "b h n p"],
+    log_k: Float[Tensor, "b h m p"],
+    v: Float[Tensor, "b h m v"],
+    *,
+    key_mask: Bool[Tensor, "b m"] | None = None,
+    is_causal: bool = False,
+    state: tuple[Float[Tensor, "b h p w"], Float[Tensor, "b h p"]] | None = None,
+    chunk: int | None = None,
+) -> RelativeSums:
+    """Return the sums of :func:`exponential_attention` before the division; arguments as there."""
     v = append_ones(v, key_mask).to(log_k.dtype)
     if key_mask is not None:
-        log_k = torch.where(key_mask[:, None, :, None], log_k, _LOG_ZERO)
+        log_k = torch.where(key_mask[:, None, :, None], log_k, LOG_ZERO)
     if state is None:
         b, h, _, p = log_k.shape
         empty = v.new_zeros(b, h, p, v.shape[-1], dtype=accumulator(v))
-        state = empty, empty.new_full((b, h, p), _LOG_ZERO)
+        state = empty, empty.new_full((b, h, p), LOG_ZERO)
     if log_k.shape[2] == 0:
         # softmax instead of exp: it is finite, and its gradient too
         nothing = log_q.softmax(-1) @ torch.zeros_like(state[0], dtype=log_q.dtype)
-        return ExponentialSums(nothing[..., :-1], *state)
+        return RelativeSums(nothing, torch.full_like(nothing[..., :1], LOG_ZERO), *state)
     if not is_causal:
         return _attend_all(log_q, log_k, v)
     if log_q.shape[2] == 1:
@@ -90,43 +128,44 @@ def exponential_attention(
     return _attend_chunks(log_q, log_k, v, state, chunk)
 
 
-def _divide(sums: Tensor) -> Tensor:
+def divide_sums(sums: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h n v"]:
+    """Return relative sums divided by their last column; zero for a row without keys."""
     # the total of a row with keys is at least about one; NaN must stay NaN, so not ">"
     total = sums[..., -1:]
     resolved = ~(total <= 0.5)
     return sums[..., :-1] * torch.where(resolved, 1 / torch.where(resolved, total, 1.0), 0.0)
 
 
-def _attend_all(log_q: Tensor, log_k: Tensor, v: Tensor) -> ExponentialSums:
+def _attend_all(log_q: Tensor, log_k: Tensor, v: Tensor) -> RelativeSums:
     # every feature has its own maximum: one maximum for all would underflow the others
     top = log_k.detach().amax(2, keepdim=True)
     sums = (log_k - top).exp_().transpose(-1, -2) @ v
     query = log_q + top
-    query = query.sub_(query.detach().amax(-1, keepdim=True)).exp_()
-    return ExponentialSums(_divide(query @ sums), sums, top[:, :, 0])
+    level = query.detach().amax(-1, keepdim=True)
+    return RelativeSums(query.sub_(level).exp_() @ sums, level, sums, top[:, :, 0])
 
 
 def _attend_step(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor]
-) -> ExponentialSums:
+) -> RelativeSums:
     sums, before = state
     # maxima only grow, so old sums shrink and never overflow
     after = torch.maximum(before, log_k.detach()[:, :, 0])
     key = (log_k - after[:, :, None]).exp()
     sums = (before - after).exp()[..., None] * sums + key.transpose(-1, -2) @ v
     query = log_q + after[:, :, None]
-    query = query.sub_(query.detach().amax(-1, keepdim=True)).exp_()
-    return ExponentialSums(_divide(query @ sums.to(query.dtype)), sums, after)
+    level = query.detach().amax(-1, keepdim=True)
+    return RelativeSums(query.sub_(level).exp_() @ sums.to(query.dtype), level, sums, after)
 
 
 def _attend_chunks(
     log_q: Tensor, log_k: Tensor, v: Tensor, state: tuple[Tensor, Tensor], chunk: int
-) -> ExponentialSums:
+) -> RelativeSums:
     n = log_q.shape[2]
     if not torch.compiler.is_compiling():
         chunk = min(chunk, n)
     chunk = 1 << (chunk - 1).bit_length()
-    q, k, v = _chunks(log_q, chunk), _chunks(log_k, chunk, _LOG_ZERO), _chunks(v, chunk)
+    q, k, v = _chunks(log_q, chunk), _chunks(log_k, chunk, LOG_ZERO), _chunks(v, chunk)
 
     # running maxima: under one maximum a large later key would make earlier ones underflow
     top = torch.cat([state[1][:, :, None], k.detach().amax(-2)], dim=2).cummax(2).values
@@ -142,8 +181,8 @@ def _attend_chunks(
     highest = torch.maximum(level, query.detach().amax(-1, keepdim=True))
     outside = query.sub_(highest).exp_() @ before
     inside = (level - highest).exp() * (weights @ v)
-    values = from_chunks(_divide(outside + inside), n)
-    return ExponentialSums(values, sums, top[:, :, -1])
+    found, level = (from_chunks(t, n) for t in (outside + inside, highest))
+    return RelativeSums(found, level, sums, top[:, :, -1])
 
 
 def _chunks(x: Tensor, chunk: int, fill: float = 0.0) -> Float[Tensor, "*batch g {chunk} w"]:
@@ -203,14 +242,14 @@ class _PairWeights(torch.autograd.Function):
     """The same; keeps its inputs only."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         weights, level = _pair_weights(q, k)
         ctx.save_for_backward(q, k, level)
         ctx.mark_non_differentiable(level)
         return weights, level
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, level = ctx.saved_tensors
         if torch.is_grad_enabled():
             return gradients(_pair_weights, (q, k), ctx.needs_input_grad, (grad, None))
@@ -259,7 +298,7 @@ def _decayed_prefix(
     total = _decay(level[..., -1]) @ inside[..., -1, :]  # [... u w]
     groups = total.shape[-2]
     carry = torch.nn.functional.pad(total, (0, 0, 1, 0))[..., :groups, :]
-    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=_LOG_ZERO)[..., :groups]
+    start = torch.nn.functional.pad(level[..., -1], (1, 0), value=LOG_ZERO)[..., :groups]
     outside = (start[..., None] - level).exp()[..., None] * carry[..., None, :]
     return from_chunks(inside + outside, g)
 
@@ -268,7 +307,7 @@ class _SumsBefore(torch.autograd.Function):
     """The same, chunk by chunk; keeps no sums."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, start: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context, parts: Tensor, start: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         decay = (top[:, :, :-1] - top[:, :, 1:]).exp()[..., None]
         before, total = torch.empty_like(parts), start
         for g in range(parts.shape[2]):
@@ -278,7 +317,7 @@ class _SumsBefore(torch.autograd.Function):
         return before, total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
         (decay,) = ctx.saved_tensors
         # the adjoint of a scan is the same scan from the end
         total, grads = grad_last, []

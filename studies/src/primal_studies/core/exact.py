@@ -22,6 +22,7 @@ from primal_attention.attention.linformer import LinformerCore
 from primal_attention.attention.nystromformer import NystromformerCore
 from primal_attention.attention.schoenbat import SchoenbatCore, center_l2
 from primal_attention.attention.skyformer import SkyformerCore
+from primal_attention.attention.windowed import WindowedCore
 from primal_attention.functional.gaussian import gaussian_attention
 from primal_attention.functional.nystromformer import token_convolution
 
@@ -97,6 +98,7 @@ _EXACT: tuple[tuple[type[Core], str, Callable[..., Tensor]], ...] = (
     (FavorCore, "softmax", _softmax),
     (NystromformerCore, "softmax", _softmax),
     (LinformerCore, "softmax", _softmax),
+    (WindowedCore, "softmax", _softmax),
     (SkyformerCore, "Gaussian kernel", _gaussian),
     (SchoenbatCore, "series f(q·k)", _series),
     (KernelizedCore, "c(j−i) exp(q̂·k̂)", _lagged),
