@@ -180,16 +180,11 @@ class ConvertedHuggingFace(ConvertedLayer):
         inputs = self._inputs(x, mask, positions, True, layer.seen)
         if self.training and not layer.seen:
             # in training the cache is not used afterwards, and the loss term needs forward
-            y = self.attend(inputs)
-            layer.advance(None, x.shape[1])
-            return y
-        state = layer.state
-        if state is None:
-            state = self.attention.init_state(x.shape[0])
-        also = {"rotary": inputs.rotary} if self.uses_rotary else {}
-        y, state = self.attention.step(x, state, key_mask=inputs.key_mask, **also)
-        layer.advance(state, x.shape[1])
-        return y
+            layer.skip(x.shape[1])
+            return self.attend(inputs)
+        return layer.step(
+            self.attention, inputs if self.uses_rotary else inputs._replace(rotary=None)
+        )
 
 
 class HuggingFace(HostLibrary):
