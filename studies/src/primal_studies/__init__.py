@@ -223,6 +223,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro", "demo"], str, str], ...] = (
     ),
     ("surgery-minilm", "bench", "surgery.models:MinilmStudy", "a sentence encoder, converted"),
     ("surgery-smollm2", "bench", "surgery.models:Smollm2Study", "a language model, converted"),
+    (
+        "long-documents",
+        "repro",
+        "surgery.long_documents:LongDocuments",
+        "one vector for a long document: whole or in pieces, cost and quality",
+    ),
 )
 
 STUDIES = {
