@@ -232,12 +232,13 @@ class WindowedCore(Core):
         with full_precision(q):
             q, k, v, kind = (*(t.to(accumulator(t)) for t in (q, k, v)), v.dtype)
             values, scaled = append_ones(v, real), q * d**-0.5
-            near = (pad(t, (0, 0, w - 1, after)) for t in (k, values))
-            first = (pad(t, (0, 0, 0, s)).narrow(2, 0, s) for t in (k, values))
+            near_k, near_v = (pad(t, (0, 0, w - 1, after)) for t in (k, values))
+            first_k, first_v = (pad(t, (0, 0, 0, s)).narrow(2, 0, s) for t in (k, values))
             among_first = pad(real, (0, s)).narrow(1, 0, s)
+            around = pad(real, (w - 1, after))
             parts = [
-                window_sums(scaled, *near, pad(real, (w - 1, after)), w - 1 + after),
-                self._first_sums(scaled, *first, among_first, place, is_causal),
+                window_sums(scaled, near_k, near_v, around, w - 1 + after),
+                self._first_sums(scaled, first_k, first_v, among_first, place, is_causal),
             ]
             if self._counts_far:
                 far = real & (place >= s)

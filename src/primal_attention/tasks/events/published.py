@@ -10,7 +10,7 @@ block adds nothing to the output of its perceptron.
 from typing import Any, ClassVar, cast
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.types import Device
 
@@ -34,12 +34,17 @@ class PublishedBlock(EncoderBlock):
         is_causal: bool = False,
         rotary: Rotary | None = None,
         times: Float[Tensor, "b n"] | None = None,
+        document_ids: Int[Tensor, "b n"] | None = None,
         return_aux: bool = False,
     ) -> Any:
         """Return the stream after the block; see :class:`EncoderBlock`.
 
-        Queries and keys differ, so that ``is_causal`` and ``rotary`` are refused.
+        Queries and keys differ, so that ``is_causal``, ``rotary`` and ``document_ids`` are refused.
         """
+        if document_ids is not None:
+            raise ValueError(
+                "A published block takes one document a row, got document_ids; use an EncoderBlock."
+            )
         also = self._also(rotary, times)
         if "times" in also:
             also["context_times"] = times
