@@ -53,6 +53,23 @@ def _forked(action: Callable[[], object]) -> int:
     return pid
 
 
+def _kill_after(seconds: float, action: Callable[[], object]) -> None:
+    """Run an action in a process that is killed so long after it has begun."""
+    begun, begin = os.pipe()
+
+    def announced() -> None:
+        os.write(begin, b"!")
+        action()
+
+    pid = _forked(announced)
+    os.read(begun, 1)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(begun)
+    os.close(begin)
+
+
 def _save_for_ever(folder: Path, version: int) -> None:
     while True:
         version += 1
@@ -70,14 +87,14 @@ def kill_while_saving(folder: Path, kills: int, seed: int) -> int:
     while kills > 0 or len(seen) < 3:
         assert kills > -200, "the kills meet processes that save"
         kills -= 1
-        pid = _forked(partial(_save_for_ever, folder, seen[-1]))
-        time.sleep(moments.uniform(0, 2 * duration))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _kill_after(moments.uniform(0, 2 * duration), partial(_save_for_ever, folder, seen[-1]))
         version = _version(folder)
         assert version >= seen[-1]
         if version > seen[-1]:
             seen.append(version)
+        else:
+            # a fork of a large process saves more slowly than the process itself
+            duration *= 1.2
     return len(seen)
 
 
@@ -104,14 +121,13 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_atomically(new / "a", "00000000")
     duration, version, kills = time.monotonic() - start, 0, 0
     while kills < 15 or version < 2:
+        assert kills < 200, "the kills meet processes that save"
         kills += 1
-        pid = _forked(partial(_replace_for_ever, folder, version))
-        time.sleep(moments.uniform(0, 2 * duration))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _kill_after(moments.uniform(0, 2 * duration), partial(_replace_for_ever, folder, version))
         finish_save(folder)
         found = int((folder / "a").read_text()[:8])
         assert found >= version
+        duration *= 1.0 if found > version else 1.2
         assert not found or (folder / f"only-{found}").read_text() == (folder / "a").read_text()
         version = found
     with new_folder(folder) as new:
