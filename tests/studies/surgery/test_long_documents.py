@@ -102,7 +102,7 @@ def test_every_way_gives_unit_vectors_and_short_texts_are_the_same_in_all():
         )
         assert len(long) == (2 if way == "pieces, best" else 1)
         # interpolated positions change short texts too
-        if not way.startswith("whole"):
+        if way not in ("whole, adaptive", "whole, softmax"):
             np.testing.assert_allclose(short, found["start"][0], atol=1e-5)
     # these texts are longer than what is exact
     assert not np.allclose(found["whole, adaptive"][1], found["whole, softmax"][1], atol=1e-4)

@@ -19,7 +19,14 @@ from primal_studies.kit.tables import columns_table, grouped, pivot, plot_lines
 
 __all__ = ["LongDocuments", "LongDocumentsOptions"]
 
-_WAYS = ("whole, adaptive", "whole, softmax", "pieces, average", "pieces, best", "start")
+_WAYS = (
+    "whole, adaptive",
+    "whole, softmax",
+    "whole, repeated positions",
+    "pieces, average",
+    "pieces, best",
+    "start",
+)
 _TEXTS = {"reviews": 1024, "articles": 2048, "planted": 2048}
 """Sets of documents, and the most tokens of one."""
 _MODELS = ("minilm", "modernbert")
@@ -37,7 +44,7 @@ class LongDocumentsOptions:
     """Shapes: minilm, modernbert."""
     texts: tuple[str, ...] = tuple(_TEXTS)
     """Documents: halves of reviews or articles, or articles with a planted sentence."""
-    num_documents: int = 24
+    num_documents: int = 40
     """Documents of each kind."""
     repeats: int = 3
     """Turns of every way; documents from 16,384 tokens on are read once."""
@@ -131,8 +138,10 @@ def _quality_parts(rows: Sequence[Row]) -> list[str]:
     words = (
         "all-MiniLM-L6-v2 without training, in one thread. *Reviews* and *articles*: the first "
         "half of a document looks for its second half. *Planted*: a sentence looks for the article "
-        "that it was put into. *First* is the share of queries whose own document is the nearest, "
-        "with its standard error; *rank* the mean reciprocal rank."
+        "that it was put into. *Whole* interpolates the positions of the model, or repeats them. "
+        "*Pieces* have 512 tokens; their vectors are averaged, or the best one counts. *First* is "
+        "the share of queries whose own document is the nearest, with its standard error; *rank* "
+        "the mean reciprocal rank."
     )
     table = columns_table(
         rows,

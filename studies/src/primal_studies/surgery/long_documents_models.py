@@ -16,6 +16,7 @@ from primal_attention.surgery import (
     extend_positions,
     register_implementation,
 )
+from primal_attention.surgery.positions import PositionMethod
 from primal_studies.kit.pretrained import minilm
 from primal_studies.surgery.long_documents_texts import PIECE, Vectors, cut, split
 
@@ -40,8 +41,9 @@ def embed_way(way: str, texts: Sequence[str]) -> list[Vectors]:
     """Return the vectors of each text, of length one, by MiniLM.
 
     Args:
-        way: ``"whole, softmax"`` or ``"whole, adaptive"``, with interpolated positions; ``"pieces,
-            average"``, ``"pieces, best"``, which keeps a vector of every piece, or ``"start"``.
+        way: ``"whole, softmax"`` or ``"whole, adaptive"``, with interpolated positions; ``"whole,
+            repeated positions"``, with softmax; ``"pieces, average"``, ``"pieces, best"``, which
+            keeps a vector of every piece, or ``"start"``.
         texts: Documents or queries, of any length.
     """
     original, tokenizer = minilm()
@@ -62,14 +64,15 @@ def embed_way(way: str, texts: Sequence[str]) -> list[Vectors]:
     return [part.numpy() for part in parts]
 
 
-def _extended(attention: str, texts: Sequence[str]) -> nn.Module:
-    """Return MiniLM with enough positions for the texts and another attention."""
+def _extended(detail: str, texts: Sequence[str]) -> nn.Module:
+    """Return MiniLM with enough positions for the texts, and another attention if asked."""
     original, tokenizer = minilm()
     model = copy.deepcopy(original)
     longest = max(len(tokenizer(text, truncation=False, verbose=False).input_ids) for text in texts)
-    extend_positions(model, -(-longest // PIECE) * PIECE)
-    if attention != "softmax":
-        convert(model, SurgeryConfig(attention))
+    method: PositionMethod = "repeat" if detail == "repeated positions" else "interpolate"
+    extend_positions(model, -(-longest // PIECE) * PIECE, method=method)
+    if detail == "adaptive":
+        convert(model, SurgeryConfig(detail))
     return model
 
 
