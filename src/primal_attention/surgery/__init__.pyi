@@ -14,6 +14,7 @@ from .conversion import (
 from .distillation import DistillConfig, DistillResult, distill
 from .fitting import fit_outputs
 from .fold import fold_output, is_folded
+from .hybrid import linear_part_off, linear_parts, start_at_clusters
 from .interface import register_implementation, register_implementations
 from .loading import LoadedModel, file_batches, load_any, sample_texts, text_batches
 from .options import AdviceConfig
@@ -52,6 +53,8 @@ __all__ = [
     "inspect_targets",
     "is_folded",
     "layer_r2",
+    "linear_part_off",
+    "linear_parts",
     "load_any",
     "load_converted",
     "load_pretrained",
@@ -64,6 +67,7 @@ __all__ = [
     "revert",
     "sample_texts",
     "save_converted",
+    "start_at_clusters",
     "targets_table",
     "text_batches",
 ]

@@ -10,6 +10,10 @@ Three stages, each with its own switch in :class:`DistillConfig`:
 3. end to end: the whole model learns the predictions or embeddings of the original, or the task,
    plus the KSVD term of its primal layers.
 
+With ``lora_rank`` the projections stay those of the original in stage two: only what is new learns,
+such as features (attention transfer, as in LoLCATs, arXiv 2410.10254). Stage three then trains
+low-rank changes of the projections, and merges them at the end.
+
 Stages two and three are runs of :func:`primal_attention.training.fit`, which needs the extra
 ``train``. With a ``folder`` they can be stopped at any time. Started again, they end with the same
 weights.
@@ -33,6 +37,7 @@ from primal_attention.support.files import read_json
 from primal_attention.support.output import to_json, write_atomically
 from primal_attention.support.settings import check_limits
 from primal_attention.surgery.fitting import fit_outputs
+from primal_attention.surgery.low_rank import low_rank_changes, new_parts
 from primal_attention.surgery.objectives import end_loss, unexplained_share
 from primal_attention.surgery.recording import (
     differing_layers,
@@ -89,6 +94,10 @@ class DistillConfig:
     """Weight of the KSVD term, for layers that have one."""
     train_all: bool = False
     """End to end, train every parameter, not only those of the converted layers."""
+    lora_rank: int = 0
+    """Rank of the changes of queries, keys, values and outputs, which are trained end to end in
+    place of these maps and merged at the end; layer by layer the maps stay. Needs the extra
+    ``lora``. With 0 the maps themselves are trained in both stages."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 0
@@ -101,7 +110,11 @@ class DistillConfig:
             raise ValueError(
                 f"objective must be one of {get_args(DistillObjective)}, got {self.objective!r}."
             )
-        for name in ("layer_steps", "end_steps"):
+        if self.lora_rank and self.train_all:
+            raise ValueError(
+                "train_all trains every parameter and lora_rank only low-rank changes; set one."
+            )
+        for name in ("layer_steps", "end_steps", "lora_rank"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if self.fit_batches < 1:
@@ -175,17 +188,13 @@ def distill(
     names = differing_layers(model, teacher)
     folder = None if folder is None else Path(folder)
     layers = nn.ModuleList(model.get_submodule(name) for name in names)
-    match_layers = partial(_layers_loss, model, teacher, names)
-    match_end = partial(_end_loss, model, teacher, config, loss)
-    stages = {
-        "layers": (
-            _Stage(model, layers, match_layers, in_eval_mode=True),
-            _training(config, config.layer_steps, config.layer_lr, eta=0.0),
-        ),
-        "end": (
-            _Stage(model, model if config.train_all else layers, match_end),
-            _training(config, config.end_steps, config.end_lr, eta=config.eta),
-        ),
+    settings = {
+        "layers": _training(config, config.layer_steps, config.layer_lr, eta=0.0),
+        "end": _training(config, config.end_steps, config.end_lr, eta=config.eta),
+    }
+    losses = {
+        "layers": partial(_layers_loss, model, teacher, names),
+        "end": partial(_end_loss, model, teacher, config, loss),
     }
     device = join_processes().device
     history: dict[str, History] = {}
@@ -198,20 +207,23 @@ def distill(
         seconds = time.process_time() - start
         for part in (model, teacher):
             part.to(device).requires_grad_(False)
-        for name, (stage, settings) in stages.items():
-            if settings is None:
+        for name, training in settings.items():
+            if training is None:
                 continue
-            for p in stage.parameters():
-                p.requires_grad_(p.is_floating_point())
-            history[name] = fit(
-                stage,
-                cast("Dataset[object]", data),
-                config=settings,
-                objective=lambda output, labels: output,
-                collate=_whole_batch,
-                out=None if folder is None else folder / name,
-                resume=folder is not None,
-            )
+            with _trained(model, layers, config, name) as trained:
+                stage = _Stage(model, trained, losses[name], in_eval_mode=name == "layers")
+                for p in stage.parameters():
+                    p.requires_grad_(p.is_floating_point())
+                history[name] = fit(
+                    stage,
+                    cast("Dataset[object]", data),
+                    config=training,
+                    objective=lambda output, labels: output,
+                    collate=_whole_batch,
+                    out=None if folder is None else folder / name,
+                    resume=folder is not None,
+                )
+                model.requires_grad_(False)
     model.eval()
     seconds += sum(stage.records[-1].seconds for stage in history.values())
     return DistillResult(names, fitted, history, seconds)
@@ -248,6 +260,26 @@ class _Stage(PublishesTerms):
         # the student may publish its terms outside of the trained layers
         self.publish({"student": ksvd_loss(self.unregistered[0])})
         return value
+
+
+@contextmanager
+def _trained(
+    model: nn.Module, layers: nn.ModuleList, config: DistillConfig, stage: str
+) -> Iterator[nn.Module]:
+    """Give the modules that a stage trains."""
+    if stage == "end" and config.lora_rank:
+        with low_rank_changes(layers, config.lora_rank, config.seed) as trained:
+            yield trained
+    elif config.lora_rank:
+        parts = new_parts(layers)
+        if not parts:
+            raise ValueError(
+                "With lora_rank the stage layer by layer trains what is new in the layers, and "
+                "these have nothing but their projections; set layer_steps=0."
+            )
+        yield parts
+    else:
+        yield model if stage == "end" and config.train_all else layers
 
 
 def _training(config: DistillConfig, steps: int, lr: float, *, eta: float) -> TrainingConfig | None:
