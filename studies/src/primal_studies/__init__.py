@@ -224,6 +224,12 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro", "demo"], str, str], ...] = (
     ("surgery-minilm", "bench", "surgery.models:MinilmStudy", "a sentence encoder, converted"),
     ("surgery-smollm2", "bench", "surgery.models:Smollm2Study", "a language model, converted"),
     (
+        "hybrid",
+        "repro",
+        "surgery.hybrid:Hybrid",
+        "a language model with a memory of constant size, and its linear part off",
+    ),
+    (
         "long-documents",
         "repro",
         "surgery.long_documents:LongDocuments",
