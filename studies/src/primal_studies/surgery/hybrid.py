@@ -241,7 +241,7 @@ def _caption(group: Sequence[Row]) -> str:
         words += (
             f" Training reads {trained['num_train']} other sequences of {trained['train_tokens']} "
             "tokens, one a step, without labels: first the features learn the layers' outputs, "
-            f"then changes of rank {trained['lora_rank']} learn the predictions. One seed, one thread."
+            f"then changes of rank {trained['lora_rank']} learn the predictions. One seed."
         )
     return words
 
