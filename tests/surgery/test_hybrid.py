@@ -140,6 +140,14 @@ def test_clusters_are_deterministic_and_leave_everything_else_alone():
     assert {model.get_submodule(name).core.window for name in names} == {8}
 
 
+def test_clusters_are_those_of_the_keys_of_the_original():
+    """A narrow window would change what later layers get, and so their keys."""
+    narrow, exact = pair(window=1)[0], pair(window=64)[0]
+    for model in (narrow, exact):
+        start_at_clusters(model, batches())
+    assert torch.equal(weights(narrow), weights(exact))
+
+
 def test_padding_gives_no_clusters():
     model, _ = pair()
     other = copy.deepcopy(model)
