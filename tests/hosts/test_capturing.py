@@ -173,3 +173,11 @@ def test_wrong_layers_are_refused():
         capture(layer, x)[0].scores()
     with pytest.raises(ValueError, match="has no matrix of weights"):
         capture(create_attention("primal", 8, 2), x)[0].weights()
+
+
+def test_rows_with_several_documents_are_refused():
+    batch = {"x": torch.randn(1, 4, 8), "document_ids": torch.tensor([[0, 0, 1, 1]])}
+    for name in ("softmax", "primal"):
+        layer = capture(create_attention(name, 8, 2).eval(), batch)[0]
+        with pytest.raises(ValueError, match="pass a batch without document_ids"):
+            layer.weights() if name == "softmax" else layer.scores()

@@ -228,18 +228,6 @@ def test_masks_over_pairs_are_read_or_refused():
     for mask in (window, biased, torch.ones(1, 1, 9, 9, dtype=torch.bool)):
         with pytest.raises(ConversionError, match="more than padding and causal order"):
             model(IDS, attention_mask=mask)
-    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    with pytest.raises(ConversionError, match="packed sequences"):
-        model(IDS, position_ids=packed, use_cache=False)
-
-
-@torch.no_grad()
-def test_packed_sequences_are_refused_beside_unconverted_layers():
-    model = text("LlamaModel")
-    convert(model, SurgeryConfig("softmax", layers=-1))
-    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
-    with pytest.raises(ConversionError, match="packed sequences"):
-        model(IDS, position_ids=packed, use_cache=False)
 
 
 def test_weights_that_are_never_formed_are_refused():

@@ -66,7 +66,8 @@ class CapturedLayer(ABC):
         """Return the inputs of one sequence of a layer of this library, without padding."""
         if self.inputs is None:
             raise ValueError(f"{self.name} is no layer of this library; its inputs are not known.")
-        x, context, _, is_causal, rotary = self.inputs
+        self.inputs.check_rows()
+        x, context, _, is_causal, rotary = self.inputs[:5]
         one, queries = slice(sequence, sequence + 1), self.query_keep[sequence]
         other = None if context is None else context[one, self.keep[sequence]]
         if rotary is not None:

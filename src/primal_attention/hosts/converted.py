@@ -37,7 +37,11 @@ class ConvertedLayer(nn.Module):
         """Return the output of the attention."""
         also = {"rotary": inputs.rotary} if self.uses_rotary else {}
         return self.attention(
-            inputs.x, key_mask=inputs.key_mask, is_causal=inputs.is_causal, **also
+            inputs.x,
+            key_mask=inputs.key_mask,
+            is_causal=inputs.is_causal,
+            document_ids=inputs.document_ids,
+            **also,
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from primal_attention.attention import MultiHeadAttention, Rotary
@@ -22,6 +22,7 @@ class LayerInputs(NamedTuple):
     key_mask: Bool[Tensor, "b m"] | None = None
     is_causal: bool = False
     rotary: Rotary | None = None
+    document_ids: Int[Tensor, "b n"] | None = None
 
     @classmethod
     def of_call(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Self:
@@ -32,7 +33,16 @@ class LayerInputs(NamedTuple):
             kwargs.get("key_mask"),
             bool(kwargs.get("is_causal", False)),
             kwargs.get("rotary"),
+            kwargs.get("document_ids"),
         )
+
+    def check_rows(self) -> None:
+        """Raise if a row holds several documents."""
+        if self.document_ids is not None:
+            raise ValueError(
+                "The rows of this batch hold several documents (document_ids), and a layer is "
+                "read one document a row; pass a batch without document_ids."
+            )
 
     def matrices(self, layer: MultiHeadAttention) -> list[Float[Tensor, "h n m"]]:
         """Return the attention matrix of each sequence, rows and columns of real tokens only.
@@ -40,6 +50,7 @@ class LayerInputs(NamedTuple):
         Sequences of one length are computed together and without a mask. Every mechanism gives the
         same result for a sequence alone as for the sequence in a padded batch.
         """
+        self.check_rows()
         q, k = layer.q_proj(self.x), layer.k_proj(self.x if self.context is None else self.context)
         q = q.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
         k = k.unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)

@@ -65,8 +65,9 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             raise RuntimeError("Tokens were removed; the next step computes the state. Call step.")
         if self._state is None and self.seen:
             raise RuntimeError(
-                f"This cache comes from a forward pass in training mode, which keeps no state of "
-                f"its {self.seen} tokens; call model.eval() before decoding."
+                "This cache comes from a forward pass in training mode or over packed documents, "
+                f"which keeps no state of its {self.seen} tokens; call model.eval() and pass one "
+                "document a row before decoding."
             )
         return self._state
 
@@ -121,7 +122,7 @@ class StateLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             self._run(attention, _cut(self._inputs, last.seen - self._marks[0].seen))
 
     def skip(self, tokens: int) -> None:
-        """Count tokens of a forward in training mode, which keeps no state."""
+        """Count tokens of a forward that keeps no state: in training, or over documents."""
         self.seen += tokens
 
     @property

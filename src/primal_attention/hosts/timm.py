@@ -23,7 +23,7 @@ from primal_attention.hosts.converted import ConvertedLayer
 from primal_attention.hosts.errors import ConversionError
 from primal_attention.hosts.inputs import LayerInputs
 from primal_attention.hosts.library import HostLibrary, plain_projection, refuse_other_parts
-from primal_attention.hosts.masks import key_mask_of
+from primal_attention.hosts.masks import read_mask
 from primal_attention.hosts.parts import AttentionParts
 from primal_attention.support.command import needs
 
@@ -45,8 +45,8 @@ class ConvertedTimm(ConvertedLayer):
     ) -> Tensor:
         """Return the layer's output."""
         b, n, _ = x.shape
-        keep = key_mask_of(attn_mask, batch=b, is_causal=is_causal, tokens=n)
-        return self.attend(LayerInputs(x, None, keep, is_causal))
+        keep, documents = read_mask(attn_mask, batch=b, is_causal=is_causal, tokens=n)
+        return self.attend(LayerInputs(x, None, keep, is_causal, None, documents))
 
 
 class Timm(HostLibrary):

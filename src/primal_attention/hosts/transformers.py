@@ -21,7 +21,13 @@ from primal_attention.hosts.converted import ConvertedLayer
 from primal_attention.hosts.errors import ConversionError
 from primal_attention.hosts.inputs import LayerInputs
 from primal_attention.hosts.library import HostLibrary, plain_projection, refuse_other_parts
-from primal_attention.hosts.masks import key_mask_of, padding_mask
+from primal_attention.hosts.masks import (
+    PACKED,
+    packed_arguments,
+    packed_positions,
+    padding_mask,
+    read_mask,
+)
 from primal_attention.hosts.optional import require_transformers
 from primal_attention.hosts.parts import AttentionParts, LinearWeights
 
@@ -132,23 +138,27 @@ class ConvertedHuggingFace(ConvertedLayer):
                 "A converted layer computes no attention weights; call the model without "
                 "output_attentions, or read them before the conversion."
             )
-        unknown = [k for k, v in kwargs.items() if k not in _IGNORED and v is not None]
+        known = _IGNORED | PACKED
+        unknown = [k for k, v in kwargs.items() if k not in known and v is not None]
         if unknown:
             raise TypeError(
                 f"A converted layer does not support the argument {', '.join(unknown)}; leave it "
                 "out, or do not convert this layer."
             )
         causal = self.is_causal if is_causal is None else is_causal
+        documents = packed_arguments(kwargs, *hidden_states.shape[:2])
         if past_key_values is None:
             inputs = self._inputs(hidden_states, attention_mask, position_embeddings, causal, 0)
-            return self.attend(inputs), None
+            return self.attend(_packed(inputs, documents)), None
         if not causal:
             raise ValueError(
                 "A converted layer that is not causal got a cache; call the model with "
                 "use_cache=False."
             )
+        if documents is None and attention_mask is None:
+            documents = packed_positions(kwargs.get("position_ids"), len(hidden_states))
         return self._decode(
-            hidden_states, attention_mask, position_embeddings, past_key_values
+            hidden_states, attention_mask, position_embeddings, past_key_values, documents
         ), None
 
     def _inputs(
@@ -160,9 +170,9 @@ class ConvertedHuggingFace(ConvertedLayer):
         seen: int,
     ) -> LayerInputs:
         b, n, _ = x.shape
-        keep = key_mask_of(mask, batch=b, is_causal=causal, tokens=n, seen=seen)
+        keep, documents = read_mask(mask, batch=b, is_causal=causal, tokens=n, seen=seen)
         rotary = None if positions is None else Rotary(*positions)
-        return LayerInputs(x, None, keep, causal, rotary)
+        return LayerInputs(x, None, keep, causal, rotary, documents)
 
     def _decode(
         self,
@@ -170,6 +180,7 @@ class ConvertedHuggingFace(ConvertedLayer):
         mask: Tensor | None,
         positions: tuple[Tensor, Tensor] | None,
         cache: "Cache",
+        documents: Tensor | None,
     ) -> Tensor:
         # imports transformers, which every other host does without
         from primal_attention.hosts.state_cache import state_layer
@@ -178,13 +189,25 @@ class ConvertedHuggingFace(ConvertedLayer):
             raise ValueError("A layer without layer_idx cannot use a cache; pass use_cache=False.")
         layer = state_layer(cache, self.layer_idx)
         inputs = self._inputs(x, mask, positions, True, layer.seen)
-        if self.training and not layer.seen:
-            # in training the cache is not used afterwards, and the loss term needs forward
+        inputs = _packed(inputs, documents)
+        is_packed = inputs.document_ids is not None
+        if is_packed and layer.seen:
+            raise ConversionError(
+                f"The cache holds {layer.seen} tokens of a document, and the batch packs several; "
+                "pass use_cache=False, or one document a row."
+            )
+        if is_packed or (self.training and not layer.seen):
+            # the cache is not used afterwards, and in training the loss term needs forward
             layer.skip(x.shape[1])
             return self.attend(inputs)
         return layer.step(
             self.attention, inputs if self.uses_rotary else inputs._replace(rotary=None)
         )
+
+
+def _packed(inputs: LayerInputs, documents: Tensor | None) -> LayerInputs:
+    """Return inputs with the documents that the arguments of a batch name, if they do."""
+    return inputs if documents is None else inputs._replace(document_ids=documents)
 
 
 class HuggingFace(HostLibrary):
@@ -291,7 +314,7 @@ class HuggingFace(HostLibrary):
             # eager attention takes this mask on every device, fused ones may refuse it; the deep
             # copy has a config of its own
             setattr(config, _CHOICE, "eager")
-        x, _, keep, causal, rotary = inputs
+        x, _, keep, causal, rotary = inputs[:5]
         pairs = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1], dtype=torch.bool)
         pairs = pairs if keep is None else pairs & keep[:, None, None, :].cpu()
         pairs = (pairs.tril() if causal else pairs).to(x.device)

@@ -34,11 +34,11 @@ __all__ = [
     "LayerReader",
     "SignedWeightsError",
     "Visibility",
-    "Weighting",
+    "FlowWeighting",
     "value_norms",
 ]
 
-Weighting = Literal["attention", "norm", "energy", "gradient"]
+FlowWeighting = Literal["attention", "norm", "energy", "gradient"]
 Visibility = Literal["all", "causal", "weights"]
 """What a token can see: every key, no later key, or every key with a weight above zero."""
 
@@ -134,7 +134,7 @@ class LayerReader:
     """Modality of the keys."""
     count: int
     """Number of modalities."""
-    weighting: Weighting = "attention"
+    weighting: FlowWeighting = "attention"
     visibility: Visibility = "all"
     out: Float[Tensor, "c hv"] | None = None
     """Output map of the layer, for norms."""
@@ -231,7 +231,7 @@ class LayerReader:
             norms = value_norms(self.layer.values(sequence), self.out)
             values = values * norms[:, :, None]
         # padding is cut: then the order of the values is that of the keys for every mechanism
-        x, context, _, is_causal, rotary = self.layer.real_inputs(sequence)
+        x, context, _, is_causal, rotary = self.layer.real_inputs(sequence)[:5]
         extra = {"is_causal": is_causal} | ({} if rotary is None else {"rotary": rotary})
         twin = _with_values(layer, values.transpose(0, 1).flatten(1)[None])
         other = None if context is None else context.double()
