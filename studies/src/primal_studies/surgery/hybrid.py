@@ -109,7 +109,7 @@ class Hybrid(Study[HybridOptions]):
             return {"perplexity": self._perplexity(student, cell, options)}
         return self._train(student, original, cell, options, scratch)
 
-    def _convert(self, original: "nn.Module", cell: Cell, options: HybridOptions) -> "nn.Module":
+    def _convert(self, original: "nn.Module", cell: Cell, options: HybridOptions) -> Any:
         import torch
 
         from primal_attention.surgery import SurgeryConfig, convert, start_at_clusters
@@ -117,10 +117,10 @@ class Hybrid(Study[HybridOptions]):
         torch.manual_seed(0)
         far = {"window": "none", "favor": "favor"}.get(cell["way"], "learned")
         settings = {"window": cell["window"], "num_features": cell["features"], "far": far}
-        student = copy.deepcopy(original)
+        student: Any = copy.deepcopy(original)
         convert(student, SurgeryConfig("window-linear", settings))
         if cell["way"] in ("clusters", "trained"):
-            start_at_clusters(student, self._batches(cell["tokens"], _CLUSTERED, options))
+            start_at_clusters(student.model, self._batches(cell["tokens"], _CLUSTERED, options))
         return student
 
     def _train(
