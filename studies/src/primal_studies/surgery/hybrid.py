@@ -76,7 +76,7 @@ class Hybrid(Study[HybridOptions]):
     Options = HybridOptions
 
     def cells(self, options: HybridOptions) -> Sequence[Cell]:
-        """Return the untrained models, then the trained one."""
+        """Return the rows to compare with, then the training."""
         scored = {
             "part": options.part,
             "tokens": options.tokens,
@@ -84,7 +84,7 @@ class Hybrid(Study[HybridOptions]):
         }
         sizes = {**scored, "window": options.window, "features": options.features}
         cells: list[Cell] = [{"way": "original", **scored}]
-        cells += [{"way": way, **sizes} for way in _STARTS if way != "original"]
+        cells += [{"way": way, **sizes} for way in ("window", "clusters")]
         if options.transfer_steps:
             training = {
                 name: getattr(options, name)
@@ -94,7 +94,8 @@ class Hybrid(Study[HybridOptions]):
                 )
             }
             cells.append({"way": "trained", **sizes, **training})
-        return cells
+        # last, because other starts only show what the clusters are worth
+        return [*cells, *({"way": way, **sizes} for way in ("favor", "random"))]
 
     def run(self, cell: Cell, options: HybridOptions, scratch: Path) -> Row | Sequence[Row]:
         """Score one model, or train it and score it after each stage."""
@@ -204,7 +205,8 @@ def _comparable(rows: Sequence[Row]) -> list[list[Row]]:
         if not group:
             group += [o for o in originals if all(o[k] == row[k] for k in _TEXT)]
         group.append(row)
-    return list(found.values())
+    order = [*_STARTS, "trained"]
+    return [sorted(group, key=lambda row: order.index(row["way"])) for group in found.values()]
 
 
 _TEXT = ("part", "tokens", "sequences")
