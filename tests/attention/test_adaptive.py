@@ -8,13 +8,14 @@ from primal_attention.attention import AdaptiveAttention, Rotary, create_attenti
 from primal_attention.functional.adaptive import adaptive_attention
 
 F64 = torch.float64
-SMALL = {"block": 4, "window": 1, "top": 2, "sinks": 3, "rank": 2}
+SMALL = {"block": 4, "window": 1, "top": 2, "sinks": 3, "rank": 2, "exact": 0}
 """Reads 19 tokens exactly."""
 OPTIONS = [
     SMALL,
-    {"block": 3, "window": 0, "top": 1, "sinks": 0, "rank": 1},
-    {"block": 4, "window": 1, "top": 0, "sinks": 2, "rank": 1},
-    {"block": 4, "window": 0, "top": "auto", "error": 0.1, "sinks": 1},
+    {"block": 3, "window": 0, "top": 1, "sinks": 0, "rank": 1, "exact": 0},
+    {"block": 4, "window": 1, "top": 0, "sinks": 2, "rank": 1, "exact": 0},
+    {"block": 4, "window": 0, "top": "auto", "error": 0.1, "sinks": 1, "exact": 0},
+    {"block": 4, "window": 0, "top": 1, "sinks": 2, "rank": 1, "exact": 45},
 ]
 
 
@@ -189,7 +190,7 @@ def test_the_diagnosis_is_the_mean_over_real_queries(is_causal):
 
 def test_training_learns_through_the_moments():
     torch.manual_seed(0)
-    layer = AdaptiveAttention(8, 1, block=8, window=0, top=0, sinks=0, rank=2)
+    layer = AdaptiveAttention(8, 1, block=8, window=0, top=0, sinks=0, rank=2, exact=0)
     x = torch.randn(4, 64, 8)
     target = x.mean(1, keepdim=True).expand_as(x)
     optimizer, losses = torch.optim.Adam(layer.parameters(), 0.02), []
@@ -208,6 +209,7 @@ def test_training_learns_through_the_moments():
         ({"block": 0}, "block must be at least 1, got 0"),
         ({"window": -1}, "window must be at least 0, got -1"),
         ({"rank": -1}, "rank must be at least 0, got -1"),
+        ({"exact": -1}, "exact must be at least 0, got -1"),
         ({"sinks": -2}, "sinks must be at least 0, got -2"),
         ({"top": -1}, "top must be at least 0, got -1"),
         ({"top": "all"}, "top must be a number or 'auto', got 'all'"),

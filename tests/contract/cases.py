@@ -27,7 +27,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "primal-dual": ({"rank": 3}, {"rank": 3, "regularizer": "kkt"}),
     "primal-sparse": ({"num_keys": 5},),
     # it reads six tokens exactly, and what the matrix checks with more is approximate
-    "adaptive": ({"block": 2, "window": 0, "top": 1, "sinks": 2, "rank": 1},),
+    "adaptive": ({"block": 2, "window": 0, "top": 1, "sinks": 2, "rank": 1, "exact": 0},),
     "cosformer": ({"power": 1},),
     "kernelized": ({"position": "grid", "width": 3, "window": 2},),
     # by default it is softmax at the lengths of the matrix
@@ -36,8 +36,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 # the same, in the slow run only
 SLOW_VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "adaptive": (
-        {"block": 4, "window": 1, "top": 0, "sinks": 0, "rank": 2},
-        {"block": 3, "window": 1, "top": "auto", "error": 0.1, "sinks": 1},
+        {"block": 4, "window": 1, "top": 0, "sinks": 0, "rank": 2, "exact": 0},
+        {"block": 3, "window": 1, "top": "auto", "error": 0.1, "sinks": 1, "exact": 0},
     ),
     "cosformer": ({"horizon": 3},),
     "favor": ({"antithetic": True, "num_features": 6},),

@@ -13,13 +13,15 @@ from primal_attention.functional.adaptive_dense import dense_adaptive
 
 F64 = torch.float64
 PLANS = [
-    BlockPlan(block=4, window=1, top=3, sinks=2, rank=2),
-    BlockPlan(block=3, window=0, top=1, sinks=0, rank=1),
-    BlockPlan(block=2, window=2, top=2, sinks=3, rank=0),
-    BlockPlan(block=8, window=1, top=0, sinks=4, rank=3),
-    BlockPlan(block=5, window=2, top=2, sinks=7, rank=1),
-    BlockPlan(block=4, window=1, top=None, sinks=1, rank=2, error=0.1),
-    BlockPlan(block=3, window=0, top=None, sinks=0, rank=1, error=0.0),
+    BlockPlan(block=4, window=1, top=3, sinks=2, rank=2, exact=0),
+    BlockPlan(block=3, window=0, top=1, sinks=0, rank=1, exact=0),
+    BlockPlan(block=2, window=2, top=2, sinks=3, rank=0, exact=0),
+    BlockPlan(block=8, window=1, top=0, sinks=4, rank=3, exact=0),
+    BlockPlan(block=5, window=2, top=2, sinks=7, rank=1, exact=0),
+    BlockPlan(block=4, window=1, top=None, sinks=1, rank=2, error=0.1, exact=0),
+    BlockPlan(block=3, window=0, top=None, sinks=0, rank=1, error=0.0, exact=0),
+    BlockPlan(block=4, window=0, top=1, sinks=2, rank=2, exact=30),
+    BlockPlan(block=3, window=1, top=None, sinks=1, rank=1, error=0.2, exact=20),
 ]
 LENGTHS = [(131, 131), (42, 42), (7, 7), (1, 1), (41, 23), (5, 41), (200, 41), (41, 200), (0, 7)]
 """Numbers of queries and keys."""
@@ -95,7 +97,7 @@ def test_s1_it_is_softmax_up_to_its_reach_and_no_further(is_causal, plan):
 
 
 def test_s1_without_an_allowed_error_auto_is_softmax_at_every_length():
-    plan = BlockPlan(block=4, window=1, top=None, sinks=1, rank=2, error=0.0)
+    plan = BlockPlan(block=4, window=1, top=None, sinks=1, rank=2, error=0.0, exact=0)
     q, k, v = _heads(90, 90)
     for is_causal in (False, True):
         found = adaptive_attention(q, k, v, plan, is_causal=is_causal)
@@ -104,7 +106,7 @@ def test_s1_without_an_allowed_error_auto_is_softmax_at_every_length():
 
 @each("error", [0.3, 0.1, 0.02])
 def test_auto_leaves_no_more_than_the_allowed_share_of_the_estimated_mass(error):
-    plan = BlockPlan(block=4, window=0, top=None, sinks=0, rank=2, error=error)
+    plan = BlockPlan(block=4, window=0, top=None, sinks=0, rank=2, error=error, exact=0)
     q, k, v = (t.detach() for t in _heads(120, 120, size=1.0))
     mass, _ = neglected_mass(q, k, v, plan)
     # reading a block replaces its estimate, so the share of some queries ends a little above
@@ -163,7 +165,7 @@ def test_s4_the_neglected_mass_is_that_of_the_dense_sum(is_causal, plan):
 def test_s4_the_spread_covers_the_error_of_the_mass():
     torch.manual_seed(3)
     q, k, v = (t.detach() for t in _heads(300, 300, size=1.0))
-    plan = BlockPlan(block=30, window=0, top=0, sinks=0, rank=8)
+    plan = BlockPlan(block=30, window=0, top=0, sinks=0, rank=8, exact=0)
     mass, spread = neglected_mass(q, k, v, plan)
     near = (torch.arange(300)[:, None] // 30) == (torch.arange(300) // 30)
     weights = _softmax(q, k, torch.eye(300, dtype=F64), False)
@@ -173,7 +175,7 @@ def test_s4_the_spread_covers_the_error_of_the_mass():
 
 
 def test_s6_permuted_blocks_change_nothing_where_nothing_is_near():
-    plan = BlockPlan(block=4, window=0, top=2, sinks=2, rank=2)
+    plan = BlockPlan(block=4, window=0, top=2, sinks=2, rank=2, exact=0)
     q, k, v = (t.detach() for t in _heads(6, 62))
     # queries of the sinks' block and of the first block have these near
     order = torch.cat(
@@ -190,7 +192,8 @@ def test_s6_permuted_blocks_change_nothing_where_nothing_is_near():
 def test_s9_the_error_falls_with_the_number_of_blocks_and_ends_at_zero():
     n, errors = 160, []
     for top in (0, 1, 2, 4, 8, 16, 20):
-        plan, total = BlockPlan(block=8, window=0, top=top, sinks=0, rank=2), 0.0
+        plan = BlockPlan(block=8, window=0, top=top, sinks=0, rank=2, exact=0)
+        total = 0.0
         for seed in range(6):
             torch.manual_seed(seed)
             q, k, v = (t.detach() for t in _heads(n, n, size=1.7))
@@ -226,7 +229,7 @@ def test_far_scores_beyond_the_range_of_exp_stay_finite():
 def test_the_memory_of_forward_and_backward_is_linear(is_causal):
     from primal_attention.training.memory import PeakMemory
 
-    peaks, plan = [], BlockPlan(block=16, window=1, top=2, sinks=2, rank=2)
+    peaks, plan = [], BlockPlan(block=16, window=1, top=2, sinks=2, rank=2, exact=0)
     for n in (1024, 4096):
         q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3))
         with PeakMemory() as memory:

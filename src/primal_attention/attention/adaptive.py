@@ -63,6 +63,7 @@ class AdaptiveCore(Core):
         sinks: First keys, which every query reads.
         rank: Directions of the covariances.
         error: With ``top="auto"``, the share of the mass that may come from moments.
+        exact: Keys up to which a query reads all, because this is no slower; in whole blocks.
     """
 
     capabilities = Capabilities(time=JOINED_TIME | {"rotary"})
@@ -77,6 +78,7 @@ class AdaptiveCore(Core):
         sinks: int = 4,
         rank: int = 4,
         error: float | None = None,
+        exact: int = 1024,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -84,6 +86,7 @@ class AdaptiveCore(Core):
             ("window", window, 0),
             ("sinks", sinks, 0),
             ("rank", rank, 0),
+            ("exact", exact, 0),
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}; raise it.")
@@ -98,9 +101,8 @@ class AdaptiveCore(Core):
             )
         if error is not None and not 0 <= error < 1:
             raise ValueError(f"error is a share of the mass, at least 0 and below 1, got {error}.")
-        self.plan = BlockPlan(
-            block, window, None if isinstance(top, str) else top, sinks, rank, error or 0.0
-        )
+        count = None if isinstance(top, str) else top
+        self.plan = BlockPlan(block, window, count, sinks, rank, error or 0.0, exact)
 
     def extra_repr(self) -> str:
         """Return the options for ``print``."""
@@ -167,13 +169,14 @@ class AdaptiveAttention(MultiHeadAttention):
         sinks: First keys, which every query reads.
         rank: Directions of the covariances.
         error: With ``top="auto"``, the share of the mass that may come from moments.
+        exact: Keys up to which a query reads all, because this is no slower; in whole blocks.
         bias: Whether the four projections have a bias.
         dropout: Probability of dropping an element of the output in training.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
     Example:
-        >>> layer = AdaptiveAttention(16, 4, block=8, top=2)
+        >>> layer = AdaptiveAttention(16, 4, block=8, top=2, exact=0)
         >>> layer(torch.randn(2, 100, 16), is_causal=True).shape
         torch.Size([2, 100, 16])
     """
@@ -191,12 +194,13 @@ class AdaptiveAttention(MultiHeadAttention):
         sinks: int = 4,
         rank: int = 4,
         error: float | None = None,
+        exact: int = 1024,
         bias: bool = True,
         dropout: float = 0.0,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        core = AdaptiveCore(block, window, top, sinks, rank, error)
+        core = AdaptiveCore(block, window, top, sinks, rank, error, exact)
         super().__init__(
             dim, num_heads, core, bias=bias, dropout=dropout, device=device, dtype=dtype
         )
@@ -221,7 +225,7 @@ class AdaptiveAttention(MultiHeadAttention):
             rotary: As for ``forward``.
 
         Example:
-            >>> layer = AdaptiveAttention(16, 2, block=4, window=0, top=1, sinks=0)
+            >>> layer = AdaptiveAttention(16, 2, block=4, window=0, top=1, exact=0)
             >>> found = layer.diagnose(torch.randn(1, 100, 16))
             >>> bool((found.mass > 0).all() and (found.mass < 1).all())
             True

@@ -20,13 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from primal_attention.functional.adaptive_blocks import BlockPlan
 from primal_attention.functional.adaptive_dense import dense_adaptive
-from primal_attention.functional.adaptive_head import (
-    HeadKeys,
-    HeadSum,
-    KeyGradients,
-    attend_head,
-    pull_head,
-)
+from primal_attention.functional.adaptive_head import HeadSum, attend_head, pull_head
+from primal_attention.functional.adaptive_keys import HeadKeys, KeyGradients
 from primal_attention.functional.precision import accumulator, full_precision, is_traced
 from primal_attention.functional.twice import gradients
 

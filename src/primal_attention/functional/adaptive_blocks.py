@@ -35,11 +35,14 @@ class BlockPlan(NamedTuple):
     """Directions of the covariances."""
     error: float = 0.0
     """With ``top=None``, the share of the mass that may come from moments."""
+    exact: int = 1024
+    """Keys up to which every query reads all, because this is no slower; whole blocks."""
 
     @property
     def reach(self) -> int:
         """Largest number of keys of which every query reads all."""
-        return self.sinks + self.block * (self.window + 1 + (self.top or 0))
+        chosen = self.window + 1 + (self.top or 0)
+        return self.sinks + self.block * max(chosen, self.num_blocks(self.exact))
 
     def num_blocks(self, m: int) -> int:
         """Return the number of blocks of ``m`` keys."""
@@ -121,7 +124,8 @@ def _directions(
             share = share - other * (along * start).sum(-1, keepdim=True)
         shares.append(share * scale)
         steps.append(step)
-        gram = gram - step.unsqueeze(-1) * step.unsqueeze(-2)
+        if len(shares) < rank:
+            gram = torch.addcmul(gram, step.unsqueeze(-1), step.unsqueeze(-2), value=-1)
     return torch.stack(shares, -2), torch.stack(steps, -2)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from primal_attention.functional.adaptive import adaptive_attention
 from primal_attention.functional.adaptive_blocks import (
@@ -96,7 +96,7 @@ def attend_next(
     else:
         moments = _all_moments(after, plan)
         parts = zip(q.split(_QUERIES, 2), slots.split(_QUERIES, 1), strict=True)
-        found = [_attend(x, at, after, moments, plan) for x, at in parts]
+        found = [_attend_some(x, at, after, moments, plan) for x, at in parts]
         y = torch.cat(found, 2).to(v.dtype) if found else v.new_zeros(*q.shape[:3], v.shape[3])
     return y, _settle(after, plan)
 
@@ -139,7 +139,8 @@ def _bounds(keep: Tensor) -> tuple[int, int]:
 def _first_new(low: int, plan: BlockPlan) -> int:
     """Return where new keys may begin: before everything that a later query has near."""
     blocks = (low - plan.sinks) // plan.block - plan.window - 1
-    return plan.sinks + blocks * plan.block if blocks > 0 else 0
+    # a query before the reach reads all keys
+    return plan.sinks + blocks * plan.block if blocks > 0 and low >= plan.reach else 0
 
 
 def _append(
@@ -221,6 +222,30 @@ def _attend_prompt(
 
 def _take(x: Float[Tensor, "b h n w"], at: Int[Tensor, "b k"]) -> Float[Tensor, "b h k w"]:
     return x.gather(2, at[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+def _attend_some(
+    q: Tensor, slots: Tensor, cache: AdaptiveCache, moments: Moments, plan: BlockPlan
+) -> Tensor:
+    """Return the outputs of a few queries; those before the reach read all keys."""
+    is_first = slots < plan.reach
+    if not is_first.any():
+        return _attend(q, slots, cache, moments, plan)
+    y = _attend_all(q, slots, cache, plan)
+    if is_first.all():
+        return y
+    return torch.where(is_first[:, None, :, None], y, _attend(q, slots, cache, moments, plan))
+
+
+def _attend_all(q: Tensor, slots: Tensor, cache: AdaptiveCache, plan: BlockPlan) -> Tensor:
+    """Return softmax over all keys before the reach, none of which is among the old ones yet."""
+    wide = accumulator(q)
+    k, v = (x[:, :, : plan.reach].to(wide) for x in (cache.new_k, cache.new_v))
+    keep = torch.arange(k.shape[2], device=q.device) <= slots[..., None]
+    with full_precision(q):
+        return scaled_dot_product_attention(
+            q.to(wide), k, v, attn_mask=keep[:, None], enable_gqa=q.shape[1] != k.shape[1]
+        )
 
 
 def _attend(

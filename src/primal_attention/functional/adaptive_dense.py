@@ -57,7 +57,7 @@ def dense_adaptive(
         t[:, :, None] for t in block_moments(k, v, plan, keep.expand(b, g, -1))
     )
     sizes = _blocks(real.to(q.dtype), plan).sum(-1)  # [b j]
-    is_near, is_far = _near(n, sizes, plan, is_causal)  # [b 1 1 n j]
+    is_near, is_far = _near(n, real, sizes, plan, is_causal)  # [b 1 1 n j]
 
     scores = q @ k[:, :, None].mT
     base = q @ mean.mT
@@ -105,15 +105,19 @@ def _blocks(real: Tensor, plan: BlockPlan) -> Tensor:
     return pad(real[..., plan.sinks :], (0, gap)).unflatten(-1, (num, plan.block))
 
 
-def _near(n: int, sizes: Tensor, plan: BlockPlan, is_causal: bool) -> tuple[Tensor, Tensor]:
+def _near(
+    n: int, real: Tensor, sizes: Tensor, plan: BlockPlan, is_causal: bool
+) -> tuple[Tensor, Tensor]:
     """Return which blocks are near a query and which ones are far, ``[b 1 1 n j]``."""
-    j = torch.arange(sizes.shape[-1], device=sizes.device)
-    own = ((torch.arange(n, device=sizes.device) - plan.sinks) // plan.block).clamp_min(0)
+    j, place = (torch.arange(x, device=sizes.device) for x in (sizes.shape[-1], n))
+    own = ((place - plan.sinks) // plan.block).clamp_min(0)
     last = ((sizes > 0).sum(-1) - 1).clamp_min(0)
     lag = torch.minimum(own, last[:, None])[:, :, None] - j  # [b n j]
     exists = (sizes > 0)[:, None]
-    near = lag.abs() <= plan.window
-    far = lag > plan.window if is_causal else ~near
+    # in a causal sum the first queries read everything before them, else all queries or none
+    reads_all = place < plan.reach if is_causal else (real.sum(-1) <= plan.reach)[:, None]
+    near = (lag.abs() <= plan.window) | reads_all[..., None]
+    far = (lag > plan.window if is_causal else ~near) & ~reads_all[..., None]
     return (near & exists)[:, None, None], (far & exists)[:, None, None]
 
 

@@ -85,6 +85,7 @@ def adaptive_attention(
     sinks: int,
     rank: int,
     error: float = 0.0,
+    exact: int = 0,
     is_causal: bool = False,
     reach: float = 2.0,
     cap: float = 4.0,
@@ -101,6 +102,7 @@ def adaptive_attention(
         sinks: First keys, which are always read and belong to no block.
         rank: Directions of the covariances.
         error: With ``top=None``, the share of the mass that may come from moments.
+        exact: Keys up to which all are read, rounded up to whole blocks.
         is_causal: Read keys ``j ≤ i`` only.
         reach: Standard deviations above its mean at which the best key of a block is expected.
         cap: Largest exponent that the covariance may add.
@@ -112,24 +114,27 @@ def adaptive_attention(
             starts = range(sinks, len(keys), block)
             parts = [slice(s, min(s + block, len(keys))) for s in starts]
             blocks = [block_moments(keys[p], values[p], rank) for p in parts]
+            whole = sinks + block * math.ceil(max(exact - sinks, 0) / block)
             for i, query in enumerate(q[b, h] * q.shape[-1] ** -0.5):
+                reads_all = (i if is_causal else len(keys) - 1) < whole
                 own = min(max((i - sinks) // block, 0), len(blocks) - 1)
                 far = [j for j in range(own - window) if j < len(blocks)]
                 if not is_causal:
                     far += range(own + window + 1, len(blocks))
+                far = [] if reads_all else far
                 moments = {j: _estimate(query, blocks[j], reach, cap) for j in far}
                 best = sorted(far, key=lambda j: -moments[j][0].item())
                 near = [
                     j
                     for j in range(len(keys))
                     if (j <= i or not is_causal)
-                    and (j < sinks or abs((j - sinks) // block - own) <= window)
+                    and (reads_all or j < sinks or abs((j - sinks) // block - own) <= window)
                 ]
-                exact = (keys[near] @ query).exp()
+                near_mass = (keys[near] @ query).exp().sum()
                 count = top
                 if count is None:
                     masses = [moments[j][1] for j in best]
-                    total = exact.sum() + sum(masses)
+                    total = near_mass + sum(masses)
                     count = next(
                         t for t in range(len(best) + 1) if sum(masses[t:]) <= error * total
                     )
