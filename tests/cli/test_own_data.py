@@ -201,7 +201,7 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
     assert "1 .mp3" in told
     assert "weights" in fails("train", "odd.npz")
     assert "there is no task 'serie'. Did you mean 'series'" in fails(
-        "train", "my_train.ts", "--task", "timeserie"
+        "train", "my_train.ts", "--task", "serie"
     )
     told = fails("train", "my_train.ts", "--tarhget", "x")
     assert "there is no option --tarhget. Did you mean '--target'?" in told
@@ -227,7 +227,7 @@ def test_two_tasks_that_read_a_file_are_named(tmp_path, fails):
     try:
         write_ts(tmp_path / "a.ts", 20, 0)
         told = fails("train", "a.ts")
-        assert "timeseries (time series in the UEA format) and other (other series)" in told
+        assert "series (time series in the UEA format) and other (other series)" in told
         assert "choose with --task series or --task other" in told
         assert main(["train", "a.ts", "--task", "series", *QUICK]) == 0
         assert main(["train", "--task", "series", "a.ts", *QUICK, "--overwrite"]) == 0
