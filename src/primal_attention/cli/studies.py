@@ -3,15 +3,16 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import tyro
 
 from primal_attention.support.command import UserError, progress, user_errors
 from primal_attention.support.output import markdown_table
 from primal_attention.support.settings import parse
-from primal_attention.tasks.evidence import changed_modules
+from primal_attention.tasks.evidence import changed_modules, module_hashes
 from primal_attention.tasks.study import (
+    Study,
     find_study,
     known_studies,
     measured_cells,
@@ -20,7 +21,7 @@ from primal_attention.tasks.study import (
     studies_of,
 )
 
-__all__ = ["main", "status"]
+__all__ = ["main", "recorded", "status"]
 
 OptionsT = TypeVar("OptionsT")
 
@@ -41,7 +42,7 @@ class StatusRun:
     """List studies whose code has changed since they were measured, and cells that are missing."""
 
     results: Path = Path("docs/results")
-    """Folder with one result folder for each study."""
+    """Folder with one result folder for each study, or one result folder."""
 
 
 def status(argv: list[str]) -> int:
@@ -50,41 +51,68 @@ def status(argv: list[str]) -> int:
         chosen = parse(StatusRun, argv, prog="primal repro status", default=StatusRun())
     if not chosen.results.is_dir():
         raise UserError(f"there is no folder {chosen.results}; name one with --results.")
-    folders = sorted(path.parent for path in chosen.results.glob("*/rows.jsonl"))
-    rows = [[folder.name, *_age(folder)] for folder in folders]
-    print(markdown_table(["results", "measured at", "cells", "code changed since"], rows))
-    old = sum(row[-1] != "no" for row in rows)
-    print(f"\n{len(rows)} results, {old} older than their code.")
+    is_one = (chosen.results / "rows.jsonl").exists()
+    paths = [chosen.results] if is_one else chosen.results.glob("*/")
+    ages = {p.name: _age(p) for p in sorted(paths) if (p / "rows.jsonl").exists()}
+    rows = [
+        [name, age.commits, age.cells, f"{len(age.changed)} of {age.modules}"]
+        for name, age in ages.items()
+    ]
+    print(markdown_table(["results", "measured at", "cells", "modules changed since"], rows))
+    if is_one:
+        print("".join(f"\n{name}" for age in ages.values() for name in age.changed))
+        return 0
+    old, incomplete = (
+        sum(bool(found) for found in kind)
+        for kind in ([a.changed for a in ages.values()], [a.is_incomplete for a in ages.values()])
+    )
+    print(
+        f"\n{len(rows)} results: {old} older than their code, {incomplete} with missing cells.\n"
+        f"primal repro status --results {chosen.results}/NAME lists the modules that changed."
+    )
     return 0
 
 
-def _age(folder: Path) -> list[str]:
-    """Return commits, cells and changed modules of a result folder, in words."""
-    about = read_about(folder)
-    code, words = about.get("code", {}), shlex.split(str(about.get("command", "")))
+class _Age(NamedTuple):
+    commits: str
+    cells: str
+    is_incomplete: bool
+    changed: list[str]
+    modules: int
+
+
+def _age(folder: Path) -> _Age:
+    """Return commits, cells and changed modules of a result folder."""
+    code = read_about(folder).get("code", {})
     commits = ", ".join(code.get("commits", ["unknown"]))
-    name = words[2] if len(words) > 2 and not words[2].startswith("-") else words[-1:]
-    if name not in known_studies():
-        return [commits, "no such study now", "–"]
-    study = find_study(str(name))
-    kind: Any = StudyRun[study.Options]  # type: ignore[name-defined]
     try:
-        start = kind(study.Options(), out=folder)
-        options = parse(kind, words[3:], prog=" ".join(words[:3]), default=start).study
+        study, options = recorded(folder)
+    except UserError as error:
+        progress(str(error))
+        return _Age(commits, "no such study now", False, [], 0)
+    try:
         found = measured_cells(study, options, folder)
         lacks = f", without {', '.join(found.without)}" if found.without else ""
         cells = f"{found.measured} of {found.cells}{lacks}"
+        is_incomplete = found.measured < found.cells or bool(lacks)
     except UserError as error:  # the cells of some studies depend on their data
-        cells = "unknown without the data"
+        cells, is_incomplete = "unknown without the data", False
         progress(f"{folder.name}: {error}")
-    changed = changed_modules(code.get("modules", {}), known_studies()[str(name)].module)
-    short = [module.partition(".")[2] for module in changed]
-    more = f" and {len(short) - 3} more" if len(short) > 3 else ""
-    return [
-        commits,
-        cells,
-        (", ".join(short[:3]) + more) if short else "no",
-    ]
+    module = known_studies()[study.name].module
+    changed = changed_modules(code.get("modules", {}), module)
+    return _Age(commits, cells, is_incomplete, changed, len(module_hashes(module)))
+
+
+def recorded(folder: Path) -> tuple[Study[Any], Any]:
+    """Return the study that wrote a result folder, and its options."""
+    words = shlex.split(str(read_about(folder).get("command", "")))
+    name = words[2] if len(words) > 2 and not words[2].startswith("-") else "".join(words[-1:])
+    if name not in known_studies():
+        raise UserError(f"{folder}: there is no study {name!r} now.")
+    study = find_study(name)
+    kind: Any = StudyRun[study.Options]  # type: ignore[name-defined]
+    start = kind(study.Options(), out=folder)
+    return study, parse(kind, words[3:], prog=" ".join(words[:3]), default=start).study
 
 
 def main(group: str, argv: list[str], default: str | None = None) -> int:
