@@ -24,6 +24,8 @@ from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
+FEW = {"n_landmarks": 20}
+
 
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
@@ -93,7 +95,7 @@ def test_symmetric_positive_kernel_reproduces_kernel_pca(kernel, options, solver
         kernel="polynomial" if kernel == "poly" else kernel,
         center=True,
         solver=solver,
-        tol=1e-10,
+        options={"tol": 1e-10},
         random_state=0,
         **options,
     ).fit(x)
@@ -128,7 +130,7 @@ def test_new_rows_on_both_sides_follow_the_training_kernel(solver, center) -> No
     x, y = generator.normal(size=(150, 3)), generator.normal(size=(130, 3))
     new_x, new_y = generator.normal(size=(6, 3)), generator.normal(size=(4, 3))
     svd = KernelSVD(
-        4, kernel=softmax_of, center=center, solver=solver, tol=1e-10, random_state=0
+        4, kernel=softmax_of, center=center, solver=solver, options={"tol": 1e-10}, random_state=0
     ).fit(x, right=y)
     k, left, right = softmax_of(x, y), softmax_of(new_x, y), softmax_of(x, new_y)
     if center:
@@ -260,7 +262,7 @@ def test_a_constant_kernel_has_no_directions_once_centered(solver, kernel, n, dt
 def test_overflowing_kernels_raise(solver) -> None:
     x = rng().normal(size=(400, 3))
     x[7] *= 1e3  # no landmark
-    svd = KernelSVD(2, kernel="exponential", solver=solver, n_landmarks=20, random_state=0)
+    svd = KernelSVD(2, kernel="exponential", solver=solver, options=FEW, random_state=0)
     with pytest.raises(ValueError, match="NaN or infinite values; scale the data"):
         svd.fit(x)
 
@@ -293,7 +295,7 @@ def test_dtype_is_kept_and_training_data_is_copied(dtype) -> None:
 @pytest.mark.parametrize("solver", ["dense", "lanczos", "matrix_free", "nystrom"])
 def test_fit_transform_is_fit_and_transform(solver) -> None:
     x, y = rng().normal(size=(150, 3)), rng().normal(size=(130, 3))
-    options = {"center": True, "solver": solver, "tol": 1e-10, "n_landmarks": 20}
+    options = {"center": True, "solver": solver, "options": {**FEW, "tol": 1e-10}}
     first, second = (KernelSVD(3, random_state=0, **options) for _ in range(2))
     together = first.fit_transform(x, right=y)
     np.testing.assert_allclose(together, second.fit(x, right=y).transform(x), atol=1e-7)
@@ -315,13 +317,34 @@ def test_pickle_and_clone() -> None:
         ({"solver": "lu"}, "solver is 'lu'; it must be one of"),
         ({"solver": "qr"}, "explicit features"),
         ({"n_components": 0}, "n_components must be at least 1, got 0"),
-        ({"n_landmarks": 0}, "n_landmarks must be at least 1"),
+        ({"options": {"n_landmarks": 0}}, "n_landmarks must be at least 1"),
+        ({"options": {"n_landmark": 20}}, "n_landmarks"),
         ({"kernel": lambda a, b: np.ones(3)}, r"kernel returned shape \(3,\) for 20 and 20 rows"),
     ],
 )
 def test_invalid_parameters_raise(options, message) -> None:
     with pytest.raises(ValueError, match=message):
         KernelSVD(**options).fit(rng().normal(size=(20, 3)))
+
+
+@pytest.mark.parametrize("solver", ["lanczos", "matrix_free"])
+def test_a_fit_stops_at_its_time_limit_with_what_it_has(solver) -> None:
+    x = rng().normal(size=(300, 5))
+    svd = KernelSVD(3, solver=solver, random_state=0)
+    with pytest.warns(RuntimeWarning, match="did not converge .* in 1 passes; raise time_limit"):
+        svd.fit(x, time_limit=1e-9)
+    assert np.isfinite(svd.singular_values_).all()
+    # what it has is a part of the whole
+    exact = KernelSVD(3, solver=solver, random_state=0).fit(x, time_limit=600.0)
+    assert 0 < svd.singular_values_[0] / exact.singular_values_[0] <= 1 + 1e-9
+    dense = KernelSVD(3, solver="dense").fit(x, time_limit=1e-9)
+    np.testing.assert_allclose(exact.singular_values_, dense.singular_values_, rtol=1e-5)
+
+
+@pytest.mark.raw
+def test_a_time_limit_is_a_positive_number() -> None:
+    with pytest.raises(ValueError, match="time_limit must be a positive number of seconds"):
+        KernelSVD().fit(rng().normal(size=(20, 3)), time_limit=0)
 
 
 def test_solvers_do_not_import_scikit_learn_and_the_estimator_names_its_extra() -> None:

@@ -69,7 +69,7 @@ def test_every_solver_takes_sparse_rows(kernel, solver, dtype) -> None:
     x, y = sparse_rows(260, 12).astype(dtype), sparse_rows(240, 12, seed=1).astype(dtype)
     for right in (None, y):
         keys = None if right is None else scipy.sparse.csr_array(right)
-        options = {"kernel": kernel, "center": True, "tol": 1e-10, "random_state": 0}
+        options = {"kernel": kernel, "center": True, "options": {"tol": 1e-10}, "random_state": 0}
         found = KernelSVD(3, solver=solver, **options)
         same = solver if solver == "nystrom" else "dense"  # landmarks are the same
         exact = KernelSVD(3, solver=same, **options).fit(x, right=right)
@@ -85,7 +85,7 @@ def test_linear_kernels_of_sparse_rows_need_no_matrix(kernel) -> None:
     noise = scipy.sparse.random_array((60_000, 5000), density=1e-5, rng=np.random.default_rng(0))
     shared = scipy.sparse.coo_array(np.ones((60_000, 1)))
     x = scipy.sparse.hstack([shared, noise], format="csr")
-    svd = KernelSVD(1, kernel=kernel, random_state=0, tol=1e-4).fit(x)
+    svd = KernelSVD(1, kernel=kernel, random_state=0, options={"tol": 1e-4}).fit(x)
     assert svd.solver_ == "lanczos"
     assert svd.left_vectors_.shape == (60_000, 1)
     assert svd.transform(x[:5]).shape == (5, 1)
@@ -123,7 +123,7 @@ def test_a_precomputed_kernel_gives_the_results_of_its_rows(solver, center, form
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(260, 3)), rng.normal(size=(240, 3))
     new_x, new_y = rng.normal(size=(6, 3)), rng.normal(size=(5, 3))
-    options = {"center": center, "tol": 1e-10, "random_state": 0}
+    options = {"center": center, "options": {"tol": 1e-10}, "random_state": 0}
     same = solver if solver == "nystrom" else "dense"  # landmarks are the same
     exact = KernelSVD(4, gamma=0.4, solver=same, **options).fit(x, right=y)
     found = KernelSVD(4, kernel="precomputed", solver=solver, **options)
@@ -176,7 +176,9 @@ def test_negative_eigenvalues_of_a_symmetric_kernel_are_singular_values() -> Non
     values = np.r_[-5.0, 4.0, -3.0, rng.uniform(-1, 1, 297)]
     k = (q * values) @ q.T
     for scale in (1e-200, 1.0, 1e100):  # results do not depend on the unit
-        svd = KernelSVD(3, kernel="precomputed", tol=1e-12, random_state=0).fit(scale * k)
+        svd = KernelSVD(3, kernel="precomputed", options={"tol": 1e-12}, random_state=0).fit(
+            scale * k
+        )
         assert svd.solver_ == "lanczos"
         np.testing.assert_allclose(svd.singular_values_, scale * np.array([5.0, 4.0, 3.0]))
         approximation = svd.left_vectors_ * svd.singular_values_ @ svd.right_vectors_.T

@@ -1,5 +1,7 @@
 """The asymmetric kernel SVD as a scikit-learn estimator."""
 
+import time
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -12,11 +14,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from primal_attention.ksvd.kernels import FEATURE_MAPS, KERNELS
 from primal_attention.ksvd.operators import is_symmetric, operator_svd
+from primal_attention.ksvd.options import KernelSVDOptions
 from primal_attention.ksvd.rows import (
-    Kernel,
+    CallableKernel,
+    DataRows,
     Matrix,
     RowKernel,
-    Rows,
     Sides,
     matrix_sides,
     to_array,
@@ -31,6 +34,7 @@ from primal_attention.ksvd.solvers import (
     matrix_free_svd,
     nystrom_svd,
 )
+from primal_attention.support.options import check_time_limit, read_options
 
 __all__ = ["KernelSVD"]
 
@@ -87,18 +91,12 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         matrix, or with the rows themselves for a linear or cosine kernel. ``"matrix_free"``
         evaluates the kernel in blocks of rows in every pass and needs memory linear in the number
         of rows. ``"qr"`` uses the features of a linear or cosine kernel; the data must be dense.
-        ``"nystrom"`` is approximate: it uses ``n_landmarks`` rows of each side. ``"auto"`` chooses
-        the cheapest of the others, which are exact.
+        ``"nystrom"`` is approximate: it uses some rows of each side as landmarks. ``"auto"``
+        chooses the cheapest of the others, which are exact.
 
-    n_landmarks : int, default=256
-        Number of landmarks of each side for ``solver="nystrom"``.
-
-    tol : float, default=1e-6
-        Relative residual at which ``"lanczos"`` and ``"matrix_free"`` stop.
-
-    max_passes : int, default=50
-        Largest number of passes over the kernel for ``"matrix_free"``, of restarts for
-        ``"lanczos"``.
+    options : KernelSVDOptions or dict, default=None
+        What is rarely touched: ``n_landmarks``, ``tol`` and ``max_passes``; see
+        :class:`~primal_attention.ksvd.options.KernelSVDOptions`.
 
     random_state : int, RandomState instance or None, default=None
         Random start of ``"lanczos"`` and ``"matrix_free"``, random landmarks of ``"nystrom"``.
@@ -162,15 +160,13 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self,
         n_components: int = 2,
         *,
-        kernel: str | Kernel = "rbf",
+        kernel: str | CallableKernel = "rbf",
         gamma: float | None = None,
         degree: int = 3,
         coef0: float = 1.0,
         center: bool = False,
         solver: Literal["auto", "dense", "lanczos", "matrix_free", "nystrom", "qr"] = "auto",
-        n_landmarks: int = 256,
-        tol: float = 1e-6,
-        max_passes: int = 50,
+        options: KernelSVDOptions | Mapping[str, object] | None = None,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_components = n_components
@@ -180,12 +176,17 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         self.coef0 = coef0
         self.center = center
         self.solver = solver
-        self.n_landmarks = n_landmarks
-        self.tol = tol
-        self.max_passes = max_passes
+        self.options = options
         self.random_state = random_state
 
-    def fit(self, X: Data, y: Data | None = None, *, right: Data | None = None) -> "KernelSVD":
+    def fit(
+        self,
+        X: Data,
+        y: Data | None = None,
+        *,
+        right: Data | None = None,
+        time_limit: float | None = None,
+    ) -> "KernelSVD":
         """Decompose the kernel between the rows of ``X`` and the rows of ``right``.
 
         Parameters
@@ -203,16 +204,25 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             Data of the right side (keys); ``X`` if None. Only a callable kernel can compare rows of
             different width.
 
+        time_limit : float, default=None
+            Seconds after which ``"lanczos"`` and ``"matrix_free"`` begin no further pass: they
+            warn and return the triplets that they have. The other solvers take their one pass.
+
         Returns
         -------
         self : KernelSVD
             The fitted estimator.
         """
-        self._fit(X, y, right)
+        self._fit(X, y, right, time_limit)
         return self
 
     def fit_transform(
-        self, X: Data, y: Data | None = None, *, right: Data | None = None
+        self,
+        X: Data,
+        y: Data | None = None,
+        *,
+        right: Data | None = None,
+        time_limit: float | None = None,
     ) -> NDArray[np.floating]:
         """Fit and return the scores of ``X``, without evaluating the kernel again.
 
@@ -228,20 +238,27 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 default=None
             As in :meth:`fit`.
 
+        time_limit : float, default=None
+            As in :meth:`fit`.
+
         Returns
         -------
         scores : ndarray of shape (n_samples, n_components_)
             As in :meth:`transform`.
         """
-        x = self._fit(X, y, right)
+        x = self._fit(X, y, right, time_limit)
         if self.solver_ == "nystrom":
             # its vectors are approximate; the scores of transform use the kernel itself
             return self._left_scores(x)
         scores: NDArray[np.floating] = self.left_vectors_ * np.sqrt(self.singular_values_)
         return scores
 
-    def _fit(self, X: Data, y: Data | None, right: Data | None) -> Rows:
+    def _fit(
+        self, X: Data, y: Data | None, right: Data | None, time_limit: float | None
+    ) -> DataRows:
         """Fit and return the checked data of the left side."""
+        check_time_limit(time_limit)
+        deadline = None if time_limit is None else time.monotonic() + time_limit
         shape = y.shape if isinstance(y, sparray | spmatrix) else np.asarray(y).shape
         if len(shape) > 1:
             raise ValueError(
@@ -252,13 +269,13 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         self._check_parameters()
         x, keys = self._check_data(X, right)
-        self.X_fit_: Rows | None = None if self._is_precomputed else x
-        self.Y_fit_: Rows | None = None if self._is_precomputed else keys
+        self.X_fit_: DataRows | None = None if self._is_precomputed else x
+        self.Y_fit_: DataRows | None = None if self._is_precomputed else keys
         sides = matrix_sides(x) if self._is_precomputed else self._row_kernel().sides(x, keys)
         self.solver_ = self._choose_solver(x, keys)
         matrix = self._matrix(x, keys, sides)
 
-        triplets = self._solve(x, keys, sides, matrix)
+        triplets = self._solve(x, keys, sides, matrix, deadline)
         sigma = triplets.singular_values
         # centring keeps the rounding error of the whole kernel; its norm is at least that of a row
         norm = float(sides.kernel(sides.x[:1], sides.y).norm()) if self.center else 0.0
@@ -322,21 +339,21 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         return self._right_scores(y)
 
-    def _left_scores(self, x: Rows) -> NDArray[np.floating]:
+    def _left_scores(self, x: DataRows) -> NDArray[np.floating]:
         scores = self._project(x, self.Y_fit_, self.right_vectors_, like=self.X_fit_)
         return scores - self._left_offset
 
-    def _right_scores(self, y: Rows) -> NDArray[np.floating]:
+    def _right_scores(self, y: DataRows) -> NDArray[np.floating]:
         scores = self._project(y, self.X_fit_, self.left_vectors_, like=self.Y_fit_, swapped=True)
         return scores - self._right_offset
 
     def _project(
         self,
-        new: Rows,
-        old: Rows | None,
+        new: DataRows,
+        old: DataRows | None,
         vectors: NDArray[np.floating],
         *,
-        like: Rows | None,
+        like: DataRows | None,
         swapped: bool = False,
     ) -> NDArray[np.floating]:
         """Return ``κ(new, old) vectors Σ^(-1/2)``."""
@@ -353,7 +370,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         scaled: NDArray[np.floating] = vectors / np.sqrt(np.where(sigma > 0, sigma, np.inf))
         return scaled
 
-    def _check_data(self, X: Data, right: Data | None) -> tuple[Rows, Rows]:
+    def _check_data(self, X: Data, right: Data | None) -> tuple[DataRows, DataRows]:
         """Return copies of both sides; a kernel matrix is not kept, so it is not copied."""
         options = {
             "accept_sparse": False if self.solver == "qr" else "csr",
@@ -375,7 +392,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             )
         return x, keys
 
-    def _choose_solver(self, x: Rows, keys: Rows) -> str:
+    def _choose_solver(self, x: DataRows, keys: DataRows) -> str:
         if self.solver != "auto":
             return self.solver
         n, m = x.shape if self._is_precomputed else (x.shape[0], keys.shape[0])
@@ -390,7 +407,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return "dense"
         return "lanczos" if fits or has_features or self._is_precomputed else "matrix_free"
 
-    def _matrix(self, x: Rows, keys: Rows, sides: Sides) -> Matrix | None:
+    def _matrix(self, x: DataRows, keys: DataRows, sides: Sides) -> Matrix | None:
         """Return the kernel for products with it; None if the solver evaluates it in blocks."""
         if self.solver_ in ("matrix_free", "nystrom"):
             return None
@@ -401,8 +418,16 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
         fits = x.shape[0] * keys.shape[0] * x.dtype.itemsize <= _MATRIX_BYTES
         return self._row_kernel().matrix(x, keys, stores=fits)
 
-    def _solve(self, x: Rows, keys: Rows, sides: Sides, matrix: Matrix | None) -> KernelTriplets:
+    def _solve(
+        self,
+        x: DataRows,
+        keys: DataRows,
+        sides: Sides,
+        matrix: Matrix | None,
+        deadline: float | None,
+    ) -> KernelTriplets:
         random_state = check_random_state(self.random_state)
+        options = read_options(KernelSVDOptions, self.options)
         rank, center = self.n_components, self.center
         if self.solver_ == "qr":
             features = FEATURE_MAPS[str(self.kernel)]
@@ -416,8 +441,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 rank,
                 symmetric=x is keys if is_named else is_symmetric(matrix),
                 center=center,
-                tol=self.tol,
-                max_passes=self.max_passes,
+                tol=options.tol,
+                max_passes=options.max_passes,
+                deadline=deadline,
                 random_state=random_state,
             )
         # torch has a generator of its own: one draw of the caller's makes it repeatable
@@ -427,7 +453,7 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             return nystrom_svd(
                 *sides,
                 rank,
-                num_landmarks=self.n_landmarks,
+                num_landmarks=options.n_landmarks,
                 center=center,
                 generator=generator,
             )
@@ -435,8 +461,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
             *sides,
             rank,
             center=center,
-            tol=self.tol,
-            max_passes=self.max_passes,
+            tol=options.tol,
+            max_passes=options.max_passes,
+            deadline=deadline,
             generator=generator,
         )
 
@@ -462,9 +489,9 @@ class KernelSVD(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
                 f"solver='qr' cannot use the kernel {self.kernel!r}; it needs one with explicit "
                 f"features: {sorted(FEATURE_MAPS)}. Use solver='auto'."
             )
-        for name in ("n_components", "n_landmarks", "max_passes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.n_components < 1:
+            raise ValueError(f"n_components must be at least 1, got {self.n_components}.")
+        read_options(KernelSVDOptions, self.options)  # raises for those that cannot be
 
     @property
     def _n_features_out(self) -> int:

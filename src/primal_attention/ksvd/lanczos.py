@@ -1,5 +1,6 @@
 """Block Lanczos: the leading singular triplets of a matrix that is known by its products."""
 
+import time
 import warnings
 from collections.abc import Callable
 
@@ -31,6 +32,7 @@ def block_lanczos(
     *,
     tol: float = 1e-6,
     max_passes: int = 50,
+    deadline: float | None = None,
 ) -> KernelTriplets:
     """Return the ``rank`` leading triplets of a matrix ``K [n m]`` that is known by its products.
 
@@ -45,6 +47,7 @@ def block_lanczos(
         rank: Number of triplets.
         tol: As in :func:`matrix_free_svd`.
         max_passes: As in :func:`matrix_free_svd`.
+        deadline: As in :func:`matrix_free_svd`.
     """
     m, width = start.shape
     capacity = min(_MAX_BLOCKS * width, min(n, m))
@@ -55,7 +58,7 @@ def block_lanczos(
     right, left = start.new_empty(m, 0), start.new_empty(n, 0)
     coupling = start.new_empty(0, 0)  # B in K V = U B
     u, sigma, vt = coupling, start.new_empty(0), coupling
-    for _ in range(max_passes):
+    for done in range(1, max_passes + 1):
         if right.shape[1] + width > capacity:
             left, right = left @ u[:, :width], right @ vt[:width].T
             coupling = torch.diag(sigma[:width])
@@ -73,13 +76,16 @@ def block_lanczos(
         allowed = torch.clamp(tol * sigma[:rank] * sigma[0], min=floor * sigma[0] ** 2)
         if bool((residual <= allowed).all()):
             break
-    else:
-        warnings.warn(
-            f"The kernel SVD did not converge to tol={tol:.1e} in {max_passes} passes; "
-            "raise max_passes or tol.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
+        is_late = deadline is not None and time.monotonic() >= deadline
+        if is_late or done == max_passes:
+            limit = "time_limit" if is_late else "max_passes"
+            warnings.warn(
+                f"The kernel SVD did not converge to tol={tol:.1e} in {done} passes; "
+                f"raise {limit} or tol.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            break
     return keep_leading(left @ u[:, :rank], sigma, right @ vt[:rank].T, rank)
 
 

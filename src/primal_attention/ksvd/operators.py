@@ -60,6 +60,7 @@ def operator_svd(
     center: bool = False,
     tol: float = 1e-6,
     max_passes: int = 50,
+    deadline: float | None = None,
     random_state: np.random.RandomState,
 ) -> KernelTriplets:
     """Return the ``rank`` leading triplets of a matrix from products with it.
@@ -71,15 +72,17 @@ def operator_svd(
         center: Decompose ``C K C`` instead.
         tol: Relative residual at which to stop.
         max_passes: Most restarts of ARPACK and most passes of block Lanczos.
+        deadline: As in :func:`matrix_free_svd`. ARPACK cannot stop early, so it is not used then.
         random_state: Source of the random start.
     """
     products = _Products(matrix, center)
     n, m = products.operator.shape
     if is_small(n, m, rank):
         return dense_svd(torch.from_numpy(_to_array(matrix)), rank, center=center)
-    found = _arpack(products, n, rank, tol, max_passes, random_state) if symmetric else None
-    if found is not None:
-        return found
+    if symmetric and deadline is None:
+        found = _arpack(products, n, rank, tol, max_passes, random_state)
+        if found is not None:
+            return found
     start = random_state.standard_normal((m, rank + OVERSAMPLING)).astype(products.operator.dtype)
 
     def normal_product(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,7 +90,13 @@ def operator_svd(
         return torch.from_numpy(image), torch.from_numpy(products.left(image))
 
     return block_lanczos(
-        normal_product, n, torch.from_numpy(start), rank, tol=tol, max_passes=max_passes
+        normal_product,
+        n,
+        torch.from_numpy(start),
+        rank,
+        tol=tol,
+        max_passes=max_passes,
+        deadline=deadline,
     )
 
 

@@ -22,23 +22,23 @@ from primal_attention.ksvd.kernels import FEATURE_MAPS, KernelFunction, named_ke
 from primal_attention.ksvd.solvers import apply_kernel, transpose_kernel
 
 __all__ = [
-    "Kernel",
+    "CallableKernel",
+    "DataRows",
     "Matrix",
     "RowKernel",
-    "Rows",
     "Sides",
     "matrix_sides",
     "to_array",
     "to_tensor",
 ]
 
-Rows: TypeAlias = NDArray[np.floating] | sparray | spmatrix
+DataRows: TypeAlias = NDArray[np.floating] | sparray | spmatrix
 """A two-dimensional array, or a sparse one in CSR form; of a matrix also its transpose."""
 
-Matrix: TypeAlias = Rows | LinearOperator
+Matrix: TypeAlias = DataRows | LinearOperator
 """What solvers multiply by."""
 
-Kernel: TypeAlias = Callable[[Rows, Rows], Rows]
+CallableKernel: TypeAlias = Callable[[DataRows, DataRows], DataRows]
 """A function of two blocks of rows that returns the values of all pairs."""
 
 
@@ -62,7 +62,7 @@ class RowKernel:
 
     def __init__(
         self,
-        kernel: str | Kernel,
+        kernel: str | CallableKernel,
         *,
         gamma: float | None = None,
         degree: int = 3,
@@ -70,7 +70,7 @@ class RowKernel:
     ) -> None:
         self.name = None if callable(kernel) else kernel
         if callable(kernel):
-            self._function: Kernel = partial(_call, kernel)
+            self._function: CallableKernel = partial(_call, kernel)
         else:
             self._dense = named_kernel(kernel, gamma=gamma, degree=degree, coef0=coef0)
             self._function = _sparse_kernel(kernel, gamma, degree, coef0)
@@ -80,13 +80,13 @@ class RowKernel:
         """Whether the kernel is an inner product of features as long as the rows."""
         return self.name in FEATURE_MAPS
 
-    def features(self, x: Rows) -> Rows:
+    def features(self, x: DataRows) -> DataRows:
         """Return the features of rows; those of sparse rows are sparse."""
         if issparse(x):
             return normalize(x) if self.name == "cosine" else x
         return FEATURE_MAPS[str(self.name)](to_tensor(x)).numpy()
 
-    def sides(self, x: Rows, y: Rows) -> Sides:
+    def sides(self, x: DataRows, y: DataRows) -> Sides:
         """Return the kernel between two data sets for solvers on tensors."""
         if issparse(x) or issparse(y):
             left, right = _numbers(x.shape[0], x.dtype), _numbers(y.shape[0], x.dtype)
@@ -102,7 +102,7 @@ class RowKernel:
         )
 
     def apply(
-        self, new: Rows, old: Rows, v: NDArray[np.floating], *, swapped: bool = False
+        self, new: DataRows, old: DataRows, v: NDArray[np.floating], *, swapped: bool = False
     ) -> NDArray[np.floating]:
         """Return ``κ(new, old) v``, or ``κ(old, new)ᵀ v`` if swapped."""
         if self.has_features:
@@ -112,7 +112,7 @@ class RowKernel:
             kernel, x, y = transpose_kernel(kernel), y, x
         return apply_kernel(kernel, x, y, torch.from_numpy(v)).numpy()
 
-    def matrix(self, x: Rows, y: Rows, *, stores: bool) -> Matrix:
+    def matrix(self, x: DataRows, y: DataRows, *, stores: bool) -> Matrix:
         """Return ``κ(x, y)`` for products: the matrix, or the product of features if cheaper.
 
         Args:
@@ -132,11 +132,11 @@ class RowKernel:
         kernel, left, right = self.sides(x, y)
         return kernel(left, right).numpy()
 
-    def _both_features(self, x: Rows, y: Rows) -> tuple[Rows, Rows]:
+    def _both_features(self, x: DataRows, y: DataRows) -> tuple[DataRows, DataRows]:
         phi_x = self.features(x)
         return phi_x, phi_x if y is x else self.features(y)
 
-    def _numbered(self, x: Rows, y: Rows) -> KernelFunction:
+    def _numbered(self, x: DataRows, y: DataRows) -> KernelFunction:
         def call(i: Tensor, j: Tensor) -> Tensor:
             values = self._function(_take(x, i), _take(y, j))
             return torch.from_numpy(np.ascontiguousarray(values, dtype=x.dtype))
@@ -144,7 +144,7 @@ class RowKernel:
         return call
 
 
-def matrix_sides(matrix: Rows) -> Sides:
+def matrix_sides(matrix: DataRows) -> Sides:
     """Return a matrix as a kernel between the numbers of its rows and columns."""
 
     def call(i: Tensor, j: Tensor) -> Tensor:
@@ -159,14 +159,14 @@ def to_tensor(array: NDArray[np.floating]) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def to_array(rows: Rows) -> NDArray[np.floating]:
+def to_array(rows: DataRows) -> NDArray[np.floating]:
     """Return sparse rows as an array, and an array as it is."""
     if isinstance(rows, np.ndarray):
         return np.asarray(rows)
     return np.asarray(rows.toarray() if issparse(rows) else rows)
 
 
-def _call(kernel: Kernel, x: Rows, y: Rows) -> NDArray[np.floating]:
+def _call(kernel: CallableKernel, x: DataRows, y: DataRows) -> NDArray[np.floating]:
     values = to_array(kernel(x, y))
     if values.shape != (x.shape[0], y.shape[0]):
         raise ValueError(
@@ -176,7 +176,7 @@ def _call(kernel: Kernel, x: Rows, y: Rows) -> NDArray[np.floating]:
     return values
 
 
-def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[np.floating]:
+def _exponential(x: DataRows, y: DataRows, *, gamma: float | None) -> NDArray[np.floating]:
     gamma = x.shape[1] ** -0.5 if gamma is None else gamma
     values: NDArray[np.floating] = pairwise.linear_kernel(x, y)
     values *= gamma
@@ -186,9 +186,9 @@ def _exponential(x: Rows, y: Rows, *, gamma: float | None) -> NDArray[np.floatin
 
 def _sparse_kernel(
     name: str, gamma: float | None, degree: int, coef0: float
-) -> Callable[[Rows, Rows], NDArray[np.floating]]:
+) -> Callable[[DataRows, DataRows], NDArray[np.floating]]:
     """Return a named kernel for rows of which at least one side is sparse."""
-    kernels: dict[str, Callable[[Rows, Rows], NDArray[np.floating]]] = {
+    kernels: dict[str, Callable[[DataRows, DataRows], NDArray[np.floating]]] = {
         "cosine": pairwise.cosine_similarity,
         "exponential": partial(_exponential, gamma=gamma),
         "laplacian": partial(pairwise.laplacian_kernel, gamma=gamma),
@@ -203,12 +203,12 @@ def _numbers(count: int, dtype: np.dtype[np.floating]) -> Tensor:
     return torch.from_numpy(np.arange(count).astype(dtype)[:, None])
 
 
-def _take(x: Rows, numbers: Tensor) -> Rows:
+def _take(x: DataRows, numbers: Tensor) -> DataRows:
     chosen = numbers[:, 0].long().numpy()
     # all rows in order, as on the right side of every block, need no copy
     return x if np.array_equal(chosen, np.arange(x.shape[0])) else x[chosen]
 
 
-def _count(x: Rows) -> int:
+def _count(x: DataRows) -> int:
     """Return the number of stored values."""
     return int(x.size if isinstance(x, np.ndarray) else x.nnz)

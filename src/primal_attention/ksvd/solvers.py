@@ -189,6 +189,7 @@ def matrix_free_svd(
     center: bool = False,
     tol: float = 1e-6,
     max_passes: int = 50,
+    deadline: float | None = None,
     generator: torch.Generator | None = None,
 ) -> KernelTriplets:
     """Return the ``rank`` leading triplets of ``κ(x, y)`` without storing the matrix.
@@ -204,6 +205,7 @@ def matrix_free_svd(
         tol: Stop when ``‖Kᵀ u_l − σ_l v_l‖ ≤ tol · σ_1`` for all triplets, or when the residual is
             within the rounding error.
         max_passes: After this many passes, warn and return the current triplets.
+        deadline: The same from this time on, as ``time.monotonic()`` gives it.
         generator: Random generator of the start.
 
     Example:
@@ -227,6 +229,7 @@ def matrix_free_svd(
         rank,
         tol=tol,
         max_passes=max_passes,
+        deadline=deadline,
     )
 
 

@@ -1,14 +1,30 @@
 """Options of estimators: a frozen dataclass, or a dictionary with some of its fields."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Real
 from typing import Any, TypeVar
 
 from primal_attention.support.settings import build
 
-__all__ = ["plain_options", "read_options"]
+__all__ = ["check_time_limit", "is_positive", "plain_options", "read_options"]
 
 T = TypeVar("T")
+
+
+def is_positive(value: object) -> bool:
+    """Return whether something is a finite number above zero; booleans are none."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    return is_number and 0 < float(value) < math.inf  # type: ignore[arg-type]
+
+
+def check_time_limit(seconds: float | None) -> None:
+    """Raise unless the time of a fit is None or a positive number of seconds."""
+    if seconds is not None and not is_positive(seconds):
+        raise ValueError(
+            f"time_limit must be a positive number of seconds or None, got {seconds!r}."
+        )
 
 
 def read_options(kind: type[T], given: T | Mapping[str, object] | None) -> T:

@@ -3,9 +3,8 @@
 A folder holds the task, the model, and ``estimator.json`` with the parameters.
 """
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_type_hints
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, did_you_mean, user_errors
 from primal_attention.support.files import parse_json
-from primal_attention.support.options import plain_options
+from primal_attention.support.options import check_time_limit, is_positive, plain_options
 from primal_attention.support.output import to_json
 from primal_attention.support.settings import check_value
 from primal_attention.tasks.task import ESTIMATOR, Task, open_folder
@@ -58,19 +57,11 @@ def check_fit(estimator: Trains, time_limit: float | None, *, any_batch: bool = 
             continue
         if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}.")
-    if not _is_positive(estimator.learning_rate):
+    if not is_positive(estimator.learning_rate):
         raise ValueError(
             f"learning_rate must be a positive number, got {estimator.learning_rate!r}."
         )
-    if time_limit is not None and not _is_positive(time_limit):
-        raise ValueError(
-            f"time_limit must be a positive number of seconds or None, got {time_limit!r}."
-        )
-
-
-def _is_positive(value: object) -> bool:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and 0 < float(value) < math.inf  # type: ignore[arg-type]
+    check_time_limit(time_limit)
 
 
 class SavedEstimator:
