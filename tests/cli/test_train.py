@@ -46,8 +46,8 @@ def test_a_run_leaves_models_settings_table_spectra_and_report(series_run):
         task = json.loads((folder / "task.json").read_text())
         assert task["task"] == "series"
         assert task["values"]["classes"] == ["down", "up"]
-        assert (folder / "config.yaml").read_text().startswith("# A small timeseries recipe.\n")
-    assert "The recipe says: A small timeseries recipe." in (series_run / "report.html").read_text()
+        assert (folder / "config.yaml").read_text().startswith("# A small series recipe.\n")
+    assert "The recipe says: A small series recipe." in (series_run / "report.html").read_text()
     history = json.loads((series_run / "result.json").read_text())["histories"]["primal"]
     assert "squared KKT residual" in history["records"][0]["metrics"]
 
