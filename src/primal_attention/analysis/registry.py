@@ -29,7 +29,7 @@ __all__ = [
     "AnalysisEntry",
     "AnalysisResult",
     "Runnable",
-    "Table",
+    "ShownTable",
     "Tool",
     "analysis_entry",
     "check_file",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-Table = tuple[Sequence[str], Sequence[Sequence[object]]]
+ShownTable = tuple[Sequence[str], Sequence[Sequence[object]]]
 """Header and rows."""
 FILES = (".html", ".json", ".png")
 """Endings of files that a result can be written to."""
@@ -53,7 +53,7 @@ class AnalysisResult(ABC):
         """Return the main finding in one or two sentences."""
 
     @abstractmethod
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return header and rows of the main table."""
 
     @abstractmethod
@@ -72,7 +72,7 @@ class AnalysisResult(ABC):
     def report(self) -> Report:
         """Return the page: tables, text and the picture."""
 
-    def details(self) -> list[Table]:
+    def details(self) -> list[ShownTable]:
         """Return further tables to print below the main one."""
         return []
 

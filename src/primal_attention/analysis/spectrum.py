@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from primal_attention.analysis.attention_maps import singular_values
 from primal_attention.analysis.options import SpectrumOptions
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.attention import Attention, Diagnostics, MultiHeadAttention, PrimalAttention
 from primal_attention.functional import effective_rank
 from primal_attention.hosts import Batch, batch_arguments, capture_call
@@ -169,7 +169,7 @@ class SpectrumResult(AnalysisResult):
             f"({ranks[high]:.1f})."
         )
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the effective rank and the diagnostics of each layer."""
         # columns that no layer fills are left out
         primal = any(layer.diagnostics is not None for layer in self.layers)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from primal_attention.attention.primal_parameters import PrimalParameters, count_tokens
 from primal_attention.attention.regularizers import Regularizer, TokenCount, all_of, energy_term
-from primal_attention.attention.sources import DualSource, Source, prefix_means
+from primal_attention.attention.sources import DualSource, WeightSource, prefix_means
 from primal_attention.functional import (
     Reduction,
     average_over_sequences,
@@ -178,7 +178,7 @@ class KernelProblem:
 
 def pose_problem(
     layer: PrimalParameters,
-    source: Source,
+    source: WeightSource,
     heads: Float[Tensor, "b both n d"],
     memory: Float[Tensor, "b m c"],
     memory_heads: Float[Tensor, "b both m d"],

@@ -43,7 +43,7 @@ from primal_attention.attention.primal_parameters import (
 from primal_attention.attention.registry import register_attention
 from primal_attention.attention.regularizers import Regularizer, TokenCount, energy_term
 from primal_attention.attention.rotary import Turn
-from primal_attention.attention.sources import Prefix, Source, prefix_means
+from primal_attention.attention.sources import Prefix, WeightSource, prefix_means
 from primal_attention.attention.terms import PublishesTerms
 from primal_attention.functional import LayerMaps, LinearMap, attend
 from primal_attention.functional.precision import accumulator
@@ -369,7 +369,7 @@ class _Attended(NamedTuple):
     """Sum of the squared scores over tokens."""
     weights: Float[Tensor, "#b both d s"]
     """The projection weights of all query heads and, after them, of all key heads."""
-    source: Source
+    source: WeightSource
     """What the weights were made of."""
     heads: Float[Tensor, "b both n d"] | None = None
     """What was projected, where it was formed."""

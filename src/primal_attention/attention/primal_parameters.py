@@ -35,12 +35,12 @@ from primal_attention.attention.rotary import Turn
 from primal_attention.attention.sources import (
     DualSource,
     SampledSource,
-    Source,
     StaticSource,
+    WeightSource,
     cosines,
 )
 from primal_attention.functional import attend
-from primal_attention.functional.folding import fold_concat, join
+from primal_attention.functional.folding import fold_concat, join_maps
 from primal_attention.functional.precision import accumulator
 from primal_attention.kernels.base import Factory
 
@@ -190,7 +190,7 @@ class PrimalParameters(Attention):
 
     def source(
         self, tokens: Float[Tensor, "b n c"], heads: Float[Tensor, "b both n d"] | None = None
-    ) -> Source:
+    ) -> WeightSource:
         """Return the tensors that projection weights are made of.
 
         Args:
@@ -207,7 +207,7 @@ class PrimalParameters(Attention):
         if heads is None:
             maps = plain_maps((self.q_proj, self.k_proj, self.dual_e, self.dual_r))
             if maps is not None:
-                both = join(maps[0], maps[1]), join(maps[2], maps[3])
+                both = join_maps(maps[0], maps[1]), join_maps(maps[2], maps[3])
                 return DualSource(both, None, None, self.num_heads, eps)
             heads = self.project_heads(tokens)
         return DualSource(None, heads, self.project_duals(tokens), self.num_heads, eps)
@@ -277,7 +277,7 @@ class PrimalParameters(Attention):
         """Return the heads of two maps; plain maps are applied as one, which is faster."""
         maps = None if self._is_brief(x) else plain_maps((first, second))
         if maps is not None:
-            both = linear(x, *join(maps[0], maps[1]))
+            both = linear(x, *join_maps(maps[0], maps[1]))
         else:
             both = torch.cat([first(x), second(x)], dim=-1)
         return both.unflatten(-1, (2 * self.num_heads, -1)).transpose(1, 2)

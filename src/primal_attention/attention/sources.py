@@ -34,8 +34,8 @@ __all__ = [
     "Prefix",
     "ProjectionWeights",
     "SampledSource",
-    "Source",
     "StaticSource",
+    "WeightSource",
     "cosines",
     "prefix_means",
 ]
@@ -109,7 +109,7 @@ class SampledSource(NamedTuple):
     def tie(
         self, memory: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
     ) -> ProjectionWeights:
-        """Return sampled rows times codes; see :data:`Source`."""
+        """Return sampled rows times codes; see :data:`WeightSource`."""
         found = tie_sampled(
             memory,
             *self.codes,
@@ -123,7 +123,7 @@ class SampledSource(NamedTuple):
     def causal(
         self, x: Float[Tensor, "b n c"], heads: Float[Tensor, "b both n d"], prefix: Prefix
     ) -> CausalScores:
-        """Project on ``Σ_{u ≤ t} f_u w_uᵀ``; see :data:`Source`."""
+        """Project on ``Σ_{u ≤ t} f_u w_uᵀ``; see :data:`WeightSource`."""
         position, wide, h = prefix.position, accumulator(x), self.codes[0].shape[0]
         rows = standardize_rows(x) if self.standardize else x
         f = rows.unflatten(-1, (h, -1)).transpose(1, 2)
@@ -162,13 +162,13 @@ class StaticSource(NamedTuple):
     def tie(
         self, memory: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
     ) -> ProjectionWeights:
-        """Return the parameters; see :data:`Source`."""
+        """Return the parameters; see :data:`WeightSource`."""
         return ProjectionWeights(torch.cat(self.codes)[None], memory)
 
     def causal(
         self, x: Float[Tensor, "b n c"], heads: Float[Tensor, "b both n d"], prefix: Prefix
     ) -> CausalScores:
-        """Project the prefix means of queries and keys; see :data:`Source`."""
+        """Project the prefix means of queries and keys; see :data:`WeightSource`."""
         before = torch.cat(prefix.start.tensors, dim=-1)
         both = heads.transpose(1, 2).flatten(2)
         means, after = prefix_means(both, *prefix[:2], before, self.decay)
@@ -200,7 +200,7 @@ class DualSource(NamedTuple):
     def tie(
         self, memory: Float[Tensor, "b m c"], key_mask: Bool[Tensor, "b m"] | None
     ) -> ProjectionWeights:
-        """Return mean outer products of features and duals; see :data:`Source`."""
+        """Return mean outer products of features and duals; see :data:`WeightSource`."""
         given: tuple[LinearMap, LinearMap] | Tensor | None = self.maps
         if self.heads is not None and self.duals is not None:
             # side by side
@@ -213,7 +213,7 @@ class DualSource(NamedTuple):
     def causal(
         self, x: Float[Tensor, "b n c"], heads: Float[Tensor, "b both n d"], prefix: Prefix
     ) -> CausalScores:
-        """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :data:`Source`."""
+        """Project on ``Σ_{u ≤ t} φ(k_u) h_uᵀ / t``; see :data:`WeightSource`."""
         if self.duals is None:
             raise ValueError("Causal dual weights need the dual variables of every token.")
         position = prefix.position
@@ -227,7 +227,7 @@ class DualSource(NamedTuple):
         return found._replace(weights=found.weights / last)
 
 
-Source = SampledSource | StaticSource | DualSource
+WeightSource = SampledSource | StaticSource | DualSource
 """A source. All three have
 
 - ``codes``: the free weights ``W_e`` and ``W_r``; ``None`` where duals take their place;

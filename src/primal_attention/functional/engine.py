@@ -24,7 +24,7 @@ from primal_attention.functional.folding import (
     fold_concat_backward,
     fold_weights,
     fold_weights_backward,
-    join,
+    join_maps,
 )
 from primal_attention.functional.plain import plain_folded, plain_scores
 from primal_attention.functional.precision import accumulator
@@ -96,7 +96,7 @@ class Attend(torch.autograd.Function):
         inward = outward = None
         if maps.q.weight is not None:
             # folded: query and key of a head side by side, so that one product maps both
-            inward = join(maps.q, maps.k, h if plan.folded else 1)
+            inward = join_maps(maps.q, maps.k, h if plan.folded else 1)
         if plan.folded:
             blocks = fold_weights(w, maps.concat)
             outward = LinearMap(maps.out.weight, fold_bias(maps.concat, maps.out))
@@ -244,7 +244,7 @@ def _plain(
         heads = _in_order(plan, given[8:], both)
         key_mask: Tensor | None = _in_order(plan, norms, both)[:, 0, :, 0] > 0
     else:
-        heads = x if maps.q.weight is None else linear(x, *join(maps.q, maps.k))
+        heads = x if maps.q.weight is None else linear(x, *join_maps(maps.q, maps.k))
         heads, key_mask = heads.unflatten(-1, (both, -1)).transpose(1, 2), plan.key_mask
     if plan.folded:
         return plain_folded(heads, w, maps, key_mask, plan.eps)

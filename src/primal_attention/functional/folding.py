@@ -18,7 +18,7 @@ __all__ = [
     "fold_concat_backward",
     "fold_weights",
     "fold_weights_backward",
-    "join",
+    "join_maps",
 ]
 
 
@@ -35,7 +35,7 @@ class LayerMaps(NamedTuple):
     """From all heads to the output."""
 
 
-def join(first: LinearMap, second: LinearMap, h: int = 1) -> LinearMap:
+def join_maps(first: LinearMap, second: LinearMap, h: int = 1) -> LinearMap:
     """Return two maps of the same input as one.
 
     Args:

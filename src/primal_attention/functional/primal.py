@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
 from primal_attention.functional.engine import Attend, Heads, TilePlan
-from primal_attention.functional.folding import LayerMaps, join
+from primal_attention.functional.folding import LayerMaps, join_maps
 from primal_attention.functional.plain import (
     dual_weights,
     inverse_norm,
@@ -339,7 +339,7 @@ def attend(
         # heads without tiles come from plain formulas, so autograd goes on with these
         heads = None if x.tiles else x.parts[0]
     elif is_traced() or 0 in x.shape:
-        heads = x if maps is None else linear(x, *join(maps.q, maps.k))
+        heads = x if maps is None else linear(x, *join_maps(maps.q, maps.k))
     if heads is not None:
         by_head = heads.unflatten(-1, w.shape[1:3]).transpose(1, 2)
         if folds and maps is not None:

@@ -22,7 +22,7 @@ from primal_attention.analysis.causes.text import (
     token_names,
 )
 from primal_attention.analysis.options import CausesOptions, GraphArguments
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.hosts import Batch, batch_arguments, capture
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
@@ -68,7 +68,7 @@ class TokenGraphs(AnalysisResult):
         found = [(self.graphs.labels[i], float(shares[i])) for i in range(len(shares)) if shares[i]]
         return sorted(found, key=lambda item: -item[1])
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return edges and confidence of each head."""
         return self.graphs.table()
 
@@ -138,7 +138,7 @@ class CausesResult(AnalysisResult):
         runs = sum(one.evals for one in found)
         return f"{words}. The model ran {runs} times to check."
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return decision, smallest set and scores of each input."""
         if isinstance(self.inputs[0], TokenGraphs):
             header = ["input", "token", "most frequent neighbours", "confidence", "edges"]

@@ -23,7 +23,7 @@ from primal_attention.analysis.causes.settings import (
     Samples,
 )
 from primal_attention.analysis.causes.subjects import Names, Subject
-from primal_attention.analysis.causes.text import Target, text_subject
+from primal_attention.analysis.causes.text import TextTarget, text_subject
 from primal_attention.support.options import read_options
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def explain(
     *,
     layer: int | str = -1,
     removal: str = "auto",
-    target: Target = "auto",
+    target: TextTarget = "auto",
     samples: int = 5,
     proposal: Sequence[int] | None = None,
     seed: int = 0,

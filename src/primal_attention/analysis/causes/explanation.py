@@ -14,7 +14,7 @@ from primal_attention.analysis.causes.page import (
     add_explorer,
     consensus_view,
 )
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -123,7 +123,7 @@ class Explanation(AnalysisResult):
             f"Head {self.winner} led to the set, after {runs}."
         )
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the sets that change the decision, with scores before and after."""
         header = ["without", "decision", "score before", "score after", "rank", "heads"]
         rows: list[list[object]] = [
@@ -139,7 +139,7 @@ class Explanation(AnalysisResult):
         ]
         return header, rows
 
-    def details(self) -> list[Table]:
+    def details(self) -> list[ShownTable]:
         """Return what other methods found, if they ran."""
         return [self.comparison_table()] if self.comparison else []
 
@@ -253,7 +253,7 @@ class Explanation(AnalysisResult):
             found.append(consensus_view(self.graphs, self.graphs.root, self._radius))
         return found
 
-    def comparison_table(self) -> Table:
+    def comparison_table(self) -> ShownTable:
         """Return what each method found: size, sets tried, head and tokens."""
         header = ["method", "size", "tried", "head", "tokens"]
         rows: list[list[object]] = []
@@ -264,7 +264,7 @@ class Explanation(AnalysisResult):
             rows.append([result.method, size, result.calls, head, tokens])
         return header, rows
 
-    def _evaluated_table(self) -> Table:
+    def _evaluated_table(self) -> ShownTable:
         header = ["without", "decision", "changed", "score before", "score after", "rank"]
         # sets that change the decision first, then those that nearly do
         order = sorted(self.evaluated, key=lambda one: (not one.changed, one.score))

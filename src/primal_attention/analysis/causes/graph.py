@@ -26,9 +26,9 @@ from primal_attention.analysis.causes.graph_result import CausalGraphs, HeadGrap
 from primal_attention.analysis.causes.independence import PartialCorrelationTest
 from primal_attention.analysis.causes.inputs import AttentionSource, read_source
 from primal_attention.analysis.causes.nodes import (
-    Columns,
+    ColumnChoice,
     GraphNodes,
-    Target,
+    TargetChoice,
     choose_nodes,
     drop_list,
 )
@@ -82,7 +82,7 @@ def causal_graph(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     tokens: Sequence[str] | None = None,
     layer: int | str = -1,
-    target: Target = None,
+    target: TargetChoice = None,
     alpha: float = 0.01,
     m: Samples = None,
     tau: float | None = None,
@@ -201,7 +201,7 @@ def _dropped(source: AttentionSource, method: str, options: CausalGraphOptions) 
             )
         return ()
     is_sink = source.is_causal and isinstance(source.attention, CapturedLayer)
-    default: Columns = "first" if is_sink and source.num_tokens > 2 else None
+    default: ColumnChoice = "first" if is_sink and source.num_tokens > 2 else None
     return drop_list(drop, source.num_tokens, source.special, default)
 
 
@@ -225,7 +225,7 @@ def _heads(heads: int | Sequence[int] | None, count: int, method: str) -> tuple[
 def _nodes(
     source: AttentionSource,
     options: CausalGraphOptions,
-    target: Target,
+    target: TargetChoice,
     dropped: tuple[int, ...],
 ) -> tuple[GraphNodes, list[tuple[int, ...]]]:
     """Return the nodes, and the positions of the tokens of every word or single token."""

@@ -20,7 +20,7 @@ from primal_attention.analysis.causes.covariance import Correlation
 from primal_attention.analysis.causes.drawing import draw_graphs, draw_tree
 from primal_attention.analysis.causes.nodes import GraphNodes
 from primal_attention.analysis.causes.pag import PAG
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -156,7 +156,7 @@ class CausalGraphs(AnalysisResult):
     def _score(graph: HeadGraph) -> str:
         return f"{graph.confidence.low_margin:.2f} or more"
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return edges, confidence and condition of each head."""
         header = [
             "head",

@@ -17,10 +17,10 @@ from torch import Tensor
 from primal_attention.support.command import did_you_mean
 
 __all__ = [
-    "Columns",
+    "ColumnChoice",
     "GraphNodes",
     "NodeChoice",
-    "Target",
+    "TargetChoice",
     "choose_nodes",
     "drop_list",
     "word_groups",
@@ -28,9 +28,9 @@ __all__ = [
 
 NodeChoice = Literal["auto", "all"] | int | Sequence[int | str]
 """``"auto"`` (32), ``"all"``, a number of nodes, or positions and words."""
-Target = int | str | None
+TargetChoice = int | str | None
 """Position of a token, a word, ``"mean"`` for the mean of all tokens, or ``None``."""
-Columns = Literal["auto", "first", "special"] | Sequence[int] | None
+ColumnChoice = Literal["auto", "first", "special"] | Sequence[int] | None
 """Columns to drop."""
 
 BUDGET = 32
@@ -144,7 +144,9 @@ def groups_of_ids(ids: Sequence[int | None]) -> list[tuple[int, ...]]:
     return [tuple(group) for group in found]
 
 
-def drop_list(drop: Columns, n: int, special: Sequence[bool], default: Columns) -> tuple[int, ...]:
+def drop_list(
+    drop: ColumnChoice, n: int, special: Sequence[bool], default: ColumnChoice
+) -> tuple[int, ...]:
     """Return the columns to drop as positions.
 
     Args:
@@ -205,7 +207,7 @@ def choose_nodes(
     *,
     special: Sequence[bool],
     nodes: NodeChoice = "auto",
-    target: Target = None,
+    target: TargetChoice = None,
     importance: Callable[[Float[Tensor, " n"] | None], Float[Tensor, " n"]],
 ) -> GraphNodes:
     """Return the nodes of a graph, in the order of the sequence.

@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 from primal_attention.analysis.causes.covariance import Method
 from primal_attention.analysis.causes.discovery import Algorithm
-from primal_attention.analysis.causes.nodes import Columns, NodeChoice
+from primal_attention.analysis.causes.nodes import ColumnChoice, NodeChoice
 
 __all__ = ["CausalGraphOptions", "ExplainArguments", "ExplainOptions", "Samples"]
 
@@ -31,7 +31,7 @@ class CausalGraphOptions:
     positions and words. All other tokens act as hidden causes."""
     group: Literal["word", "token"] = "word"
     """``"word"`` joins the pieces of a word to one node, ``"token"`` does not."""
-    drop_columns: Columns = "auto"
+    drop_columns: ColumnChoice = "auto"
     """Tokens to condition on: ``"first"``, ``"special"``, positions, or ``None``. ``"auto"`` is
     ``"first"`` for causal layers, whose first token collects attention, and ``None`` for other
     layers and for matrices."""

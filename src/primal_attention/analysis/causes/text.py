@@ -27,7 +27,7 @@ __all__ = [
     "token_names",
 ]
 
-Target = int | Literal["auto", "first", "last", "mean"]
+TextTarget = int | Literal["auto", "first", "last", "mean"]
 """The token that stands for the decision."""
 _SPECIAL = ("cls", "sep", "bos", "eos", "pad", "mask")
 _MOST_LOGITS = 1 << 24
@@ -136,7 +136,7 @@ class ClassSubject(TextSubject):
         tokenizer: "PreTrainedTokenizerBase | None",
         encoded: Mapping[str, Tensor],
         *,
-        target: Target = "auto",
+        target: TextTarget = "auto",
         **options: Unpack[SubjectArguments],
     ) -> None:
         super().__init__(model, tokenizer, encoded, **options)
@@ -222,7 +222,7 @@ class MaskedTokenSubject(TextSubject):
         tokenizer: "PreTrainedTokenizerBase | None",
         encoded: Mapping[str, Tensor],
         *,
-        target: Target = "auto",
+        target: TextTarget = "auto",
         **options: Unpack[SubjectArguments],
     ) -> None:
         ids = encoded["input_ids"].cpu().clone()
@@ -274,7 +274,7 @@ def text_subject(
     tokenizer: "PreTrainedTokenizerBase | None",
     text: str | Mapping[str, Tensor],
     *,
-    target: Target = "auto",
+    target: TextTarget = "auto",
     **options: Unpack[SubjectArguments],
 ) -> TextSubject:
     """Return the decision of a model about a text, of the kind that its output has.

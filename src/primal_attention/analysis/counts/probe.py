@@ -22,7 +22,7 @@ from primal_attention.analysis.counts.probe_models import (
     queries_keys,
     token_ids,
 )
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.report.page import Report, to_png
 from primal_attention.report.plots import COLORS, panel_layout
 from primal_attention.support.output import to_json
@@ -149,7 +149,7 @@ class CountsResult(AnalysisResult):
             f"words give {best.association.null_mean:.2f} ± {best.association.null_spread:.2f}."
         )
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the correlations of every head at every distance."""
         header = ["head", *_SHOWN.values(), *(f"content {name}" for name in _SHOWN)]
         rows: list[list[object]] = [

@@ -12,7 +12,7 @@ from primal_attention.analysis.depth.literature import FINDINGS
 from primal_attention.analysis.depth.roles import ModelParts, embedding_rank, find_parts
 from primal_attention.analysis.depth.spectrum import SeparationSpectrum, separation_spectrum
 from primal_attention.analysis.options import DepthOptions
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.hosts import Batch
 from primal_attention.models.depth_rule import (
     DEEP,
@@ -143,7 +143,7 @@ class DepthResult(AnalysisResult):
             )
         return found
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the shape, the parameters by role and the rule."""
         best, roles = self.optimal_depth, self.parts.roles
         error = depth_error(12 * max(self.layers, 1) * self.width**2)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from primal_attention.analysis.depth.blocks import show_params
 from primal_attention.analysis.depth.bounds import Regime
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -66,7 +66,7 @@ class DepthPlan(AnalysisResult):
             f"{math.floor(self.high)} layers is reasonable, and the expected penalty is small."
         )
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the recommended shape between its neighbours."""
         header = ["layers", "width", "heads", "FFN width", "parameters", "embedding"]
         header += ["layers / L*", "regime", "MFLOPs a token", ""]

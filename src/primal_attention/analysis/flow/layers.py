@@ -30,11 +30,11 @@ from primal_attention.hosts import CapturedLayer
 from primal_attention.hosts.captured import WeightsLayer
 
 __all__ = [
+    "FlowWeighting",
     "GivenLayer",
     "LayerReader",
     "SignedWeightsError",
     "Visibility",
-    "FlowWeighting",
     "value_norms",
 ]
 

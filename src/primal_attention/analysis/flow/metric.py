@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from primal_attention.analysis.flow.ablation import BlindScore
 from primal_attention.analysis.flow.adapters import Layout, output_map
 from primal_attention.analysis.flow.coattention import CoAttention
-from primal_attention.analysis.flow.layers import GivenLayer, LayerReader, Visibility, Weighting
+from primal_attention.analysis.flow.layers import FlowWeighting, GivenLayer, LayerReader, Visibility
 from primal_attention.analysis.flow.readers import (
     LayerReading,
     read_layers,
@@ -42,7 +42,7 @@ def modality_flow(
     names: Sequence[str] | None = None,
     special: Special = "separate",
     special_ids: Bool[Tensor, "b n"] | Sequence[int] | None = None,
-    weighting: Weighting = "attention",
+    weighting: FlowWeighting = "attention",
     mode: Mode = "layer",
     details: FlowDetails | None = None,
 ) -> FlowResult:
@@ -80,7 +80,7 @@ def modality_flow(
     """
     for name, value, choices in (
         ("special", special, get_args(Special)),
-        ("weighting", weighting, get_args(Weighting)),
+        ("weighting", weighting, get_args(FlowWeighting)),
         ("mode", mode, get_args(Mode)),
     ):
         if value not in choices:
@@ -162,7 +162,7 @@ def _apply_special(layout: Layout, special: Special) -> Layout:
 
 
 def _readers(
-    source: nn.Module | Sequence[Tensor] | Tensor, layout: Layout, weighting: Weighting
+    source: nn.Module | Sequence[Tensor] | Tensor, layout: Layout, weighting: FlowWeighting
 ) -> list[LayerReader]:
     """Return a reader for every layer."""
     found = []

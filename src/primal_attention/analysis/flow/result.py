@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from primal_attention.analysis.flow.ablation import BlindScore
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.report.page import Report, to_png
 from primal_attention.support.output import to_json
 
@@ -146,7 +146,7 @@ class FlowResult(AnalysisResult):
             )
         return words
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return for each layer the share and lift of every direction, and IMF."""
         pairs = self.directions()
         header = [f"{self.names[a]} ← {self.names[c]}" for a, c in pairs]
@@ -244,7 +244,7 @@ class FlowResult(AnalysisResult):
             page.text(note)
         return page
 
-    def primal_table(self) -> Table:
+    def primal_table(self) -> ShownTable:
         """Return for each primal layer how much crosses, by energy, contribution and spectrum."""
         rows = []
         for name, one in zip(self.layers, self.primal, strict=True):

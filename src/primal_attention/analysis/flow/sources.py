@@ -23,7 +23,7 @@ from primal_attention.analysis.flow.adapters import (
 )
 from primal_attention.analysis.flow.coattention import CoAttention
 from primal_attention.analysis.flow.gradient import OutputLoss, relevance_layers
-from primal_attention.analysis.flow.layers import GivenLayer, Weighting
+from primal_attention.analysis.flow.layers import FlowWeighting, GivenLayer
 from primal_attention.hosts import Batch, CapturedLayer, Layers, capture
 
 __all__ = ["FlowDetails", "PrimalReading", "blind_layout", "given_layout", "model_layout"]
@@ -73,7 +73,7 @@ def model_layout(
     ids: Tensor | str | None,
     keep: Tensor | None,
     special: Tensor | Sequence[int] | None,
-    weighting: Weighting,
+    weighting: FlowWeighting,
     details: FlowDetails,
 ) -> Layout:
     """Return the modalities of a model's tokens, and the layers in which they meet."""
@@ -187,7 +187,7 @@ def given_layout(
     ids: object,
     keep: Tensor | None,
     special: object,
-    weighting: Weighting,
+    weighting: FlowWeighting,
     gradients: Sequence[Tensor] | None,
 ) -> Layout:
     """Return the layout of attentions that are given as tensors."""

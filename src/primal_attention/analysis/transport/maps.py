@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.analysis.options import TransportOptions
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.analysis.transport.metrics import (
     MapMetrics,
     PathMetrics,
@@ -165,7 +165,7 @@ class TransportResult(AnalysisResult):
             )
         return words
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return cost, gap, optimality, matching and spread of each layer."""
         header = ["layer", *_COLUMNS, "optimality with residual", "matching with residual"]
         rows = []

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from primal_attention.analysis.registry import AnalysisResult, Table
+from primal_attention.analysis.registry import AnalysisResult, ShownTable
 from primal_attention.analysis.transport.metrics import (
     PathMetrics,
     RootMetrics,
@@ -313,7 +313,7 @@ class PathResult(AnalysisResult):
             f"{last.efficiency:.2f}, where straight ones have 1."
         )
 
-    def table(self) -> Table:
+    def table(self) -> ShownTable:
         """Return the numbers of each recorded epoch."""
         header = [name.replace("_", " ") for name in PathMetrics._fields]
         return header, [[row.epoch, *(f"{value:.4g}" for value in row[1:])] for row in self.rows]

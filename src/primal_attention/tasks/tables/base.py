@@ -37,10 +37,10 @@ with needs("sklearn", "An estimator of tables"):
     from sklearn.utils import Tags, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-__all__ = ["TableEstimator", "Target"]
+__all__ = ["TableEstimator", "TargetColumn"]
 
 
-class Target(NamedTuple):
+class TargetColumn(NamedTuple):
     """The target of a training table."""
 
     name: str
@@ -120,7 +120,7 @@ class TableEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
     def _prepare(
         self,
         X: ValidTable,
-        y: Target | None,
+        y: TargetColumn | None,
         seed: int,
         weight: ArrayLike | None = None,
         unlabeled: TableLike | None = None,
@@ -156,7 +156,7 @@ class TableEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         target, codes = None, None
         if y is not None:
             codes = y.values[first]
-            target = self._describe_target(Target(y.name, codes), total)
+            target = self._describe_target(TargetColumn(y.name, codes), total)
             if not target.is_categorical:
                 codes = (codes - target.mean) / target.scale
         task = TableTask.fit(encoder, target, 0)
@@ -255,7 +255,7 @@ class TableEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         """Return a training table after all checks; a subclass knows its target."""
         raise NotImplementedError  # abstract
 
-    def _describe_target(self, y: Target, weight: NDArray[np.float64]) -> TableColumn:
+    def _describe_target(self, y: TargetColumn, weight: NDArray[np.float64]) -> TableColumn:
         """Return what the target is, from its values and the weights of the rows."""
         raise NotImplementedError  # abstract
 

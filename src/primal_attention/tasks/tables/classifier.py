@@ -8,7 +8,7 @@ from torch import Tensor
 
 from primal_attention.support.command import UserError, needs
 from primal_attention.tasks.estimators import restore_classes
-from primal_attention.tasks.tables.base import Target
+from primal_attention.tasks.tables.base import TargetColumn
 from primal_attention.tasks.tables.columns import TableColumn, TableLike, read_cells
 from primal_attention.tasks.tables.supervised import SupervisedEstimator
 
@@ -110,7 +110,7 @@ class TableClassifier(ClassifierMixin, SupervisedEstimator):  # type: ignore[mis
             )
         return codes.astype(np.float64)
 
-    def _describe_target(self, y: Target, weight: NDArray[np.float64]) -> TableColumn:
+    def _describe_target(self, y: TargetColumn, weight: NDArray[np.float64]) -> TableColumn:
         cells = read_cells(self.classes_)
         words = tuple(map(str, self.classes_))
         return TableColumn(

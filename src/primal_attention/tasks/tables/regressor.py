@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from primal_attention.support.command import UserError, needs
-from primal_attention.tasks.tables.base import Target
+from primal_attention.tasks.tables.base import TargetColumn
 from primal_attention.tasks.tables.columns import TableColumn, TableLike, read_cells
 from primal_attention.tasks.tables.supervised import SupervisedEstimator
 
@@ -99,7 +99,7 @@ class TableRegressor(RegressorMixin, SupervisedEstimator):  # type: ignore[misc]
         assert_all_finite(numbers, input_name="y")
         return numbers
 
-    def _describe_target(self, y: Target, weight: NDArray[np.float64]) -> TableColumn:
+    def _describe_target(self, y: TargetColumn, weight: NDArray[np.float64]) -> TableColumn:
         cells = read_cells(y.values)
         return TableColumn.fit(y.name, cells, weight, is_categorical=False, max_categories=2)
 

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from primal_attention.support.command import needs
-from primal_attention.tasks.tables.base import TableEstimator, Target
+from primal_attention.tasks.tables.base import TableEstimator, TargetColumn
 from primal_attention.tasks.tables.columns import TableLike
 from primal_attention.tasks.tables.encoding import validate_table
 from primal_attention.tasks.tables.influence import (
@@ -110,7 +110,7 @@ class SupervisedEstimator(TableEstimator):
         given: np.ndarray = column_or_1d(y, warn=True)
         if given.dtype.kind == "f":
             assert_all_finite(given, input_name="y")
-        target = Target(name, self._read_target(given))
+        target = TargetColumn(name, self._read_target(given))
         if eval_set is not None:
             eval_set = (eval_set[0], np.asarray(eval_set[1]))
         return self._prepare(X, target, seed, weight, unlabeled, eval_set)
