@@ -120,11 +120,10 @@ def damage(case: Case, place: Path, count: int, how: str, moments: random.Random
     """Damage a file after the other: each is told, or changes no result."""
     for number in range(count):
         folder = shutil.copytree(case.clean, place / f"{number}" / case.clean.name)
-        files = {p for pattern in case.targets for p in folder.glob(pattern) if p.is_file()}
-        path = moments.choice(sorted(files))
+        there = {p for pattern in case.targets for p in folder.glob(pattern) if p.is_file()}
+        # what is empty cannot be damaged, and must not be counted
+        path = moments.choice(sorted(p for p in there if p.stat().st_size))
         data = bytearray(path.read_bytes())
-        if not data:
-            continue
         if how == "torn writes":
             del data[moments.randrange(len(data)) :]
         else:
