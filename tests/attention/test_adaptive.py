@@ -111,6 +111,15 @@ def test_s7_decoding_equals_the_forward_over_every_boundary(options, sizes):
     assert state.seen.tolist() == [90, 90]
 
 
+@each("top", [{"top": 1}, {"top": "auto", "error": 0.1}])
+def test_s7_more_directions_than_keys_of_a_block_decode_alike_in_single_precision(top):
+    layer = AdaptiveAttention(16, 2, block=3, window=1, sinks=1, rank=4, exact=0, **top)
+    for _ in range(5):
+        x = torch.randn(3, 40, 16)
+        y, _ = _decode(layer, x, [1] * 40)
+        torch.testing.assert_close(y, layer(x, is_causal=True), atol=1e-5, rtol=1e-4)
+
+
 @each("options", OPTIONS)
 def test_s7_sequences_of_different_length_decode_together(options):
     layer, n = _layer(**options), 110

@@ -149,6 +149,17 @@ def test_the_first_moment_is_exact_for_values_that_are_linear_in_gaussian_keys()
     assert not torch.allclose(found.value.expand_as(expected), expected, atol=0.05, rtol=0)
 
 
+def test_directions_beyond_the_rank_of_the_keys_are_zero_not_rounding():
+    torch.manual_seed(0)
+    for size, rank in ((3, 4), (16, 6)):  # two directions in both
+        plan = BlockPlan(block=size, sinks=0, rank=rank)
+        k = torch.randn(40 * size, 2) @ torch.randn(2, 8) + 3
+        found = block_moments(k, torch.randn(40 * size, 5), plan)
+        assert (found.axes[:, 2:].abs() < 1e-3 * found.axes[:, :1].norm(dim=-1)[..., None]).all()
+        expected = block_moments(k.double(), torch.zeros(40 * size, 5, dtype=F64), plan)
+        torch.testing.assert_close(found.axes.double(), expected.axes, atol=2e-3, rtol=1e-3)
+
+
 @each("is_causal, plan", [(c, p) for c in (False, True) for p in PLANS])
 def test_s4_the_neglected_mass_is_that_of_the_dense_sum(is_causal, plan):
     q, k, v = (t.detach() for t in _heads(131, 131, b=2, h=4))

@@ -109,11 +109,15 @@ def _directions(
     """
     shares: list[Tensor] = []
     steps: list[Tensor] = []
+    # what is left of a gram matrix after all its directions is rounding, not a direction
+    rounding = 4 * gram.shape[-1] * torch.finfo(gram.dtype).eps
+    least = rounding * gram.detach().diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
     for _ in range(rank):
         size = gram.detach().diagonal(dim1=-2, dim2=-1)
         farthest = size.argmax(-1)[..., None, None].expand(*size.shape[:-1], 1, size.shape[-1])
         start = gram.gather(-2, farthest).squeeze(-2)
-        start = start * _inverse_root(start.gather(-1, farthest[..., 0, :1]))
+        length = start.gather(-1, farthest[..., 0, :1])
+        start = torch.where(length > least, start * _inverse_root(length), 0.0)
         start = start * _inverse_root(start.square().sum(-1, keepdim=True))
         moved = (gram @ start.unsqueeze(-1)).squeeze(-1)
         scale = _inverse_root((moved * start).sum(-1, keepdim=True))
