@@ -207,6 +207,10 @@ def test_what_cannot_be_recognised_is_told(tmp_path, fails):
     assert "there is no option --tarhget. Did you mean '--target'?" in told
     (tmp_path / "empty").mkdir()
     assert "the folder holds no files" in fails("train", "empty")
+    names = ",".join(f"c{i}" for i in range(1000))
+    (tmp_path / "wide.csv").write_text(f"{names}\n{names}\n")
+    for given in ((), ("--task", "pairs")):
+        assert "c11 and 988 more" in fails("train", "wide.csv", *given)
     assert "--task is for data" in fails("train", "japanese-vowels", "--task", "longrange")
 
 

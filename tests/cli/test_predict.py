@@ -273,3 +273,9 @@ def test_wrong_folders_and_outputs_are_told(series_run, series_recipe, fails, tm
     (tmp_path / "file").write_text("")
     assert "file" in fails("predict", model, test, "--out", tmp_path / "file" / "p.csv")
     assert "Missing" in fails("predict", model)
+    loop = tmp_path / "loop.csv"
+    loop.symlink_to(loop)
+    assert "is a link that leads to no file" in fails("predict", model, loop)
+    assert "would replace" in fails("predict", model, loop, "--out", loop)
+    for command in ("analyze", "convert"):
+        assert "cannot be used" in fails(command, model, "--out", loop)

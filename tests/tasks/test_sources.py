@@ -9,6 +9,7 @@ import pytest
 from primal_attention.support.command import UserError
 from primal_attention.tasks.series import read_series
 from primal_attention.tasks.sources import look_at
+from primal_attention.tasks.task import open_folder
 
 
 def test_columns_of_tables_are_numbers_texts_and_quantities(tmp_path):
@@ -85,3 +86,15 @@ def test_a_wrong_name_offers_the_nearest(tmp_path):
         look_at(tmp_path / "my_trian.ts")
     with pytest.raises(UserError, match="there is no folder"):
         look_at(tmp_path / "none" / "a.ts")
+
+
+def test_links_that_lead_nowhere_and_files_for_folders_are_told(tmp_path):
+    loop, nowhere = tmp_path / "loop.csv", tmp_path / "nowhere.csv"
+    loop.symlink_to(loop)
+    nowhere.symlink_to(tmp_path / "none")
+    for link in (loop, nowhere):
+        with pytest.raises(UserError, match=r"csv is a link that leads to no file\.$"):
+            look_at(link)
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(UserError, match=r"a\.csv is a file; give the folder of a trained model"):
+        open_folder(tmp_path / "a.csv")

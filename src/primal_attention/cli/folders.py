@@ -1,5 +1,6 @@
 """Folders that a command may write."""
 
+import os
 from pathlib import Path
 
 from primal_attention.support.command import UserError
@@ -19,7 +20,9 @@ def check_folder(out: Path, marker: str, *, overwrite: bool, source: Path) -> No
     """
     if out.is_file():
         raise UserError(f"--out {out} is a file; name a folder.")
-    if source.resolve().is_relative_to(out.resolve()):
+    if out.is_symlink() and not out.exists():
+        raise UserError(f"--out {out} cannot be used: it is a link that leads nowhere.")
+    if Path(os.path.realpath(source)).is_relative_to(os.path.realpath(out)):
         raise UserError(f"--out {out} would replace the model in {source}; name another folder.")
     finish_save(out)
     # hidden files stay, and a killed process may have left some

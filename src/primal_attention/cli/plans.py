@@ -10,6 +10,7 @@ import tyro
 
 from primal_attention.cli.recipes import find_recipe, is_run, read_recipe, recipe_comment
 from primal_attention.support.command import UserError, did_you_mean, user_errors
+from primal_attention.support.files.tables import list_some
 from primal_attention.support.settings import build, parse, unchecked
 from primal_attention.tasks.experiment import DataT, ModelT, Recipe, recipe_type
 from primal_attention.tasks.sources import Recognition, Source, look_at
@@ -189,6 +190,6 @@ def _nobody(source: Source) -> str:
     if source.is_folder:
         kinds = ", ".join(f"{n} {end or 'without ending'}" for end, n in source.endings.items())
         return f"no task recognises this folder, which holds the files {kinds or 'none'}. {words}"
-    held = ", ".join(source.columns or source.arrays)
+    held = list_some(list(source.columns or source.arrays))
     what = f"what is in it ({held})" if held else f"the ending {source.suffix or 'of its name'!r}"
     return f"no task recognises {what}. {words} --task names the kind of data."

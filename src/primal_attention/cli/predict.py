@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from primal_attention.support.command import UserError, user_errors
+from primal_attention.support.output import is_same_place
 from primal_attention.support.settings import parse, to_yaml
 
 __all__ = ["main"]
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     options = parse(Predict, argv, prog="primal predict")
     if options.out.suffix not in (".csv", ".jsonl"):
         raise UserError(f"--out must end in .csv or .jsonl, got {options.out.name!r}.")
-    if options.out.resolve() == options.file.resolve():
+    if is_same_place(options.out, options.file):
         raise UserError(f"--out would replace {options.file}, the file to read; choose another.")
     if options.batch_size < 1 or options.threads < 1:
         raise UserError("--batch-size and --threads must be at least 1.")

@@ -17,6 +17,7 @@ from pathlib import Path
 __all__ = [
     "flush_folder",
     "hardware",
+    "is_same_place",
     "markdown_table",
     "page",
     "percent",
@@ -89,6 +90,12 @@ def remove_folder(path: Path) -> None:
     gone = temporary_path(path)
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def is_same_place(one: Path, other: Path) -> bool:
+    """Return whether two paths lead to one place; nothing needs to be there."""
+    # not Path.resolve: before Python 3.13 it raises for a loop of links
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def flush_folder(path: Path) -> None:

@@ -102,6 +102,8 @@ def existing(path: Path) -> Path:
     """
     if path.exists():
         return path
+    if path.is_symlink():
+        raise UserError(f"{path} is a link that leads to no file.")
     parent = path.parent
     if not parent.is_dir():
         raise UserError(f"there is no folder {parent}, so no file {path}.")

@@ -584,8 +584,10 @@ def load_task(folder: Path) -> Task:
 
 def open_folder(folder: Path) -> SealedFolder:
     """Return the folder of a trained model to read from, or raise with what it may be instead."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the folder of a trained model.")
     if not folder.is_dir():
-        beside = [p.name for p in folder.parent.glob("*")]
+        beside = [p.name for p in folder.parent.glob("*/")]
         hint = did_you_mean(folder.name, beside)
         raise UserError(f"there is no folder {folder}; give the folder of a trained model.{hint}")
     finish_save(folder)

@@ -21,6 +21,7 @@ from primal_attention.support.files import (
     write_sealed,
 )
 from primal_attention.support.files.tables import read_table
+from primal_attention.support.output import is_same_place
 
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "bytes": ("a.bin", read_bytes),
@@ -90,3 +91,12 @@ def test_a_table_of_100_000_columns_is_read(tmp_path: Path) -> None:
     path.write_text(f"{','.join([*names[:-1], 'c7'])}\n{row}\n")
     with pytest.raises(UserError, match="two columns have the name 'c7'"):
         read_table(path)
+
+
+def test_loops_of_links_are_one_place_or_two(tmp_path: Path) -> None:
+    loop, other, link = (tmp_path / name for name in ("loop", "other", "link"))
+    loop.symlink_to(loop)
+    link.symlink_to(other)
+    assert is_same_place(loop, loop)
+    assert not is_same_place(loop, other)
+    assert is_same_place(link, tmp_path / "." / "other")

@@ -7,7 +7,14 @@ import pytest
 
 from primal_attention.datasets.tables import _read_masks, _read_poker, load_table
 from primal_attention.support.command import UserError
-from primal_attention.tasks.tables import TableSettings, TableTask
+from primal_attention.tasks.tables import (
+    OTAlignedClassifier,
+    TableClassifier,
+    TableEncoder,
+    TableImputer,
+    TableSettings,
+    TableTask,
+)
 
 ROWS = [[str(i), str(i % 7), "ab"[i % 2]] for i in range(40)]
 
@@ -64,3 +71,11 @@ def test_a_damaged_public_table_is_one_sentence(tmp_path):
             _read_poker("poker-hand", folder)
     with pytest.raises(UserError, match="there is no table"):
         load_table("none")
+
+
+@pytest.mark.parametrize("make", [TableClassifier, TableImputer, OTAlignedClassifier, TableEncoder])
+def test_equal_names_of_columns_are_told(make):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(np.zeros((20, 3)), columns=["a", "b", "a"])
+    with pytest.raises(ValueError, match=r"^The table has two columns 'a'; give each its own name"):
+        make().fit(frame, np.arange(20) % 2)

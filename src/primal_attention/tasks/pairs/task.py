@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, list_some
 from primal_attention.tasks.pairs.settings import PairOptions, PairSettings
 from primal_attention.tasks.pairs.tokenizer import TextTokenizer
 from primal_attention.tasks.sources import Recognition, Source
@@ -81,9 +81,10 @@ class PairTask(Task):
         image, caption = given.get("image", "image"), given.get("caption", "caption")
         if not {image, caption} <= source.columns.keys():
             if given.get("task") == "pairs":
+                columns = list_some(list(source.columns))
                 raise UserError(
                     f"which columns hold image files and captions? There are no {image!r} and "
-                    f"{caption!r}; give --image and --caption, of {', '.join(source.columns)}."
+                    f"{caption!r}; give --image and --caption, of {columns}."
                 )
             return None
         return Recognition(

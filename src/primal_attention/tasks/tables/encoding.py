@@ -66,6 +66,11 @@ def validate_table(estimator: BaseEstimator, X: TableLike, *, reset: bool) -> Va
         if not hasattr(X, "dtype") and np.asarray(X).dtype.kind == "U":
             dtype = object  # numpy makes text of the numbers in mixed lists
         return validate_data(estimator, X, dtype=dtype, ensure_all_finite=False, reset=reset)
+    twice = X.columns[X.columns.duplicated()]
+    if len(twice):
+        raise ValueError(
+            f"The table has two columns {str(twice[0])[:80]!r}; give each its own name."
+        )
     # the checks of sizes, with the usual messages
     check_array(np.zeros(X.shape, np.int8), estimator=estimator)
     return validate_data(estimator, X, skip_check_array=True, reset=reset)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from primal_attention.support.command import UserError, user_errors
-from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, read_table
+from primal_attention.support.files.tables import FILE_ERRORS, TABLE_SUFFIXES, list_some, read_table
 from primal_attention.tasks.sources import Recognition, Source, check_column
 from primal_attention.tasks.tables.columns import TableColumn, TableLike, is_frame
 from primal_attention.tasks.tables.settings import NPTOptions, TableSettings
@@ -150,7 +150,7 @@ class TableTask(Task):
         if lost:
             raise ValueError(
                 f"the table has no column {lost[0]!r}, which the model was trained with; its "
-                f"columns are {', '.join(map(str, frame.columns))}."
+                f"columns are {list_some([str(c) for c in frame.columns])}."
             )
         return frame[names]
 
