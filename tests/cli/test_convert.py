@@ -14,26 +14,35 @@ import torch
 
 from primal_attention.cli.main import main
 from primal_attention.hosts import converted_layers
-from primal_attention.surgery import load_converted
-from primal_attention.surgery.loading import load_any
+from primal_attention.surgery import extend_positions
+from primal_attention.surgery.loading import document_batches, load_any
 
 transformers = pytest.importorskip("transformers")
 WORDS = list("abcdefghijklmnopqrst")
 
 
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 48,
+}
+OPTIONS = ("block=8", "window=0", "top=1", "sinks=1", "exact=0")
+"""Options of an adaptive layer that is exact up to 17 tokens."""
+
+
 def save_bert(folder, **options):
     """Save a small BERT with a tokenizer of its own, as a user would have it."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=40,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=48,
-        **options,
-    )
-    transformers.BertModel(config).save_pretrained(folder)
+    config = transformers.BertConfig(**SIZES, **options)
+    return save_text_model(folder, transformers.BertModel(config))
+
+
+def save_text_model(folder, model):
+    """Save a model beside a tokenizer of twenty words."""
+    model.save_pretrained(folder)
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
     transformers.BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
@@ -43,6 +52,12 @@ def save_bert(folder, **options):
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     return save_bert(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def sharp(tmp_path_factory):
+    """A BERT whose attention is far from uniform, so that an approximation loses something."""
+    return save_bert(tmp_path_factory.mktemp("models") / "sharp", initializer_range=0.3)
 
 
 @pytest.fixture
@@ -69,48 +84,173 @@ def text(tmp_path):
     return path
 
 
-def test_the_new_layers_are_saved_and_the_verdict_comes_first(bert, text, tmp_path, capsys):
-    out = tmp_path / "linear"
-    arguments = ["convert", bert, "--out", out, "--data", text, "--to", "linear", "--layers"]
-    assert main([str(a) for a in [*arguments, "last:2", "--distill", "4"]]) == 0
+def test_without_orders_every_layer_is_adaptive_and_the_folder_loads(bert, text, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert main(["convert", str(bert), "--out", str(out), "--data", str(text)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("Converted 2 of 3 layers of BertModel to linear. On held-out inputs")
+    assert printed.startswith("Converted 3 of 3 layers of BertModel to adaptive. Up to 1,")
+    assert "tokens its output is that of the original; beyond" in printed
+    assert "held-out inputs of 48 tokens, R² of the model's output is 1.000" in printed
+    assert "cosine of mean vectors 1.000" in printed
     assert "At 48 tokens the model takes" in printed
     assert "| encoder.layer.1.attention.self |" in printed
     record = json.loads((out / "convert.json").read_text("utf-8"))
     assert record["verdict"] in printed
     assert record["measured_on"] == str(text)
+    assert len(record["curve"]) == 4
+    assert record["curve"][-1]["layers"] == 3
     assert sorted(p.name for p in out.iterdir()) == [
+        "README.md",
         "SHA256SUMS",
-        "conversion.json",
-        "conversion.safetensors",
+        "config.json",
         "convert.json",
+        "model.safetensors",
         "report.html",
+        "tokenizer.json",
+        "tokenizer_config.json",
     ]
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-    # what the command prints for Python
+    card = (out / "README.md").read_text("utf-8").split("---\n")[2].splitlines()
+    assert card[0].startswith("**`import primal_attention` before `from_pretrained`")
+    assert card[2] == record["verdict"]
+    # the lines that were printed, in another interpreter
+    lines = [line.strip() for line in printed.splitlines() if line.startswith("  ")]
+    assert lines[0] == "import primal_attention, transformers"
+    ids = list(range(5, 14))
+    code = "\n".join([*lines, "import torch", f"y = model(torch.tensor([{ids}]))[0]"])
+    code += "\nprint(type(model.encoder.layer[2].attention.self).__name__, float(y.sum()))"
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    name, total = done.stdout.split()
     model = transformers.BertModel.from_pretrained(bert)
-    load_converted(model, out)
-    ids = torch.randint(5, 25, (1, 9))
-    again = load_any(out).model
-    assert torch.equal(model(ids).last_hidden_state, again(ids).last_hidden_state)
-    names = [f"encoder.layer.{i}.attention.self" for i in (1, 2)]
-    assert list(converted_layers(again)) == list(record["layer_r2"]) == names
+    assert name == "ConvertedHuggingFace"
+    with torch.no_grad():
+        expected = float(model(torch.tensor([ids])).last_hidden_state.sum())
+    assert float(total) == pytest.approx(expected, abs=1e-3)
 
 
-def test_without_orders_the_advice_is_followed_on_texts_of_our_own(bert, tmp_path, capsys):
-    # a threshold that every layer meets, and a length at which linear attention is faster
-    arguments = ["--threshold", "-100", "--length", "2048", "--samples", "6"]
-    assert main(["convert", str(bert), "--out", str(tmp_path / "a"), *arguments]) == 0
+def test_chosen_layers_are_trained_and_the_folder_keeps_them(sharp, text, tmp_path, capsys):
+    arguments = ["convert", sharp, "--out", "new", "--data", text, "--to", "linear", "--layers"]
+    assert main([str(a) for a in [*arguments, "last:1", "--distill", "4"]]) == 0
+    assert capsys.readouterr().out.startswith("Converted 1 of 3 layers of BertModel to linear. On")
+    names = ["encoder.layer.2.attention.self"]
+    model = load_any("new").model
+    assert list(converted_layers(model)) == names
+    record = json.loads(Path("new/convert.json").read_text("utf-8"))
+    assert list(record["layer_r2"]) == names
+    # they were trained: their weights are not those of the original
+    original = transformers.BertModel.from_pretrained(sharp).encoder.layer[2].attention.self
+    trained = converted_layers(model)[names[0]].attention
+    assert not torch.equal(trained.v_proj.weight, original.value.weight)
+
+
+def test_the_loss_is_measured_at_the_length_or_the_command_says_why_not(sharp, text, capsys):
+    small = ["--data", str(text), "--samples", "4", "--option", *OPTIONS]
+    assert main(["convert", str(sharp), "--out", "new", "--length", "40", *small]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("Converted 3 of 3 layers of BertModel to ")
-    # the model takes 48 tokens only
-    assert "At 2,048 tokens a layer takes" in printed
-    record = json.loads((tmp_path / "a" / "convert.json").read_text("utf-8"))
-    assert record["measured_on"] == "passages of the Python reference manual"
-    page = (tmp_path / "a" / "report.html").read_text("utf-8")
-    assert "primal-dual" in page
-    assert "data:image/png" in page
+    assert "held-out inputs of 40 tokens" in printed
+    assert "At 40 tokens the model takes" in printed
+    record = json.loads(Path("new/convert.json").read_text("utf-8"))
+    assert record["exact_up_to"] == 17
+    assert 0.5 < record["output_r2"] < 0.99999
+    assert all(0 < mass < 1 for heads in record["neglected_mass"].values() for mass in heads)
+    assert main(["convert", str(sharp), "--out", "b", "--length", "100", *small]) == 0
+    printed = capsys.readouterr().out
+    assert "held-out inputs of 48 tokens" in printed
+    assert "At 100 tokens a layer takes" in printed
+    assert "takes at most 48 tokens, so the loss at 100 could not be measured" in printed
+    assert "--extend 100 lets it" in printed
+    # texts that do not suffice
+    Path("few.txt").write_text("a b c d e f g h i j k l m n o p\n" * 2)
+    arguments = ["--data", "few.txt", "--length", "40", "--option", *OPTIONS]
+    assert main(["convert", str(sharp), "--out", "c", *arguments]) == 0
+    assert "The texts gave inputs of 18 tokens only" in capsys.readouterr().out
+
+
+def test_longer_positions_are_measured_saved_and_never_silent(bert, text, capsys):
+    small = ["--data", str(text), "--samples", "2", "--extend", "100", "--extend-by", "repeat"]
+    assert main(["convert", str(bert), "--out", "new", *small, "--option", *OPTIONS]) == 0
+    printed = capsys.readouterr().out
+    assert "held-out inputs of 100 tokens" in printed
+    assert "takes 100 tokens instead of 48: its learned positions begin again" in printed
+    # repeated positions lose nothing on inputs that fitted before
+    assert (
+        "on inputs of 48 tokens, beside the original, R² of the model's output is 1.000" in printed
+    )
+    assert "no original to compare with" in printed
+    assert "Longer positions" in Path("new/report.html").read_text("utf-8")
+    code = (
+        "import primal_attention, transformers, torch\n"
+        "model = transformers.AutoModel.from_pretrained('new')\n"
+        "tokenizer = transformers.AutoTokenizer.from_pretrained('new')\n"
+        "print(model(torch.full((1, 100), 7))[0].shape[1], tokenizer.model_max_length >= 100)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["100", "True"]
+
+
+def test_a_language_model_is_measured_by_its_perplexity(bert, text, tmp_path, capsys):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    model = transformers.LlamaForCausalLM(config).eval()
+    save_text_model(tmp_path / "llama", model)
+    arguments = ["--data", str(text), "--extend", "90", "--samples", "2", "--option", *OPTIONS]
+    assert main(["convert", "llama", "--out", "new", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "Converted 3 of 3 layers of LlamaForCausalLM to adaptive" in printed
+    assert "the base of its rotary angles was raised" in printed
+    assert "AutoModelForCausalLM.from_pretrained" in printed
+    record = json.loads(Path("new/convert.json").read_text("utf-8"))
+    found = record["fidelity"]
+    assert 0.5 < found["perplexity"] / found["original_perplexity"] < 2
+    assert record["extension"]["long_perplexity"] == found["original_perplexity"]
+    # the perplexity is that of the model's own loss
+    loaded = load_any("llama")
+    extend_positions(loaded.model, 90)
+    ids = document_batches(loaded, text.read_text().splitlines(), tokens=90, count=2, batch_size=1)[
+        1
+    ]["input_ids"]
+    with torch.no_grad():
+        loss = loaded.model(ids, labels=ids).loss
+    assert found["original_perplexity"] == pytest.approx(float(loss.exp()), rel=1e-4)
+
+
+def test_a_share_of_the_mass_may_be_bounded(bert, text, capsys):
+    options = ["--option", "top=auto", "--option", "error=0.01", "block=8", "exact=0"]
+    arguments = ["--data", str(text), "--samples", "2", *options]
+    assert main(["convert", str(bert), "--out", "new", *arguments]) == 0
+    record = json.loads(Path("new/convert.json").read_text("utf-8"))
+    assert record["options"] == {"block": 8, "window": 1, "top": "auto", "error": 0.01, "exact": 0}
+    assert max(max(heads) for heads in record["neglected_mass"].values()) <= 0.01
+
+
+def test_layers_worse_than_their_mean_are_never_handed_out(bert, text, tmp_path, fails):
+    arguments = ["--out", "new", "--data", text, "--to", "primal", "--layers"]
+    sentence = fails("convert", bert, *arguments, "all")
+    assert re.search(
+        r"nothing was converted: encoder.layer.\d.attention.self cannot become", sentence
+    )
+    assert re.search(r"R² of its output is -\d+\.\d+ on held-out inputs, below 0", sentence)
+    assert "or train the new layers by distillation" in sentence
+    assert "no layer can become 'primal': R² of its output is below 0" in fails(
+        "convert", bert, *arguments, "auto"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_layers_are_taken_while_the_output_stays_above_the_threshold(bert, text, capsys, fails):
+    arguments = ["--data", str(text), "--to", "linear"]
+    assert main(["convert", str(bert), "--out", "some", *arguments, "--threshold", "0.9"]) == 0
+    record = json.loads(Path("some/convert.json").read_text("utf-8"))
+    r2 = {point["layers"]: point["r2"] for point in record["curve"]}
+    assert r2[0] == 1.0
+    assert r2[len(record["layer_r2"])] >= 0.9
+    assert "data:image/png" in Path("some/report.html").read_text("utf-8")
+    sentence = fails("convert", bert, "--out", "x", *arguments, "--threshold", "1")
+    assert "R² of the model's output is" in sentence
+    assert "at least 1.0 is asked for" in sentence
 
 
 def test_a_model_of_numbers_is_measured_on_arrays(tmp_path, capsys):
@@ -119,11 +259,11 @@ def test_a_model_of_numbers_is_measured_on_arrays(tmp_path, capsys):
     transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
     pictures = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype("float32")
     np.savez(tmp_path / "pictures.npz", pixel_values=pictures)
-    arguments = ["--data", "pictures.npz", "--to", "primal-dual", "--option", "rank=4"]
+    arguments = ["--data", "pictures.npz", "--to", "linear"]
     assert main(["convert", "vit", "--out", "new", *arguments, "--layers", "0"]) == 0
-    assert "Converted 1 of 2 layers of ViTModel to primal-dual" in capsys.readouterr().out
-    content = json.loads((tmp_path / "new" / "conversion.json").read_text("utf-8"))
-    assert content["config"]["options"] == {"rank": 4}
+    assert "Converted 1 of 2 layers of ViTModel to linear" in capsys.readouterr().out
+    content = json.loads((tmp_path / "new" / "config.json").read_text("utf-8"))
+    assert content["quantization_config"]["config"]["layers"] == ["layers.0.attention"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +280,11 @@ def test_a_model_of_numbers_is_measured_on_arrays(tmp_path, capsys):
         (["bert", "--out", "x", "--to", "linaer"], "Did you mean 'linear'"),
         (["bert", "--out", "x", "--to", "primal", "--option", "rank"], "name=value, got 'rank'"),
         (["bert", "--out", "x", "--to", "primal", "--option", "rnk=4"], "Did you mean 'rank'"),
-        (["bert", "--out", "x", "--option", "rank=4"], "--option needs a mechanism"),
+        (["bert", "--out", "x", "--option", "rnak=4"], "Did you mean 'rank'"),
+        (["bert", "--out", "x", "--threshold", "-1"], "threshold must be between 0 and 1"),
+        (["bert", "--out", "x", "--length", "0"], "length must be at least 1, got 0"),
+        (["bert", "--out", "x", "--extend", "99", "--extend-by", "ntk"], "does not fit BertModel"),
+        (["bert", "--out", "x", "--extend-by", "repeat"], "--extend-by needs a length"),
         (["bert", "--out", "x", "--to", "linear", "--layers", "9"], "the index 9, but the model"),
         (["bert", "--out", "x", "--to", "linear", "--layers", "no.*"], "matches no attention"),
         (["bert", "--out", "x", "--to", "linear", "--threshold", "1"], "nothing was converted"),
@@ -235,13 +379,19 @@ def test_the_commands_of_the_guide_run_on_a_pretrained_model(tmp_path, capsys):
     page = (Path(__file__).parents[2] / "docs" / "guides" / "surgery.md").read_text("utf-8")
     commands = re.findall(r"^\$ primal (.*)$", page, re.MULTILINE)
     assert {command.split()[0] for command in commands} == {"convert", "analyze"}
-    small = ["--samples", "4", "--tokens", "16", "--batch-size", "2"]
     for command in commands:
         arguments = command.replace("$MODEL", str(Path(package.origin).parent)).split()
-        # so few inputs do not reach the threshold of the guide
-        also = ["--threshold", "-100"] if arguments[0] == "convert" else []
-        assert main([*arguments, *small, *also]) == 0, command
-    assert "Converted 6 of 6 layers of BertModel to linformer" in capsys.readouterr().out
+        small = ["--samples", "4", "--batch-size", "2"]
+        if arguments[0] == "analyze":
+            small += ["--tokens", "16"]
+        else:  # as long as the guide says would take minutes
+            lengths = [
+                i + 1 for i, word in enumerate(arguments) if word in ("--length", "--extend")
+            ]
+            for i in lengths:
+                arguments[i] = "640" if arguments[i - 1] == "--extend" else "64"
+        assert main([*arguments, *small]) == 0, command
+    assert "Converted 6 of 6 layers of BertModel to adaptive" in capsys.readouterr().out
     assert (tmp_path / "outputs" / "minilm" / "report.html").exists()
     assert (tmp_path / "outputs" / "converted-spectrum" / "report.html").exists()
 

@@ -1,5 +1,6 @@
 """The model folder and the inputs that ``primal convert`` and ``primal analyze`` share."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,18 +10,32 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from primal_attention.support.command import UserError, progress
+from primal_attention.support.settings import at_least_one
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from primal_attention.surgery.loading import LoadedModel
 
-__all__ = ["ModelInputs", "load", "one_sentence", "read_batches"]
+__all__ = [
+    "ModelInputs",
+    "ModelSource",
+    "check_samples",
+    "load",
+    "one_sentence",
+    "read_batches",
+    "read_documents",
+    "read_texts",
+]
+
+
+_AT_ONCE = 2048
+"""Most tokens of a batch of long inputs."""
 
 
 @dataclass(frozen=True)
-class ModelInputs:
-    """A folder with a model, and inputs to measure it on."""
+class ModelSource:
+    """A folder with a model, and a file of inputs."""
 
     model: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Folder of the model: of Hugging Face, of primal convert, or of primal train."""
@@ -28,10 +43,6 @@ class ModelInputs:
     """Text file with one input a line, blank lines left out, or file .npz or .safetensors whose
     arrays are the arguments of the model's forward. By default passages of the Python reference
     manual are used."""
-    samples: int = 32
-    """Largest number of inputs."""
-    tokens: int = 128
-    """Longest text; more tokens are cut off."""
     batch_size: int = 4
     """Inputs to run at once."""
     threads: int = 1
@@ -40,16 +51,38 @@ class ModelInputs:
     """Replace the folder --out if this command wrote it."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "batch_size", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.samples < 2:
-            raise ValueError(f"samples must be at least 2, got {self.samples}.")
+        at_least_one(self, "batch_size", "threads")
 
     @property
     def source(self) -> str:
         """What the model is measured on, in words."""
         return "passages of the Python reference manual" if self.data is None else str(self.data)
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether the file holds arrays, not texts."""
+        return self.data is not None and self.data.suffix in (".npz", ".safetensors")
+
+
+@dataclass(frozen=True)
+class ModelInputs(ModelSource):
+    """A folder with a model, and how many inputs of a file to measure it on."""
+
+    samples: int = 32
+    """Largest number of inputs."""
+    tokens: int = 128
+    """Longest text; more tokens are cut off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(self, "tokens")
+        check_samples(self.samples)
+
+
+def check_samples(samples: int) -> None:
+    """Raise if there are too few inputs to split them."""
+    if samples < 2:
+        raise ValueError(f"samples must be at least 2, got {samples}.")
 
 
 @contextmanager
@@ -61,7 +94,7 @@ def one_sentence() -> Iterator[None]:
         raise UserError(" ".join(str(error).split())) from error
 
 
-def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel":
+def load(options: ModelSource, *, original: Path | None = None) -> "LoadedModel":
     """Return the model, with torch set up and the messages of transformers switched off."""
     import torch
 
@@ -77,27 +110,72 @@ def load(options: ModelInputs, *, original: Path | None = None) -> "LoadedModel"
 
 
 def read_batches(options: ModelInputs, loaded: "LoadedModel") -> "list[dict[str, Tensor]]":
-    """Return at least two batches of inputs."""
-    from primal_attention.surgery.loading import (
-        check_answer,
-        file_batches,
-        sample_texts,
-        text_batches,
-    )
+    """Return at least two batches of inputs, one text each."""
+    return read_texts(options, loaded, tokens=options.tokens, samples=options.samples)
+
+
+def read_texts(
+    options: ModelSource, loaded: "LoadedModel", *, tokens: int, samples: int
+) -> "list[dict[str, Tensor]]":
+    """Return at least two batches of inputs, one text each, cut to so many tokens."""
+    from primal_attention.surgery.loading import sample_texts, text_batches
 
     with one_sentence():
-        if options.data is not None and options.data.suffix in (".npz", ".safetensors"):
-            batches = file_batches(loaded.model, options.data, batch_size=options.batch_size)
-            batches = batches[: -(-options.samples // options.batch_size)]
+        if options.has_arrays:
+            batches = _arrays(options, loaded, samples)
         else:
             texts = (
-                sample_texts(options.samples)
-                if options.data is None
-                else _lines(options.data)[: options.samples]
+                sample_texts(samples) if options.data is None else _lines(options.data)[:samples]
             )
             # two batches are the least that can be split into one to fit and one to test
             size = max(min(options.batch_size, len(texts) // 2), 1)
-            batches = text_batches(loaded, texts, tokens=options.tokens, batch_size=size)
+            batches = text_batches(loaded, texts, tokens=tokens, batch_size=size)
+    return _checked(options, loaded, batches)
+
+
+def read_documents(
+    options: ModelSource, loaded: "LoadedModel", *, tokens: int, samples: int, least: int
+) -> "list[dict[str, Tensor]]":
+    """Return batches of inputs of so many tokens: texts are joined until they are long enough.
+
+    Args:
+        options: Where the texts are.
+        loaded: The model.
+        tokens: Tokens of an input, at most as many as the model takes.
+        samples: Largest number of inputs.
+        least: Number of batches that are wanted.
+    """
+    from primal_attention.surgery.loading import document_batches, sample_texts
+
+    with one_sentence():
+        if options.has_arrays:
+            batches = _arrays(options, loaded, samples)
+        else:
+            batches = document_batches(
+                loaded,
+                # all passages, in order
+                sample_texts(sys.maxsize) if options.data is None else _lines(options.data),
+                tokens=tokens,
+                count=samples,
+                least=least,
+                batch_size=max(min(options.batch_size, _AT_ONCE // tokens), 1),
+            )
+    return _checked(options, loaded, batches)
+
+
+def _arrays(options: ModelSource, loaded: "LoadedModel", samples: int) -> "list[dict[str, Tensor]]":
+    from primal_attention.surgery.loading import file_batches
+
+    batches = file_batches(loaded.model, str(options.data), batch_size=options.batch_size)
+    return batches[: -(-samples // options.batch_size)]
+
+
+def _checked(
+    options: ModelSource, loaded: "LoadedModel", batches: "list[dict[str, Tensor]]"
+) -> "list[dict[str, Tensor]]":
+    """Return the batches; raise if they are too few or the model cannot read them."""
+    from primal_attention.surgery.loading import check_answer
+
     if len(batches) < 2:
         raise UserError(
             f"{options.source} gives {len(batches)} batch of inputs, and two are needed: one to "

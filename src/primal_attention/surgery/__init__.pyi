@@ -11,14 +11,16 @@ from .conversion import (
     prepare_conversion,
     revert,
 )
+from .converting import convert_and_compare
 from .distillation import DistillConfig, DistillResult, distill
+from .fidelity import Fidelity
 from .fitting import fit_outputs
 from .fold import fold_output, is_folded
 from .hybrid import linear_part_off, linear_parts, start_at_clusters
 from .interface import register_implementation, register_implementations
 from .loading import LoadedModel, file_batches, load_any, sample_texts, text_batches
 from .options import AdviceConfig
-from .outcome import ConvertedModel, convert_and_compare
+from .outcome import ConvertedModel, CurvePoint, ExtensionLoss
 from .positions import ExtendedPositions, extend_positions, position_limit
 from .recording import layer_r2, output_r2
 from .storage import load_converted, load_pretrained, read_conversion, save_converted
@@ -30,9 +32,12 @@ __all__ = [
     "AdviceTable",
     "Conversion",
     "ConvertedModel",
+    "CurvePoint",
     "DistillConfig",
     "DistillResult",
     "ExtendedPositions",
+    "ExtensionLoss",
+    "Fidelity",
     "HeadStatistics",
     "LayerCost",
     "LayerFit",

@@ -15,7 +15,7 @@ from primal_attention.attention import (
 )
 from primal_attention.functional.precision import accumulator
 from primal_attention.hosts import AttentionParts, LinearWeights
-from primal_attention.surgery.config import CONVERSION_DEFAULTS
+from primal_attention.surgery.config import conversion_defaults
 
 __all__ = ["build_attention"]
 
@@ -37,6 +37,7 @@ def build_attention(
             is copied.
     """
     weight = parts.q.weight
+    given = {**conversion_defaults(name, is_causal=parts.is_causal), **options}
     attention = create_attention(
         name,
         parts.dim,
@@ -44,7 +45,7 @@ def build_attention(
         bias=parts.out is None or parts.out.bias is not None,
         device=weight.device if device is None else device,
         dtype=weight.dtype,
-        **{"dropout": parts.dropout, **CONVERSION_DEFAULTS.get(name, {}), **options},
+        **{"dropout": parts.dropout, **given},
     )
     if isinstance(attention, MultiHeadAttention) and attention.core.takes_groups:
         attention.kv_heads = parts.kv_heads

@@ -11,27 +11,45 @@ from typing import Any, Self
 from primal_attention.attention import attention_entry, create_attention
 from primal_attention.support.command import did_you_mean
 
-__all__ = ["CONVERSION_DEFAULTS", "SurgeryConfig"]
+__all__ = ["DEFAULT_ATTENTION", "KEEPS_WEIGHTS", "SurgeryConfig", "conversion_defaults"]
 
-CONVERSION_DEFAULTS: dict[str, dict[str, object]] = {
+DEFAULT_ATTENTION = "adaptive"
+"""What attention is converted to unless another mechanism is named."""
+KEEPS_WEIGHTS = ("adaptive", "softmax")
+"""Mechanisms that approximate softmax with the weights as they are: nothing is fitted."""
+_DEFAULTS: dict[str, dict[str, object]] = {
     # the convolution of the values needs training; untrained, it only adds noise
     "nystromformer": {"kernel_size": None},
 }
-"""Default options of mechanisms in converted layers, where they differ from the constructor's."""
+_ENCODER_DEFAULTS: dict[str, dict[str, object]] = {
+    # chosen on held-out texts, see the guide on converting
+    "adaptive": {"block": 16, "window": 1, "top": 8},
+}
 _TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
 """Options that the model determines."""
 
 
+def conversion_defaults(attention: str, *, is_causal: bool) -> dict[str, object]:
+    """Return the options of a converted layer, where they differ from the constructor's.
+
+    Example:
+        >>> conversion_defaults("nystromformer", is_causal=False)
+        {'kernel_size': None}
+    """
+    found = _DEFAULTS.get(attention, {})
+    return {**found, **({} if is_causal else _ENCODER_DEFAULTS.get(attention, {}))}
+
+
 @dataclass(frozen=True)
 class SurgeryConfig:
-    """Which attention replaces which layers.
+    """Which attention replaces which layers; by default ``adaptive`` replaces all.
 
     Example:
         >>> SurgeryConfig("primal-dual", {"rank": 16}, layers="last:2").layers
         'last:2'
     """
 
-    attention: str
+    attention: str = DEFAULT_ATTENTION
     """Name of an attention in the registry."""
     options: Mapping[str, object] = field(default_factory=dict, hash=False)
     """Options of its constructor, such as ``{"rank": 16}``. The model determines sizes, biases,
@@ -79,6 +97,7 @@ class SurgeryConfig:
             if key not in known:
                 hint = did_you_mean(str(key), known)
                 raise ValueError(f"There is no setting {key!r}.{hint} Known: {', '.join(known)}.")
+        # a damaged record must not become another conversion
         if "attention" not in content:
             raise ValueError("The setting 'attention' is missing; give the name of an attention.")
         return cls(**content)

@@ -69,13 +69,17 @@ class PreparedConversion:
 
 
 def convert(
-    model: nn.Module, config: SurgeryConfig, *, data: Sequence[Batch] | None = None
+    model: nn.Module,
+    config: SurgeryConfig | None = None,
+    *,
+    data: Sequence[Batch] | None = None,
 ) -> Conversion:
     """Replace the selected attention layers of a model in place; their weights are copied.
 
     Args:
         model: A model of torch.
-        config: What to convert, into what.
+        config: What to convert, into what; by default all layers into ``adaptive``, which is
+            softmax on short inputs and needs no training.
         data: For ``layers="auto"``: batches, as for ``advise``.
 
     Raises:
@@ -89,6 +93,7 @@ def convert(
         torch.Size([2, 5, 16])
         >>> revert(layer, conversion)
     """
+    config = SurgeryConfig() if config is None else config
     return apply_conversion(model, prepare_conversion(model, config, data=data))
 
 
@@ -103,11 +108,14 @@ def prepare_conversion(
         raise ConversionError(
             f"layers={config.layers!r} matches no attention module; the model has: {names}."
         )
-    bad = [f"- {t.name} ({t.kind}): {t.reason}" for t in selected if t.reason]
+    bad: dict[str, list[str]] = {}
+    for t in selected:
+        if t.reason:
+            bad.setdefault(t.reason, []).append(f"{t.name} ({t.kind})")
     if bad:
         raise ConversionError(
             "These layers cannot be converted, so nothing was:\n"
-            + "\n".join(bad)
+            + "\n".join(f"- {', '.join(names)}: {reason}" for reason, names in bad.items())
             + "\nLeave them out with layers=..., or choose another attention."
         )
     prepared = PreparedConversion(config, targets)

@@ -1,13 +1,13 @@
 """Fit the last linear map of converted layers to the originals by ridge regression."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from primal_attention.attention import Attention, Core, MultiHeadAttention, PrimalAttention
-from primal_attention.attention.multihead import real_first
+from primal_attention.attention import Attention, MultiHeadAttention, PrimalAttention
 from primal_attention.hosts import Batch, ModuleCall, record_calls
 from primal_attention.surgery.recording import (
     Recording,
@@ -43,18 +43,23 @@ class _NormalEquations:
             self.gram[fold] += rows.mT @ rows
             self.cross[fold] += rows.mT @ wanted
 
-    def solve(self, ridge: float | None) -> None:
-        """Add the solution to the map, unless it does not help on the other fold."""
+    def solve(self, ridge: float | None) -> bool:
+        """Add the solution to the map, unless it does not help on the other fold.
+
+        Returns:
+            Whether the map was changed.
+        """
         if ridge is None:
             errors = {one: self._unseen_error(one) for one in _RIDGES}
             ridge = min(errors, key=errors.__getitem__)
             if errors[ridge] >= 0:
-                return
+                return False
         k = self.weight.shape[-1]
         change = self._change(self.gram.sum(0), self.cross.sum(0), ridge)
         self.weight += change[:, :k].mT.to(self.weight)
         if self.bias is not None:
             self.bias += change[:, k].to(self.bias)
+        return bool(change.any())
 
     def _change(self, gram: Tensor, cross: Tensor, ridge: float) -> Float[Tensor, "h k o"]:
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
@@ -89,10 +94,11 @@ def fit_outputs(
     names: Sequence[str] | None = None,
     ridge: float | None = None,
 ) -> list[str]:
-    """Fit the last linear map of each converted layer in closed form; return the layers fitted.
+    """Fit the last linear map of each converted layer in closed form; return the layers changed.
 
     This is the output map. If another module holds it (BERT), it is the value map of each head, or
-    the map of a primal layer from scores to heads. Layers with none of these are not changed.
+    the map of a primal layer from scores to heads. Layers with none of these are not changed, nor
+    are layers that a fit does not help on other tokens.
 
     Args:
         model: The converted model; changed in place.
@@ -119,10 +125,7 @@ def fit_recorded(
                 if name in systems and systems[name] is None:
                     continue
                 systems[name] = _collect(model, name, call, batch, systems.get(name))
-    for system in systems.values():
-        if system is not None:
-            system.solve(ridge)
-    return [name for name, system in systems.items() if system is not None]
+    return [name for name, system in systems.items() if system is not None and system.solve(ridge)]
 
 
 def _collect(
@@ -130,7 +133,7 @@ def _collect(
 ) -> _NormalEquations | None:
     """Add one batch to the equations of a layer; return ``None`` if it has no map to fit."""
     layer = model.get_submodule(name)
-    names = [n for n, m in layer.named_modules() if isinstance(m, nn.Linear | Core | Attention)]
+    names = [n for n, m in layer.named_modules() if isinstance(m, nn.Linear | Attention)]
     with record_calls(layer, names, {}) as calls:
         answer = replay_call(model, name, call)
     seen = {layer.get_submodule(inner): found for inner, found in calls.items()}
@@ -146,16 +149,15 @@ def _collect(
             system = system or _NormalEquations(module.weight.data[None], bias)
             system.add(args[0][real][None], missing[real][None])
             return system
-    for module, (_, kwargs, _) in seen.items():
+    for module in seen:
         if isinstance(module, Attention) and isinstance(module.out_proj, nn.Identity):
-            return _collect_inside(module, seen, kwargs.get("key_mask"), real, missing, system)
+            return _collect_inside(module, seen, real, missing, system)
     return None
 
 
 def _collect_inside(
     layer: Attention,
     seen: Mapping[nn.Module, ModuleCall],
-    key_mask: Tensor | None,
     real: Tensor,
     missing: Tensor,
     system: _NormalEquations | None,
@@ -169,23 +171,19 @@ def _collect_inside(
     if isinstance(layer, PrimalAttention):
         if layer.concat not in seen:
             return None
-        # all heads share one map, so their rows belong to one system
+        # all heads share one map, so their rows belong to one system; token by token, because its
+        # halves are the folds, and a half of the heads says nothing about the others
         z, y = rows(seen[layer.concat].args[0]), rows(_heads(missing, heads))
         bias = None if layer.concat.bias is None else layer.concat.bias.data[None]
         system = system or _NormalEquations(layer.concat.weight.data[None], bias)
-        system.add(z.flatten(0, 1)[None], y.flatten(0, 1)[None])
+        system.add(*(t.transpose(0, 1).flatten(0, 1)[None] for t in (z, y)))
         return system
     if not isinstance(layer, MultiHeadAttention) or getattr(layer.core, "post", "") == "power":
         return None
-    if layer.core not in seen:  # the layer projects its sequence without calling the core
-        return None
     # a head is linear in its values: mix the tokens first, then fit the value map
-    (q, k, _), kwargs, _ = seen[layer.core]
-    x = seen[layer.v_proj].args[0]
-    z = layer.core(q, k, x[:, None].expand(-1, heads, -1, -1), **kwargs)
-    if layer.core.ordered and key_mask is not None:
-        back = real_first(key_mask).argsort(1)[:, None, :, None]
-        z = z.gather(2, back.expand_as(z))
+    args, kwargs, _ = seen[layer]
+    with _whole_tokens_as_values(layer):
+        z = _heads(layer(*args, **kwargs), heads)
     bias = layer.v_proj.bias
     system = system or _NormalEquations(
         layer.v_proj.weight.data.unflatten(0, (heads, -1)),
@@ -193,6 +191,28 @@ def _collect_inside(
     )
     system.add(rows(z), rows(_heads(missing, heads)))
     return system
+
+
+@contextmanager
+def _whole_tokens_as_values(layer: MultiHeadAttention) -> Iterator[None]:
+    """Let every head mix whole tokens instead of its values, inside the context."""
+    projection = layer.v_proj
+    layer.v_proj = _Repeat(layer.kv_heads)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        layer.v_proj = projection
+
+
+class _Repeat(nn.Module):
+    """Every token, once for each head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n hc"]:
+        return x.repeat(1, 1, self.heads)
 
 
 def _heads(x: Float[Tensor, "b n c"], heads: int) -> Float[Tensor, "b h n d"]:

@@ -43,9 +43,9 @@ _CARD = """\
 {header}
 ---
 **`import primal_attention` before `from_pretrained`: without it, this folder does not load.**
-
-# {name} with {attention} attention
 {verdict}
+# {name} with {attention} attention
+
 ```python
 import primal_attention  # pip install 'primal-attention[hf]'
 import transformers
@@ -69,6 +69,7 @@ def save_for_hub(
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     verdict: str = "",
+    source: str | Path | None = None,
 ) -> Path:
     """Write a converted model whole, with model card and checksums, and return the folder.
 
@@ -79,7 +80,9 @@ def save_for_hub(
         model: A model of transformers after ``convert``.
         folder: Where to write; its files are replaced all or none.
         tokenizer: Written, too; or a processor.
-        verdict: What was measured, in words; part of the model card.
+        verdict: What was measured, in words; it follows the first line of the model card.
+        source: Folder of the original. If it is one of sentence-transformers, its pooling is
+            written, too.
 
     Raises:
         ConversionError: If the model is not a converted one of transformers.
@@ -105,9 +108,18 @@ def save_for_hub(
             for path in Path(temporary).rglob("*")
             if path.is_file()
         }
+    files |= {} if source is None else _pooling_files(Path(source))
     card = model_card(model, verdict, has_tokenizer=tokenizer is not None)
     save_sealed(Path(folder), {**files, "config.json": to_json(config), "README.md": card})
     return Path(folder)
+
+
+def _pooling_files(source: Path) -> dict[str, bytes]:
+    """Return the files of sentence-transformers that say how token vectors become one."""
+    if not (source / "modules.json").is_file():
+        return {}
+    found = [source / "modules.json", *source.glob("[0-9]*_*/config.json")]
+    return {str(path.relative_to(source)): path.read_bytes() for path in found}
 
 
 def model_card(model: "PreTrainedModel", verdict: str = "", *, has_tokenizer: bool = False) -> str:

@@ -19,7 +19,7 @@ from primal_attention.attention import Core, MultiHeadAttention, create_attentio
 from primal_attention.attention.multihead import real_first
 from primal_attention.hosts.optional import require_transformers
 from primal_attention.support.randomness import isolated
-from primal_attention.surgery.config import CONVERSION_DEFAULTS
+from primal_attention.surgery.config import conversion_defaults
 
 __all__ = ["register_implementation", "register_implementations", "run_core"]
 
@@ -42,7 +42,7 @@ def _names_without_weights(**capabilities: bool) -> list[str]:
     """Return the mechanisms with these capabilities that can be registered."""
 
     def has_no_weights(name: str) -> bool:
-        core = _core(name, 1, 4, **CONVERSION_DEFAULTS.get(name, {}))
+        core = _core(name, 1, 4, **conversion_defaults(name, is_causal=True))
         return core is not None and next(core.parameters(), None) is None
 
     return [name for name in list_attentions("*", **capabilities) if has_no_weights(name)]
@@ -65,7 +65,7 @@ def register_implementation(name: str, *, alias: str | None = None, **options: o
         'primal:skyformer-64'
     """
     transformers = require_transformers()
-    options = {**CONVERSION_DEFAULTS.get(name, {}), **options}
+    options = {**conversion_defaults(name, is_causal=True), **options}
     core = _core(name, 1, 4, **options)
     if core is None:
         raise ValueError(

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 Batches = list[dict[str, Tensor]]
+_SHORTEST = 8
+"""Fewest words of a document."""
 
 
 @dataclass(frozen=True)
@@ -180,25 +182,36 @@ def text_batches(
 
 
 def document_batches(
-    loaded: LoadedModel, texts: Sequence[str], *, tokens: int, count: int, batch_size: int
+    loaded: LoadedModel,
+    texts: Sequence[str],
+    *,
+    tokens: int,
+    count: int,
+    batch_size: int,
+    least: int = 2,
 ) -> Batches:
     """Return documents of ``tokens`` tokens as batches of the model's inputs.
 
-    Texts are joined until a document is long enough. If they do not suffice for two documents, both
-    are shorter.
+    Texts are joined until a document is long enough. If they do not suffice, documents are shorter,
+    but not shorter than eight words.
 
     Args:
         loaded: The model and its tokenizer.
         texts: The texts, in order.
         tokens: Tokens of a document, at most as many as the model takes.
         count: Most documents.
-        batch_size: Documents in a batch.
+        batch_size: Most documents in a batch.
+        least: Batches to make at least, if the texts suffice.
     """
     # a word has at least one token, so this many words of every document suffice
     words = " ".join(texts).split()
-    size = max(min(tokens, len(words) // 2), 1)
+    size = max(min(tokens, len(words) // least), _SHORTEST)
     documents = [" ".join(words[i : i + size]) for i in range(0, len(words), size)]
-    return text_batches(loaded, documents[:count], tokens=tokens, batch_size=batch_size)
+    if len(words) % size and len(documents) > least:
+        documents.pop()  # the last one is shorter
+    documents = documents[:count]
+    each = max(min(batch_size, len(documents) // least), 1)
+    return text_batches(loaded, documents, tokens=tokens, batch_size=each)
 
 
 def file_batches(model: nn.Module, path: str | Path, *, batch_size: int) -> Batches:

@@ -1,8 +1,12 @@
 """Options of the advice. This module does not import torch, so commands parse them fast."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["AdviceConfig"]
+__all__ = ["AdviceConfig", "PositionMethod"]
+
+PositionMethod = Literal["auto", "interpolate", "repeat", "linear", "ntk", "dynamic"]
+"""How :func:`~primal_attention.surgery.extend_positions` makes longer positions."""
 
 
 @dataclass(frozen=True)
@@ -32,5 +36,8 @@ class AdviceConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
-        if not self.threshold <= 1:
-            raise ValueError(f"threshold must be at most 1, got {self.threshold}.")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"threshold must be between 0 and 1, got {self.threshold}; a layer with an R² "
+                "below 0 is worse than its mean output."
+            )

@@ -1,21 +1,55 @@
-"""Convert a model on measurements, and compare the result with the original."""
+"""What a conversion kept and what it costs, in words, numbers and pictures."""
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor, nn
+from primal_attention.report.page import Report, to_png
+from primal_attention.report.plots import panel_layout
+from primal_attention.surgery.fidelity import Fidelity
+from primal_attention.training.cost import Cost
 
-from primal_attention.hosts import run_batch
-from primal_attention.surgery.advice import Advice
-from primal_attention.surgery.config import SurgeryConfig
-from primal_attention.surgery.conversion import convert
-from primal_attention.surgery.fitting import fit_outputs
-from primal_attention.surgery.recording import layer_r2, output_r2
-from primal_attention.training.cost import Cost, compare_costs
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-__all__ = ["ConvertedModel", "convert_and_compare"]
+__all__ = ["ConvertedModel", "CurvePoint", "ExtensionLoss"]
+
+
+class CurvePoint(NamedTuple):
+    """The model with the first layers of an order converted."""
+
+    layers: int
+    """Number of converted layers."""
+    r2: float
+    """R² of the model's output."""
+    saved: float
+    """Estimated share of the model's time that is saved; below zero if it is slower."""
+
+
+@dataclass(frozen=True)
+class ExtensionLoss:
+    """What longer positions cost on inputs that the model took before."""
+
+    verdict: str
+    """What was done to the positions."""
+    method: str
+    before: int
+    after: int
+    short: Fidelity
+    """The extended model beside the original, at ``before`` tokens."""
+    short_tokens: int
+    long_perplexity: float | None = None
+    """Of the extended model, at the length of the measurement; for causal language models."""
+
+    def words(self) -> str:
+        """Return in words what was done and what it lost."""
+        found = (
+            f"{self.verdict} This alone changes the model: on inputs of {self.short_tokens:,} "
+            f"tokens, beside the original, {self.short.words()}."
+        )
+        if self.long_perplexity is None:
+            return found + " On longer inputs there is no original to compare with."
+        return found
 
 
 @dataclass(frozen=True)
@@ -25,37 +59,93 @@ class ConvertedModel:
     model: str
     """Class of the model."""
     attention: str
+    options: Mapping[str, object]
     layers: dict[str, float]
     """R² of the converted layers."""
     all_layers: int
-    output_r2: float
-    """R² of the output of the whole model."""
+    fidelity: Fidelity
     length: int
+    """Tokens at which the costs were measured."""
+    data_length: int
+    """Tokens of the longest input on which the quality was measured."""
+    inputs: int
+    """Number of inputs on which the quality was measured."""
     costs: dict[str, Cost]
     """Of the whole model at ``length`` tokens; of one layer if the model takes fewer."""
     whole: bool
     """Whether ``costs`` are of the whole model."""
-    data_length: int
+    limit: int | None = None
+    """Most tokens that the model takes; ``None`` if nothing limits it."""
+    reach: int | None = None
+    """Tokens up to which every converted layer is softmax; ``None`` if it never is."""
+    curve: tuple[CurvePoint, ...] = ()
+    """Loss and saving of more and more layers, those with the least loss a saving first."""
+    threshold: float | None = None
+    """Least R² of the output by which the layers were chosen; ``None`` if the user chose."""
+    neglected: dict[str, list[float]] = field(default_factory=dict)
+    """Share of the mass of each head that came from moments, in every ``adaptive`` layer."""
+    linear_off: Fidelity | None = None
+    """The converted model without its linear part; for ``window-linear``."""
+    extension: ExtensionLoss | None = None
+
+    @property
+    def output_r2(self) -> float:
+        """R² of the output of the whole model."""
+        return self.fidelity.r2
 
     def verdict(self) -> str:
-        """Return in words what was converted, how good the copy is, and what it saves."""
-        before, after = self.costs["original"], self.costs["converted"]
-        low, high = min(self.layers.values()), max(self.layers.values())
-        r2 = f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
-        caution = (
-            f" R² was measured on inputs of at most {self.data_length:,} tokens: it can be lower "
-            "on longer ones."
-            if self.data_length < self.length
-            else ""
-        )
-        return (
+        """Return in words what is exact, what was lost, and what it costs."""
+        parts = [
             f"Converted {len(self.layers)} of {self.all_layers} layers of {self.model} to "
-            f"{self.attention}. On held-out inputs R² is {r2} for the output of the layers and "
-            f"{self.output_r2:.2f} for the output of the model. At {self.length:,} tokens "
-            f"{'the model' if self.whole else 'a layer'} takes {after.milliseconds:.1f} ms instead "
-            f"of {before.milliseconds:.1f} ({_change(before.milliseconds, after.milliseconds)}) "
-            f"and {after.megabytes:.1f} MB instead of {before.megabytes:.1f} "
-            f"({_change(before.megabytes, after.megabytes)}).{caution}"
+            f"{self.attention}.",
+            self._exact(),
+            self._lost(),
+            self._cost(),
+            self._not_measured(),
+            "" if self.extension is None else self.extension.words(),
+        ]
+        return " ".join(part for part in parts if part)
+
+    def _exact(self) -> str:
+        if self.reach is None:
+            return ""
+        return (
+            f"Up to {self.reach:,} tokens its output is that of the original; beyond, every token "
+            "reads the nearest and best blocks exactly and the others by their moments."
+        )
+
+    def _lost(self) -> str:
+        low, high = min(self.layers.values()), max(self.layers.values())
+        r2 = f"{low:.3f}" if f"{low:.3f}" == f"{high:.3f}" else f"{low:.3f} to {high:.3f}"
+        tokens = f"{self.data_length:,} tokens" if self.data_length else "their own size"
+        found = (
+            f"On {self.inputs} held-out inputs of {tokens}, {self.fidelity.words()}; R² of the "
+            f"layers is {r2}."
+        )
+        if self.linear_off is not None:
+            found += f" With the linear part off, {self.linear_off.words()}."
+        return found
+
+    def _cost(self) -> str:
+        before, after = self.costs["original"], self.costs["converted"]
+        return (
+            f"At {self.length:,} tokens {'the model' if self.whole else 'a layer'} takes "
+            f"{_amount(after.milliseconds)} ms instead of {_amount(before.milliseconds)} "
+            f"({_change(before.milliseconds, after.milliseconds)}) and {after.megabytes:.1f} MB "
+            f"instead of {before.megabytes:.1f} ({_change(before.megabytes, after.megabytes)})."
+        )
+
+    def _not_measured(self) -> str:
+        if not self.data_length or self.data_length >= self.length:
+            return ""
+        if self.whole:
+            return (
+                f"The texts gave inputs of {self.data_length:,} tokens only, so the loss at "
+                f"{self.length:,} was not measured; give more text with --data."
+            )
+        return (
+            f"The model takes at most {self.limit or self.data_length:,} tokens, so the loss at "
+            f"{self.length:,} could not be measured; --extend {self.length} lets it take them."
         )
 
     @property
@@ -64,88 +154,160 @@ class ConvertedModel:
         return {
             "model": self.model,
             "attention": self.attention,
+            "options": dict(self.options),
             "length": self.length,
+            "data_length": self.data_length,
+            "inputs": self.inputs,
+            "exact_up_to": self.reach,
             "layer_r2": self.layers,
             "output_r2": self.output_r2,
+            "fidelity": asdict(self.fidelity),
+            "linear_part_off": None if self.linear_off is None else asdict(self.linear_off),
             "costs_of": "model" if self.whole else "layer",
             "costs": {name: cost._asdict() for name, cost in self.costs.items()},
+            "curve": [point._asdict() for point in self.curve],
+            "neglected_mass": self.neglected,
+            "extension": None if self.extension is None else asdict(self.extension),
         }
 
+    def layer_table(self) -> tuple[list[str], list[list[str]]]:
+        """Return header and rows of the converted layers."""
+        header, rows = ["layer", "R²"], [[name, f"{r2:.3f}"] for name, r2 in self.layers.items()]
+        if self.neglected:
+            header += ["neglected mass", "largest of a head"]
+            for row in rows:
+                heads = self.neglected[row[0]]
+                row += [f"{sum(heads) / len(heads):.3f}", f"{max(heads):.3f}"]
+        return header, rows
 
-def convert_and_compare(
-    model: nn.Module,
-    batches: Sequence[Mapping[str, Tensor]],
-    advice: Advice,
-    config: SurgeryConfig,
-    *,
-    distill_steps: int = 0,
-    report: Callable[[str], None] = lambda _: None,
-) -> ConvertedModel:
-    """Convert a model in place and return how close it stays and what it saves.
+    def report(self, source: str = "the inputs") -> Report:
+        """Return the page: verdict, main numbers, curve, layers, neglected mass.
 
-    The new layers are fitted or trained on the first half of the inputs and compared with the
-    original on the second half. Time and memory are those of the whole model at the length of the
-    advice, or of one layer if the model takes fewer tokens.
+        Args:
+            source: What was measured on, in words.
+        """
+        before, after = self.costs["original"], self.costs["converted"]
+        page = Report(f"{self.model} with {self.attention} attention")
+        page.verdict(self.verdict())
+        tiles = {"R² of the model's output": f"{self.output_r2:.3f}"}
+        if self.fidelity.perplexity is not None:
+            was = f"perplexity, from {self.fidelity.original_perplexity:.2f}"
+            tiles[was] = f"{self.fidelity.perplexity:.2f}"
+        if self.fidelity.cosine is not None:
+            tiles["cosine of mean vectors"] = f"{self.fidelity.cosine:.3f}"
+        if self.reach is not None:
+            tiles["tokens up to which it is exact"] = f"{self.reach:,}"
+        where = f"at {self.length:,} tokens{'' if self.whole else ', one layer'}"
+        tiles[f"ms {where}, from {_amount(before.milliseconds)}"] = _amount(after.milliseconds)
+        tiles[f"MB {where}, from {before.megabytes:.1f}"] = f"{after.megabytes:.1f}"
+        page.tiles(tiles)
+        if len(self.curve) > 1:
+            page.section("Loss and saving").figure(
+                self.plot_curve(),
+                "Loss of the model's output against the time saved, with more and more layers "
+                "converted. Layers with the least loss for the time that they save come first. "
+                "The ring marks what was taken.",
+            )
+        page.section("Converted layers").text(
+            f"Explained variance (R²) of each layer's output, measured on {source}: 1 is a "
+            "perfect copy, 0 is no better than the mean output."
+        )
+        page.table(*self.layer_table())
+        if self.neglected:
+            page.section("Neglected mass").text(
+                "Share of the attention of each head that was not read key by key, but summed by "
+                "the moments of blocks. 0 is exact. To bound it, convert with --option top=auto "
+                "--option error=0.05."
+            )
+            page.figure(self.plot_neglected(), "Neglected mass of every head and layer.")
+        if self.extension is not None:
+            page.section("Longer positions").text(self.extension.words())
+            page.table(*_extension_table(self.extension, self.fidelity, self.data_length))
+        return page
 
-    Args:
-        model: The model to convert.
-        batches: At least two batches of its inputs.
-        advice: Measurements of :func:`~primal_attention.surgery.advise` on the same inputs.
-        config: The conversion, such as ``advice.config()``.
-        distill_steps: Training steps layer by layer, then half as many end to end; with 0 the new
-            layers are fitted in closed form.
-        report: Called with a line before each part.
-    """
-    teacher = copy.deepcopy(model)
-    report(f"converting to {config.attention}")
-    convert(model, config)
-    half = list(batches[: len(batches) // 2])
-    if distill_steps:
-        # imports the training loop, which needs an extra
-        from primal_attention.surgery.distillation import DistillConfig, distill
+    def plot_curve(self) -> bytes:
+        """Return the curve of loss against time saved as PNG."""
+        from matplotlib import pyplot as plt
 
-        steps = DistillConfig(layer_steps=distill_steps, end_steps=distill_steps // 2)
-        distill(model, teacher, half, steps)
-    else:
-        fit_outputs(model, teacher, half)
-    report("comparing with the original")
-    tests = list(batches[len(batches) // 2 :])
-    one = _one_input(model, tests[0], advice.length)
-    if one is not None:
-        runs = {"original": partial(run_batch, teacher, one)}
-        costs = compare_costs({**runs, "converted": partial(run_batch, model, one)})
-    else:
-        layer = {c.attention: Cost(c.milliseconds, c.megabytes) for c in advice.costs}
-        costs = {"original": layer["softmax"], "converted": layer[config.attention]}
-    return ConvertedModel(
-        model=type(model).__name__,
-        attention=config.attention,
-        layers=layer_r2(model, teacher, tests),
-        all_layers=len(dict.fromkeys(fit.layer for fit in advice.fits)),
-        output_r2=output_r2(model, teacher, tests),
-        length=advice.length,
-        costs=costs,
-        whole=one is not None,
-        data_length=advice.data_length,
-    )
+        figure, axes = plt.subplots(figsize=(7.5, 4), layout=panel_layout())
+        draw_curve(axes, self.curve, len(self.layers), self.threshold)
+        return to_png(figure)
+
+    def plot_neglected(self) -> bytes:
+        """Return the neglected mass of every head and layer as PNG."""
+        from matplotlib import pyplot as plt
+
+        grid = list(self.neglected.values())
+        figure, axes = plt.subplots(
+            figsize=(2.2 + 0.42 * len(grid[0]), 1.2 + 0.26 * len(grid)), layout=panel_layout()
+        )
+        image = axes.imshow(grid, vmin=0, vmax=max(0.05, *map(max, grid)), cmap="OrRd",
+                            aspect="auto")  # fmt: skip
+        axes.set_yticks(range(len(grid)), [str(i + 1) for i in range(len(grid))], fontsize=8)
+        axes.set_xticks(range(len(grid[0])), [str(i + 1) for i in range(len(grid[0]))])
+        axes.set(xlabel="head", ylabel="converted layer")
+        figure.colorbar(image, ax=axes, label="neglected mass")
+        return to_png(figure)
 
 
-def _one_input(
-    model: nn.Module, batch: Mapping[str, Tensor], length: int
-) -> dict[str, Tensor] | None:
-    """Return one sequence of ``length`` tokens made from a batch; ``None`` if that is impossible.
+def draw_curve(
+    axes: "Axes", curve: Sequence[CurvePoint], taken: int, threshold: float | None
+) -> None:
+    """Draw loss against time saved, and mark the point that was taken."""
+    saved = [100 * point.saved for point in curve]
+    loss = [1 - point.r2 for point in curve]
+    axes.plot(saved, loss, "-o", color="#1d4ed8", markersize=4)
+    for point, x, y in zip(curve, saved, loss, strict=True):
+        label = f"{point.layers} layers" if point.layers != 1 else "1 layer"
+        axes.annotate(label, (x, y), xytext=(6, -11), textcoords="offset points", fontsize=8,
+                      color="#5b6472")  # fmt: skip
+        if point.layers == taken:
+            axes.plot(x, y, "o", markersize=13, markerfacecolor="none", markeredgewidth=2,
+                      color="#c2410c")  # fmt: skip
+            axes.annotate("taken", (x, y), xytext=(8, 8), textcoords="offset points",
+                          color="#c2410c", fontweight="bold")  # fmt: skip
+    if threshold is not None:
+        axes.axhline(1 - threshold, color="#c2410c", linewidth=1, linestyle=":")
+    axes.margins(0.12, 0.18)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    axes.set(xlabel="time saved, % of the model", ylabel="loss of the output, 1 − R²")
+    axes.grid(alpha=0.25)
 
-    It is impossible if the model takes no tokens, or not so many.
-    """
-    ids = batch.get("input_ids")
-    limit = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    if ids is None or ids.dim() != 2 or (isinstance(limit, int) and limit < length):
-        return None
-    return {"input_ids": ids[:1].repeat(1, -(-length // ids.shape[1]))[:, :length]}
+
+def _extension_table(
+    extension: ExtensionLoss, converted: Fidelity, length: int
+) -> tuple[list[str], list[list[str]]]:
+    """Return rows for the original, the extended and the converted model."""
+    short, tokens = extension.short, f"{extension.short_tokens:,}"
+    if short.perplexity is not None:
+        header = ["model", "tokens", "perplexity"]
+        rows = [
+            ["original", tokens, f"{short.original_perplexity:.2f}"],
+            ["longer positions", tokens, f"{short.perplexity:.2f}"],
+        ]
+        if extension.long_perplexity is not None:
+            rows.append(["longer positions", f"{length:,}", f"{extension.long_perplexity:.2f}"])
+        rows.append(["longer positions, converted", f"{length:,}", f"{converted.perplexity:.2f}"])
+        return header, rows
+    header = ["model", "compared with", "tokens", "R²", "cosine"]
+    lines = [
+        ("longer positions", "original", tokens, short),
+        ("longer positions, converted", "longer positions", f"{length:,}", converted),
+    ]
+    return header, [
+        [name, other, n, f"{f.r2:.3f}", "" if f.cosine is None else f"{f.cosine:.3f}"]
+        for name, other, n, f in lines
+    ]
+
+
+def _amount(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.1f}"
 
 
 def _change(before: float, after: float) -> str:
-    share = round(after / max(before, 1e-9) - 1, 2)
-    if not share:
+    share = after / max(before, 1e-9) - 1
+    if not round(share, 2):
         return "the same"
+    if share > 1:
+        return f"{1 + share:.1f} × as much"
     return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"

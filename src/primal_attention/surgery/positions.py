@@ -12,17 +12,17 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from primal_attention.hosts import ConversionError
+from primal_attention.surgery.options import PositionMethod
 
 __all__ = ["ExtendedPositions", "PositionMethod", "extend_positions", "position_limit"]
 
-PositionMethod = Literal["auto", "interpolate", "repeat", "linear", "ntk", "dynamic"]
 _TABLE, _ROTARY = ("interpolate", "repeat"), ("ntk", "linear", "dynamic")
 _NAMES = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
 """Names that models of transformers give to a learned table of positions."""

@@ -20,6 +20,7 @@ from primal_attention.training.evaluation import eval_mode
 
 __all__ = [
     "Recording",
+    "Variance",
     "differing_layers",
     "layer_r2",
     "output_r2",
@@ -84,13 +85,13 @@ def layer_r2(
 @torch.no_grad()
 def recorded_r2(model: nn.Module, recordings: Iterable[Recording]) -> dict[str, float]:
     """Do :func:`layer_r2` with recorded calls of the original."""
-    sums: dict[str, _Variance] = {}
+    sums: dict[str, Variance] = {}
     with eval_mode(model):
         for batch, calls in recordings:
             for name, call in calls.items():
                 keep = real_tokens(batch, call.output)
                 answer = replay_call(model, name, call)
-                sums.setdefault(name, _Variance()).add(answer[keep], call.output[keep])
+                sums.setdefault(name, Variance()).add(answer[keep], call.output[keep])
     return {name: s.r2 for name, s in sums.items()}
 
 
@@ -103,7 +104,7 @@ def output_r2(model: nn.Module, teacher: nn.Module, data: Sequence[Batch]) -> fl
         teacher: The original.
         data: Batches that the model was not trained on.
     """
-    sums = _Variance()
+    sums = Variance()
     with eval_mode(model), eval_mode(teacher):
         for batch in data:
             mine, theirs = (first_tensor(run_batch(m, batch)) for m in (model, teacher))
@@ -112,13 +113,14 @@ def output_r2(model: nn.Module, teacher: nn.Module, data: Sequence[Batch]) -> fl
     return sums.r2
 
 
-class _Variance:
-    """Sums for the explained variance."""
+class Variance:
+    """Sums for the explained variance (R²), added batch by batch."""
 
     def __init__(self) -> None:
         self.error, self.square, self.total, self.count = 0.0, 0.0, torch.zeros(1), 0
 
     def add(self, guess: Float[Tensor, "t c"], truth: Float[Tensor, "t c"]) -> None:
+        """Add outputs of a copy and of the original."""
         guess, truth = guess.double(), truth.double()
         # NaN in a copy is a bad copy; NaN in the original leaves nothing to compare with
         if not bool(truth.isfinite().all()):
@@ -133,6 +135,7 @@ class _Variance:
 
     @property
     def r2(self) -> float:
+        """Return one minus the squared error over the variance."""
         spread = self.square - float(self.total.square().sum()) / max(self.count, 1)
         return 1 - self.error / max(spread, 1e-12)
 

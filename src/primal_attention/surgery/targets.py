@@ -40,7 +40,10 @@ def targets_table(targets: list[Target]) -> str:
 
 
 def inspect_targets(
-    model: nn.Module, config: SurgeryConfig, *, data: Sequence[Batch] | None = None
+    model: nn.Module,
+    config: SurgeryConfig | None = None,
+    *,
+    data: Sequence[Batch] | None = None,
 ) -> list[Target]:
     """Return every attention module of a model, and what a conversion would do with it.
 
@@ -48,7 +51,7 @@ def inspect_targets(
 
     Args:
         model: A model of torch.
-        config: What to convert, into what.
+        config: What to convert, into what; by default all layers into ``adaptive``.
         data: For ``layers="auto"``: batches, as for ``advise``.
 
     Example:
@@ -56,6 +59,7 @@ def inspect_targets(
         >>> [t.name for t in inspect_targets(layer, SurgeryConfig("linear"))]
         ['self_attn']
     """
+    config = SurgeryConfig() if config is None else config
     _check_arguments(model, config)
     found = list(find_attentions(model))
     selected = _select(model, [f.name for f in found], config, data)

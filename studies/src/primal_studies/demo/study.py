@@ -190,9 +190,8 @@ def _convert(cell: Cell) -> Row:
     import torch
 
     from primal_attention.hosts.optional import quiet_transformers
-    from primal_attention.surgery import AdviceConfig, SurgeryConfig, advise
+    from primal_attention.surgery import SurgeryConfig, convert_and_compare
     from primal_attention.surgery.loading import load_any, sample_texts, text_batches
-    from primal_attention.surgery.outcome import convert_and_compare
 
     found = importlib.util.find_spec(_MODEL)
     folder = next(iter((found and found.submodule_search_locations) or ()))
@@ -200,7 +199,6 @@ def _convert(cell: Cell) -> Row:
     quiet_transformers()
     loaded = load_any(folder)
     batches = text_batches(loaded, sample_texts(32), tokens=128, batch_size=4)
-    advice = advise(loaded.model, batches, AdviceConfig(("linformer",), length=cell["n"]))
-    config = SurgeryConfig("linformer", layers=advice.layers_for("linformer"))
-    outcome = convert_and_compare(loaded.model, batches, advice, config)
+    config = SurgeryConfig("linformer", layers="auto")
+    outcome = convert_and_compare(loaded.model, batches, config, length=cell["n"])
     return {"verdict": outcome.verdict(), **outcome.numbers}
