@@ -77,6 +77,11 @@ def test_pieces_fit_the_model_and_lose_nothing(tokenizer):
     assert "".join(pieces) == text
     assert [count(piece, tokenizer) for piece in pieces[:-1]] == [510] * (len(pieces) - 1)
     assert count(cut(text, 100, tokenizer), tokenizer) == 100
+    # inside of a word the rest may have more tokens than in the word
+    odd = "a " + "The electroencephalographically measured word. " * 200
+    assert "".join(split(odd, tokenizer)) == odd
+    assert sum(count(piece, tokenizer) for piece in split(odd, tokenizer)) == count(odd, tokenizer)
+    assert max(count(piece, tokenizer) for piece in split(odd, tokenizer)) <= 510
     assert cut("short", 100, tokenizer) == "short"
 
 

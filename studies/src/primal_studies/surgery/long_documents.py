@@ -44,7 +44,7 @@ class LongDocumentsOptions:
     """Shapes: minilm, modernbert."""
     texts: tuple[str, ...] = tuple(_TEXTS)
     """Documents: halves of reviews or articles, or articles with a planted sentence."""
-    num_documents: int = 24
+    num_documents: int = 40
     """Documents of each kind."""
     repeats: int = 3
     """Turns of every way; documents from 16,384 tokens on are read once."""

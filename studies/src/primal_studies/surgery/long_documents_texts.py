@@ -93,10 +93,22 @@ def cut(text: str, tokens: int, tokenizer: Any) -> str:
 
 
 def split(text: str, tokenizer: Any) -> list[str]:
-    """Return a text in pieces that MiniLM can read, the special tokens included."""
-    ends = [0, *_ends(text, tokenizer)]
-    places = [*ends[: -1 : PIECE - _SPECIAL], len(text)]
-    return [text[a:b] for a, b in pairwise(places)]
+    """Return a text in pieces that MiniLM can read, the special tokens included.
+
+    Pieces begin with a word: the rest of a word can have more tokens than inside of it.
+    """
+    found = tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False
+    )
+    words, offsets = found.word_ids(), found["offset_mapping"]
+    places, start = [0], 0
+    while len(words) - start > PIECE - _SPECIAL:
+        stop = start + PIECE - _SPECIAL
+        while words[stop] == words[stop - 1] and stop - start > 1:
+            stop -= 1
+        places.append(offsets[stop - 1][1])
+        start = stop
+    return [text[a:b] for a, b in pairwise([*places, len(text)])]
 
 
 def _halve(text: str) -> tuple[str, str]:
