@@ -169,7 +169,8 @@ def check_parameters(kind: Any, given: Any) -> dict[str, Any]:
     """
     if not isinstance(given, dict):
         raise UserError("it has no parameters.")
-    hints = get_type_hints(kind.__init__)
+    # a base class may have the constructor, but each estimator has options of its own
+    hints = {**get_type_hints(kind.__init__), "options": kind._options_type | None}
     for name in given:
         if name not in kind._get_param_names():
             hint = did_you_mean(name, kind._get_param_names())

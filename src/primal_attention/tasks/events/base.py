@@ -4,6 +4,7 @@ The classes need scikit-learn, the rest of the package does not: they are define
 are first used.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from primal_attention.datasets.events.log import EventSequences
 from primal_attention.support.command import needs
-from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.options import read_options
 from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator
 from primal_attention.tasks.events.settings import WINDOW, EventFitOptions
@@ -86,9 +87,33 @@ def find_references(log: EventSequences, t_ref: object) -> References:
 
 
 class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
-    """Base class of estimators of event logs; a subclass has the parameters of ``__init__``."""
+    """Base class of estimators of event logs; a subclass may have other defaults."""
 
     _options_type: ClassVar[type[EventFitOptions]]
+
+    def __init__(
+        self,
+        attention: str = "linear",
+        dim: int = 64,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        max_epochs: int = 20,
+        batch_size: int = 32,
+        learning_rate: float = 4e-3,
+        options: EventFitOptions | Mapping[str, object] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | None = None,
+    ) -> None:
+        self.attention = attention
+        self.dim = dim
+        self.num_heads = num_heads
+        self.num_layers = num_layers
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.options = options
+        self.random_state = random_state
+        self.verbose = verbose
 
     @classmethod
     def _parameters_of(cls, task: Any, model: Any) -> dict[str, object]:
@@ -97,10 +122,6 @@ class EventEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         options = {name: value for name, value in config.items() if name in known}
         found = {name: config[name] for name in cls._get_param_names() if name in config}
         return {**found, "options": cls._options_type(**options)}
-
-    def _plain_parameters(self) -> dict[str, object]:
-        options = plain_options(self._options_type, self.options)
-        return {**super()._plain_parameters(), "options": options}
 
     def _fit_options(self) -> Any:
         """Return the options, checked."""

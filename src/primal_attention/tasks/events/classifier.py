@@ -102,30 +102,6 @@ class EventClassifier(ClassifierMixin, EventEstimator):  # type: ignore[misc]
     task_: EventLabelTask
     model_: EventSequenceNetwork
 
-    def __init__(
-        self,
-        attention: str = "linear",
-        dim: int = 64,
-        num_heads: int = 4,
-        num_layers: int = 2,
-        max_epochs: int = 20,
-        batch_size: int = 32,
-        learning_rate: float = 4e-3,
-        options: EventFitOptions | Mapping[str, object] | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | None = None,
-    ) -> None:
-        self.attention = attention
-        self.dim = dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.options = options
-        self.random_state = random_state
-        self.verbose = verbose
-
     def fit(
         self,
         log: EventSequences,

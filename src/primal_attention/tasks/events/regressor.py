@@ -113,16 +113,18 @@ class IrregularSeriesRegressor(EventEstimator):
         random_state: int | np.random.RandomState | None = None,
         verbose: bool | None = None,
     ) -> None:
-        self.attention = attention
-        self.dim = dim
-        self.num_heads = num_heads
-        self.num_layers = num_layers
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.options = options
-        self.random_state = random_state
-        self.verbose = verbose
+        super().__init__(
+            attention=attention,
+            dim=dim,
+            num_heads=num_heads,
+            num_layers=num_layers,
+            max_epochs=max_epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            options=options,
+            random_state=random_state,
+            verbose=verbose,
+        )
 
     def fit(
         self, series: IrregularSeries, y: object = None, *, time_limit: float | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from primal_attention.models import PretrainedModel
-from primal_attention.support.options import plain_options, read_options
+from primal_attention.support.options import read_options
 from primal_attention.support.randomness import isolated
 from primal_attention.tasks.estimators import SavedEstimator, check_fit
 from primal_attention.tasks.lists.affinity import affinities_of_cosines
@@ -313,10 +313,6 @@ class Reranker(SavedEstimator, BaseReranker):
             input=config.input,
         )
         return {**{name: getattr(config, name) for name in names}, "options": options}
-
-    def _plain_parameters(self) -> dict[str, object]:
-        options = plain_options(self._options_type, self.options)
-        return {**super()._plain_parameters(), "options": options}
 
     def _fit_options(self) -> ListFitOptions:
         """Return the options, checked."""
