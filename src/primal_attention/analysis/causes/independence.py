@@ -65,7 +65,7 @@ class Outcomes(NamedTuple):
 
 @runtime_checkable
 class IndependenceTest(Protocol):
-    """What a structure search needs to know about a test."""
+    """A test of conditional independence, as a structure search calls it."""
 
     num_nodes: int
     alpha: float | None

@@ -182,7 +182,8 @@ class TableEstimator(SavedEstimator, BaseEstimator):  # type: ignore[misc]
         task, rows, train, valid = prepared
         config = self._training(len(train), seed, time_limit)
         if task.target is not None and not task.is_class:
-            # the likelihood of the deviation is best long before the error of the mean is
+            # the likelihood is best early, when the predicted deviation fits; the RMSE of the mean
+            # still falls after that, and it is what users compare
             config = replace(config, monitor="RMSE")
         with self._threads():
             model = self._build(task, seed)

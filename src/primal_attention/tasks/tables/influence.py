@@ -16,7 +16,7 @@ __all__ = ["RowInfluence", "corrupt", "corrupt_rows", "row_attention_maps", "row
 
 
 class RowInfluence(NamedTuple):
-    """The context rows that a prediction leans on most."""
+    """The context rows with the largest influence on a prediction."""
 
     rows: NDArray[np.int64]
     """Numbers of the rows in the context, the largest influence first."""
