@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 SMALL = {
     "bench": "--lengths 16 32 --side 8 --epochs 1 --converted-length 64 --threads 1",
     "train": "--training.epochs 1 --training.min-steps 4 --model.dim 16 --model.num-heads 2",
-    "convert": "--samples 4 --tokens 16 --batch-size 2 --threshold -100",
+    "convert": "--samples 4 --tokens 16 --batch-size 2 --length 64",
     "predict": "",
 }
-"""Smaller sizes by command; so few inputs do not reach the default threshold of a conversion."""
+"""Smaller sizes by command."""
 
 
 def commands(page: str, heading: str) -> list[str]:
@@ -101,8 +101,9 @@ def test_the_commands_of_the_readme_lead_to_every_first_success(tmp_path, monkey
     assert all(set(re.findall(r"\w+", text)) <= {"slow", "fast"} for text in used)
     # a converted model, and what it saves
     (converted,) = (said[line] for line in lines if line.startswith("primal convert"))
-    assert re.search(r"Converted \d of 6 layers of BertModel to linformer\.", converted)
-    assert re.search(r"At 4,096 tokens a layer takes [\d.]+ ms instead of", converted)
+    assert converted.startswith("Converted 6 of 6 layers of BertModel to adaptive. Up to")
+    assert re.search(r"At 64 tokens the model takes [\d.]+ ms instead of", converted)
+    assert "takes 4,096 tokens instead of 512" in converted
     assert Path("outputs/minilm/report.html").exists()
 
 

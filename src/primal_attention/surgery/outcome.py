@@ -95,16 +95,18 @@ class ConvertedModel:
 
     def verdict(self) -> str:
         """Return in words what is exact, what was lost, and what it costs."""
+        return " ".join(self._sentences())
+
+    def _sentences(self) -> list[str]:
+        """Return the verdict in parts: what was converted, lost and saved, and the positions."""
         parts = [
             f"Converted {len(self.layers)} of {self.all_layers} layers of {self.model} to "
-            f"{self.attention}.",
-            self._exact(),
+            f"{self.attention}. {self._exact()}".strip(),
             self._lost(),
-            self._cost(),
-            self._not_measured(),
+            f"{self._cost()} {self._not_measured()}".strip(),
             "" if self.extension is None else self.extension.words(),
         ]
-        return " ".join(part for part in parts if part)
+        return [part for part in parts if part]
 
     def _exact(self) -> str:
         if self.reach is None:
@@ -188,7 +190,10 @@ class ConvertedModel:
         """
         before, after = self.costs["original"], self.costs["converted"]
         page = Report(f"{self.model} with {self.attention} attention")
-        page.verdict(self.verdict())
+        first, *others = self._sentences()
+        page.verdict(first)
+        for words in others:
+            page.text(words)
         tiles = {"R² of the model's output": f"{self.output_r2:.3f}"}
         if self.fidelity.perplexity is not None:
             was = f"perplexity, from {self.fidelity.original_perplexity:.2f}"
@@ -270,7 +275,9 @@ def draw_curve(
         axes.axhline(1 - threshold, color="#c2410c", linewidth=1, linestyle=":")
     axes.margins(0.12, 0.18)
     axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-    axes.set(xlabel="time saved, % of the model", ylabel="loss of the output, 1 − R²")
+    axes.set(
+        xlabel="time saved, % of the model (below 0: slower)", ylabel="loss of the output, 1 − R²"
+    )
     axes.grid(alpha=0.25)
 
 
