@@ -6,7 +6,8 @@ from primal_attention.tasks.study import run_study
 from primal_studies.surgery.hybrid import Hybrid, HybridOptions
 
 SCORED = {"part": "test", "tokens": 128, "sequences": 2}
-SIZES = {**SCORED, "window": 8, "features": 4}
+WINDOW = {**SCORED, "window": 8}
+SIZES = {**WINDOW, "features": 4}
 TRAINED = {
     "way": "trained",
     "transfer_steps": 3,
@@ -19,7 +20,7 @@ TRAINED = {
 }
 ROWS = [
     {"way": "original", **SCORED, "perplexity": 20.0},
-    {"way": "window", **SIZES, "perplexity": 30.0},
+    {"way": "window", **WINDOW, "perplexity": 30.0},
     {"way": "clusters", **SIZES, "perplexity": 25.0},
     {
         **TRAINED,
@@ -30,7 +31,7 @@ ROWS = [
         "cpu seconds": 7,
     },
     {"way": "original", **SCORED, "part": "valid", "perplexity": 50.0},
-    {"way": "window", **SIZES, "part": "valid", "perplexity": 90.0},
+    {"way": "window", **WINDOW, "part": "valid", "perplexity": 90.0},
 ]
 
 
@@ -46,11 +47,14 @@ def test_the_table_compares_rows_of_one_text_and_says_what_the_linear_part_adds(
     )
     original, window, clusters, trained = (line[1:] for line in first[2:6])
     assert original == ["—", "20.00", "—", "—", "0.000", "—"]
-    assert window == ["4", "30.00", "—", "—", "0.405", "—"]
+    assert window == ["—", "30.00", "—", "—", "0.405", "—"]
     # untrained weights are those of the original, so the window alone is the row of the window
     assert clusters == ["4", "25.00", "30.00", "50%", "0.223", "—"]
     assert trained == ["4", "21.00", "28.00", "90%", "0.049", "7"]
     assert [line[2] for line in second[2:4]] == ["50.00", "90.00"]
+    alone = Hybrid().tables(ROWS[:1], HybridOptions())["table.md"]
+    assert "Nothing but the original is measured yet" in alone
+    assert "20.00" in alone
 
 
 def test_the_training_is_a_cell_of_its_own_and_can_be_left_out():

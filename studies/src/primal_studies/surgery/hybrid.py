@@ -82,9 +82,13 @@ class Hybrid(Study[HybridOptions]):
             "tokens": options.tokens,
             "sequences": options.num_sequences,
         }
-        sizes = {**scored, "window": options.window, "features": options.features}
-        cells: list[Cell] = [{"way": "original", **scored}]
-        cells += [{"way": way, **sizes} for way in ("window", "clusters")]
+        window = {**scored, "window": options.window}
+        sizes = {**window, "features": options.features}
+        cells: list[Cell] = [
+            {"way": "original", **scored},
+            {"way": "window", **window},
+            {"way": "clusters", **sizes},
+        ]
         if options.transfer_steps:
             training = {
                 name: getattr(options, name)
@@ -117,7 +121,9 @@ class Hybrid(Study[HybridOptions]):
 
         torch.manual_seed(0)
         far = {"window": "none", "favor": "favor"}.get(cell["way"], "learned")
-        settings = {"window": cell["window"], "num_features": cell["features"], "far": far}
+        settings = {"window": cell["window"], "far": far}
+        if far != "none":
+            settings["num_features"] = cell["features"]
         student: Any = copy.deepcopy(original)
         convert(student, SurgeryConfig("window-linear", settings))
         if cell["way"] in ("clusters", "trained"):
@@ -195,21 +201,24 @@ class Hybrid(Study[HybridOptions]):
 
 def _comparable(rows: Sequence[Row]) -> list[list[Row]]:
     """Return rows that are scored on the same text with the same window, those asked for first."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
-    originals = [row for row in rows if row["way"] == "original"]
+    windows: dict[tuple[Any, ...], dict[int, list[Row]]] = {}
+    originals: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        if row["way"] == "original":
-            continue
         text = tuple(row[key] for key in ("part", "tokens", "sequences"))
-        group = found.setdefault((*text, row["window"]), [])
-        if not group:
-            group += [o for o in originals if all(o[k] == row[k] for k in _TEXT)]
-        group.append(row)
+        if row["way"] == "original":
+            originals[text] = row
+            windows.setdefault(text, {})
+        else:
+            windows.setdefault(text, {}).setdefault(row["window"], []).append(row)
     order = [*_STARTS, "trained"]
-    return [sorted(group, key=lambda row: order.index(row["way"])) for group in found.values()]
-
-
-_TEXT = ("part", "tokens", "sequences")
+    return [
+        sorted(
+            [*([originals[text]] if text in originals else []), *group],
+            key=lambda row: order.index(row["way"]),
+        )
+        for text, groups in windows.items()
+        for group in (groups.values() or [[]])
+    ]
 
 
 def _complete(row: Row, group: Sequence[Row]) -> dict[str, Any]:
@@ -230,13 +239,17 @@ def _complete(row: Row, group: Sequence[Row]) -> dict[str, Any]:
 
 
 def _caption(group: Sequence[Row]) -> str:
-    row = next(row for row in group if row["way"] != "original")
+    row = group[-1]
     words = (
         f"SmolLM2-135M-Instruct, all 30 layers: perplexity of the first {row['sequences']} "
-        f"sequences of {row['tokens']:,} tokens of WikiText-2, part *{row['part']}*. The window "
-        f"has {row['window']} tokens and 4 first ones. *Linear part off*: the same weights read "
-        "their window alone; untrained, that is the row of the window. *Gap closed*: share of the "
-        "way in perplexity from the window alone to the original."
+        f"sequences of {row['tokens']:,} tokens of WikiText-2, part *{row['part']}*. "
+    )
+    if "window" not in row:
+        return words + "Nothing but the original is measured yet."
+    words += (
+        f"The window has {row['window']} tokens and 4 first ones. *Linear part off*: the same "
+        "weights read their window alone; untrained, that is the row of the window. *Gap closed*: "
+        "share of the way in perplexity from the window alone to the original."
     )
     trained = next((row for row in group if row["way"] == "trained"), None)
     if trained is not None:
