@@ -61,6 +61,13 @@ def test_long_texts_are_refused_or_averaged(bert, tmp_path, fails):
     arguments = ["embed", bert, tmp_path / "long.txt", "--out", out, "--chunk", "average"]
     assert main([str(a) for a in arguments]) == 0
     assert len(pd.read_parquet(out)) == 1
+    whole = tmp_path / "whole.parquet"
+    arguments = [*arguments[:3], "--out", whole, "--extend", "128", "--attention", "adaptive"]
+    assert main([str(a) for a in arguments]) == 0
+    embedder = pa.Embedder(bert, extend=128, attention="adaptive")
+    np.testing.assert_allclose(
+        np.stack(pd.read_parquet(whole)["vector"]), embedder.encode(["a " * 100]), atol=1e-5
+    )
 
 
 def test_results_are_replaced_only_when_asked(bert, file, tmp_path, fails):
@@ -78,6 +85,7 @@ def test_results_are_replaced_only_when_asked(bert, file, tmp_path, fails):
     [
         (["--out", "a.csv"], "out must end in .parquet, got 'a.csv'; rename it"),
         (["--out", "a.parquet", "--batch-tokens", "0"], "batch_tokens must be at least 1, got 0"),
+        (["--out", "a.parquet", "--extend", "0"], "extend must be at least 1, got 0"),
         (["--out", "a.parquet", "--threads", "0"], "threads must be from 1 to 64, got 0"),
         (["--out", "folder.parquet"], "is a folder; name a file that ends in .parquet"),
         (["--out", "a.parquet"], "has no column 'text'; its columns are id, body."),

@@ -5,6 +5,7 @@ from primal_attention.attention.base import Attention, Aux, Capabilities, State
 from primal_attention.attention.cosformer import CosformerAttention
 from primal_attention.attention.create import create_attention
 from primal_attention.attention.distributional import DistributionalTokenAttention
+from primal_attention.attention.documents import document_ids_of
 from primal_attention.attention.favor import FavorAttention
 from primal_attention.attention.features import FeatureCore, KernelCore
 from primal_attention.attention.flow import FlowAttention
@@ -73,6 +74,7 @@ __all__ = [
     "WindowedAttention",
     "attention_entry",
     "create_attention",
+    "document_ids_of",
     "ksvd_loss",
     "ksvd_terms",
     "list_attentions",

@@ -30,6 +30,10 @@ class Embed:
     """Column of the texts."""
     keep: tuple[str, ...] = ()
     """Other columns to write beside the vectors, such as id."""
+    attention: Literal["adaptive"] | None = None
+    """Read far tokens of long texts in part; by default the attention that the model has."""
+    extend: int | None = None
+    """Positions to give to the model, if it has fewer; this changes vectors of short texts, too."""
     chunk: Literal["average"] | None = None
     """Embed texts that are longer than the model's positions in pieces, and average them."""
     batch_tokens: int = 8192
@@ -44,6 +48,8 @@ class Embed:
     def __post_init__(self) -> None:
         if self.batch_tokens < 1:
             raise ValueError(f"batch_tokens must be at least 1, got {self.batch_tokens}.")
+        if self.extend is not None and self.extend < 1:
+            raise ValueError(f"extend must be at least 1, got {self.extend}.")
         if self.out.suffix.lower() != ".parquet":
             raise ValueError(f"out must end in .parquet, got {self.out.name!r}; rename it.")
 
@@ -65,6 +71,8 @@ def main(argv: list[str]) -> int:
         progress(f"loading {options.model}")
         embedder = Embedder(
             options.model,
+            attention=options.attention,
+            extend=options.extend,
             chunk=options.chunk,
             batch_tokens=options.batch_tokens,
             original=options.original,

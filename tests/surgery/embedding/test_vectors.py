@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -92,6 +93,29 @@ def test_columns_of_csv_are_words_and_mixed_values_become_words(bert, tmp_path):
     assert pq.read_table(out).column("any").to_pylist()[:3] == ["zero", "1", "2"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv"])
+def test_memory_does_not_grow_with_the_file(bert, tmp_path, name):
+    peaks = []
+    for count in (800, 3200):
+        # one word of 4,000 letters is one unknown token
+        rows = [{"id": i, "text": f"a {'x' * 4000} b"} for i in range(count)]
+        table, path = arrow.Table.from_pylist(rows), tmp_path / name
+        if name == "a.jsonl":
+            path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        elif name == "a.csv":
+            path.write_text("id,text\n" + "".join(f"{r['id']},{r['text']}\n" for r in rows))
+        else:
+            pq.write_table(table, path, row_group_size=400)
+        del rows, table
+        embedder = pa.Embedder(bert, batch_tokens=100)
+        tracemalloc.start()
+        embed_file(embedder, path, tmp_path / "b.parquet", keep=("id",), report=lambda line: None)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # the longer file has 9.6 MB more of texts
+    assert peaks[1] < peaks[0] + 1e6
+
+
 KILLED = """
 import os, signal, sys
 import torch
@@ -134,7 +158,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(bert, tmp_path, after):
     assert not parts.exists()
 
 
-@pytest.mark.parametrize("change", ["file", "model", "budget", "keep"])
+@pytest.mark.parametrize("change", ["file", "model", "budget", "keep", "attention"])
 def test_parts_of_another_run_are_not_mixed_in(bert, tmp_path, change):
     file, out = write(tmp_path / "a.jsonl"), tmp_path / "b.parquet"
     command = [sys.executable, "-c", KILLED, *map(str, (bert, file, out, 3))]
@@ -146,6 +170,8 @@ def test_parts_of_another_run_are_not_mixed_in(bert, tmp_path, change):
         next(embedder.model.parameters()).data[7] += 1
     elif change == "budget":
         embedder = pa.Embedder(bert, batch_tokens=21)
+    elif change == "attention":
+        embedder = pa.Embedder(bert, batch_tokens=20, attention="adaptive")
     else:
         keep = ()
     with pytest.raises(UserError, match=r"b\.parquet\.parts holds parts .* remove the folder"):

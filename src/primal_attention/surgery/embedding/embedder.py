@@ -1,5 +1,6 @@
 """Vectors of texts, by any encoder of transformers."""
 
+import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,10 +15,12 @@ from torch.nn.functional import normalize
 
 from primal_attention.hosts import ConversionError
 from primal_attention.support.randomness import isolated
+from primal_attention.surgery.config import SurgeryConfig
+from primal_attention.surgery.conversion import convert
 from primal_attention.surgery.embedding.memory import MemoryBound, fit_bound
 from primal_attention.surgery.embedding.pooling import Pooling, read_pooling
 from primal_attention.surgery.loading import LoadedModel, load_any
-from primal_attention.surgery.positions import position_limit
+from primal_attention.surgery.positions import extend_positions, position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,9 +40,17 @@ _MOST_TEXTS = 4096
 class Embedder:
     """Turns texts into vectors with an encoder, long texts whole.
 
+    The model runs the attention that its folder has: softmax, unless it was converted. Softmax
+    takes time quadratic in the length of a text; ``attention="adaptive"`` reads far tokens in part.
+
     Args:
-        model: Folder of an encoder of Hugging Face, or of ``primal convert``; or such a model.
+        model: Folder of an encoder of Hugging Face, or of ``primal convert``; or such a model,
+            which is not changed.
         tokenizer: Tokenizer of a model that is not a folder.
+        attention: ``"adaptive"`` converts every layer while the model is loaded, without training.
+            Texts of a few hundred tokens keep their vectors, longer ones nearly.
+        extend: Positions to give to the model, if it has fewer (:func:`extend_positions`). This
+            changes vectors of short texts, too.
         chunk: What happens to texts that are longer than the positions of the model: ``None``
             raises an error, ``"average"`` embeds pieces of them and averages by number of tokens.
         batch_tokens: Most tokens of a batch, padding included. A longer text is a batch.
@@ -61,10 +72,17 @@ class Embedder:
         model: str | Path | nn.Module,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         *,
+        attention: Literal["adaptive"] | None = None,
+        extend: int | None = None,
         chunk: Literal["average"] | None = None,
         batch_tokens: int = 8192,
         original: str | Path | None = None,
     ) -> None:
+        if attention not in (None, "adaptive"):
+            raise ValueError(
+                f"attention must be None or 'adaptive', got {attention!r}; for other mechanisms "
+                "convert the model first (primal convert MODEL --to NAME)."
+            )
         if chunk not in (None, "average"):
             raise ValueError(f"chunk must be None or 'average', got {chunk!r}; choose one of them.")
         if batch_tokens < 1:
@@ -78,9 +96,10 @@ class Embedder:
         )
         self.pooling = Pooling() if isinstance(model, nn.Module) else read_pooling(loaded.folder)
         """How hidden states become a vector."""
+        self.attention = attention
         self.chunk = chunk
         self.batch_tokens = batch_tokens
-        self.model = _encoder(loaded.model).eval()
+        self.model = _changed(_encoder(loaded.model), attention, extend, model).eval()
         self.tokenizer = _tokenizer(loaded)
         self._specials = _special_tokens(self.tokenizer)
         self.max_tokens = position_limit(self.model)
@@ -178,9 +197,9 @@ class Embedder:
         if self.chunk is None and self.max_tokens is not None and length > self.max_tokens:
             raise ValueError(
                 f"text {number} has {length:,} tokens, and {type(self.model).__name__} has "
-                f"positions for {self.max_tokens:,}. Give it more (primal convert MODEL --extend "
-                f"{1 << (length - 1).bit_length()}), or embed pieces and average their vectors "
-                "(--chunk average)."
+                f"positions for {self.max_tokens:,}. Embed pieces and average their vectors "
+                "(--chunk average), or give the model more positions (--extend "
+                f"{1 << (length - 1).bit_length()}), which changes all vectors."
             )
 
     def _pieces(self, text: int, ids: Ids) -> "list[_Piece]":
@@ -234,6 +253,19 @@ def _hidden(model: nn.Module, ids: Tensor, keep: Tensor) -> Tensor:
     output = model(input_ids=ids.to(device), attention_mask=keep.long().to(device))
     hidden: Tensor = output.last_hidden_state
     return hidden
+
+
+def _changed(
+    encoder: nn.Module, attention: str | None, extend: int | None, given: object
+) -> nn.Module:
+    """Return an encoder with more positions and another attention; a copy if it is the user's."""
+    if isinstance(given, nn.Module) and not (attention is None and extend is None):
+        encoder = copy.deepcopy(encoder)
+    if extend is not None:
+        extend_positions(encoder, extend)
+    if attention is not None:
+        convert(encoder, SurgeryConfig(attention))
+    return encoder
 
 
 def _encoder(model: nn.Module) -> nn.Module:

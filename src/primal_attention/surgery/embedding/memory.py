@@ -9,8 +9,11 @@ __all__ = ["MemoryBound", "fit_bound", "free_bytes", "peak_bytes"]
 
 _LONGEST_TRIAL = 1024
 """Tokens of the longer of the two runs; the time of a longer one would be noticed."""
-_SPARE = 1.25
-"""Factor for the scratch space inside operators, which is not counted, and for fragmentation."""
+_SPARE = 2.0
+"""Factor for what is not counted: scratch space inside operators, and holes between tensors.
+
+With adaptive layers, whose tensors have many sizes, a process was seen to grow by twice the bytes
+of its tensors."""
 
 
 class MemoryBound(NamedTuple):

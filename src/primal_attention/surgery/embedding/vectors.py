@@ -151,8 +151,8 @@ def _check_memory(embedder: Embedder, texts: _Texts, report: Callable[[str], Non
     if free is not None and needed > free:
         raise UserError(
             f"a batch takes up to {_size(needed)}, and {_size(free)} are free. Give a smaller "
-            "--batch-tokens; for long texts, convert the model to an attention that needs less "
-            "(primal convert), or embed pieces of them (--chunk average)."
+            "--batch-tokens; for long texts, embed pieces of them (--chunk average), or take an "
+            "attention that needs less (--attention adaptive)."
         )
 
 
@@ -177,6 +177,7 @@ def _settings(
         "texts": digest.hexdigest(),
         "column": column,
         "keep": list(keep),
+        "attention": embedder.attention,
         "pooling": [*embedder.pooling.modes, embedder.pooling.is_unit],
         "chunk": embedder.chunk,
         "batch tokens": embedder.batch_tokens,
