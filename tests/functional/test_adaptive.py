@@ -10,6 +10,7 @@ from primal_attention.functional import naive_adaptive
 from primal_attention.functional.adaptive import adaptive_attention, neglected_mass
 from primal_attention.functional.adaptive_blocks import BlockPlan, block_moments
 from primal_attention.functional.adaptive_dense import dense_adaptive
+from primal_attention.functional.adaptive_far import _largest
 
 F64 = torch.float64
 PLANS = [
@@ -147,6 +148,21 @@ def test_the_first_moment_is_exact_for_values_that_are_linear_in_gaussian_keys()
     expected = (q @ k.T).softmax(-1) @ v
     torch.testing.assert_close(estimate, expected, atol=0.05, rtol=0)
     assert not torch.allclose(found.value.expand_as(expected), expected, atol=0.05, rtol=0)
+
+
+@each("num, finite", [(n, f) for n in (5, 130, 167, 400) for f in (0, 1, 3, 60, 400)])
+def test_the_largest_scores_are_those_of_a_sort_and_none_is_found_twice(num, finite):
+    for count in (1, 4, 5):
+        x = torch.full((7, num), -torch.inf)
+        for row in x:
+            some = torch.randperm(num)[:finite]
+            row[some] = torch.randn(len(some))
+        values, places = _largest(x.clone(), count)
+        torch.testing.assert_close(values.sort(-1).values, x.topk(count).values.flip(-1))
+        for row, best, place in zip(x, values, places, strict=True):
+            found = place[best > -torch.inf]
+            assert torch.equal(row[found], best[best > -torch.inf])
+            assert len(set(found.tolist())) == len(found)
 
 
 def test_directions_beyond_the_rank_of_the_keys_are_zero_not_rounding():

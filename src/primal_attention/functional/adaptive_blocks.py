@@ -10,6 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from primal_attention.functional.precision import is_traced
+
 __all__ = ["CAP", "REACH", "BlockPlan", "Moments", "block_moments"]
 
 REACH = 2.0
@@ -141,4 +143,5 @@ def _inverse_root(square: Tensor) -> Tensor:
 def _cut(x: Tensor, gap: int, plan: BlockPlan, num: int) -> Tensor:
     """Return the tokens after the sinks as blocks; the last one is padded with zeros."""
     x = x[..., plan.sinks :, :]
-    return (pad(x, (0, 0, 0, gap)) if gap else x).unflatten(-2, (num, plan.block))
+    # a compiler must not ask whether the gap is zero: that would be another program
+    return (pad(x, (0, 0, 0, gap)) if is_traced() or gap else x).unflatten(-2, (num, plan.block))
