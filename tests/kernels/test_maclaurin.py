@@ -110,7 +110,7 @@ def test_the_mean_over_draws_is_the_expected_gram(series, options):
 
 
 def test_the_variance_of_fixed_shares_is_that_of_all_signs():
-    phi = _build(2, 9, "inverse", scale=0.8, exact_degree=0)
+    phi = _build(2, 9, "exp", scale=0.8, exact_degree=0)
     x, y = _rows(1, 2, 0.5), _rows(1, 2, 0.5, seed=6)
     a, expected = phi.series.coefficients(8), 0.0
     assert len(phi.counts) > 2
