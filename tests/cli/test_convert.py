@@ -222,7 +222,7 @@ def test_a_share_of_the_mass_may_be_bounded(bert, text, capsys):
     arguments = ["--data", str(text), "--samples", "2", *options]
     assert main(["convert", str(bert), "--out", "new", *arguments]) == 0
     record = json.loads(Path("new/convert.json").read_text("utf-8"))
-    assert record["options"] == {"block": 8, "window": 1, "top": "auto", "error": 0.01, "exact": 0}
+    assert record["options"] == {"block": 8, "top": "auto", "error": 0.01, "exact": 0}
     assert max(max(heads) for heads in record["neglected_mass"].values()) <= 0.01
 
 

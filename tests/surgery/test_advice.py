@@ -206,5 +206,7 @@ def test_images_and_plain_encoders_are_advised_too():
 def test_bad_requests_are_refused():
     with pytest.raises(ValueError, match=r"at least two batches, .* got 1"):
         advise(bert(), texts(1))
+    with pytest.raises(ValueError, match="threshold must be between 0 and 1, got -1"):
+        AdviceConfig(threshold=-1)
     with pytest.raises(ConversionError, match="no attention module"):
         advise(nn.Linear(2, 2), [torch.ones(1, 2), torch.ones(1, 2)])

@@ -66,14 +66,13 @@ def test_convert_without_a_name_keeps_torch_and_timm_models():
         torch.testing.assert_close(model(given), before, atol=1e-4, rtol=1e-4)
 
 
-def test_the_options_of_a_kind_have_one_home():
-    for name, causal in (("BertModel", False), ("LlamaForCausalLM", True)):
+def test_default_options_have_one_home():
+    for name in ("BertModel", "LlamaForCausalLM"):
         model = text(name)
         convert(model)
         plan = next(iter(converted_layers(model).values())).attention.core.plan
-        expected = conversion_defaults("adaptive", is_causal=causal)
-        default = create_attention("adaptive", 16, 2, **expected).core.plan
-        assert plan == default
+        options = conversion_defaults("adaptive")
+        assert plan == create_attention("adaptive", 16, 2, **options).core.plan
 
 
 def test_the_result_says_what_is_exact_and_what_was_lost():

@@ -233,7 +233,8 @@ class HuggingFace(HostLibrary):
         """Return weights and sizes of the module."""
         family = self._family(module)
         method = _quantization(module)
-        if method not in (None, METHOD):
+        # transformers turns weights from a GGUF file into plain ones
+        if method not in (None, METHOD, "gguf"):
             raise ConversionError(
                 f"its model is quantised with {method!r}; convert the model before it is quantised"
             )

@@ -37,7 +37,7 @@ def build_attention(
             is copied.
     """
     weight = parts.q.weight
-    given = {**conversion_defaults(name, is_causal=parts.is_causal), **options}
+    given = {**conversion_defaults(name), **options}
     attention = create_attention(
         name,
         parts.dim,

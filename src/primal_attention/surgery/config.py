@@ -21,23 +21,20 @@ _DEFAULTS: dict[str, dict[str, object]] = {
     # the convolution of the values needs training; untrained, it only adds noise
     "nystromformer": {"kernel_size": None},
 }
-_ENCODER_DEFAULTS: dict[str, dict[str, object]] = {
-    # chosen on held-out texts, see the guide on converting
-    "adaptive": {"block": 16, "window": 1, "top": 8},
-}
+"""Options where they differ from the constructor's. Adaptive layers need none: smaller blocks for
+encoders were slower and no closer beyond the length up to which they are exact."""
 _TAKEN = ("dim", "num_heads", "bias", "device", "dtype")
 """Options that the model determines."""
 
 
-def conversion_defaults(attention: str, *, is_causal: bool) -> dict[str, object]:
+def conversion_defaults(attention: str) -> dict[str, object]:
     """Return the options of a converted layer, where they differ from the constructor's.
 
     Example:
-        >>> conversion_defaults("nystromformer", is_causal=False)
+        >>> conversion_defaults("nystromformer")
         {'kernel_size': None}
     """
-    found = _DEFAULTS.get(attention, {})
-    return {**found, **({} if is_causal else _ENCODER_DEFAULTS.get(attention, {}))}
+    return dict(_DEFAULTS.get(attention, {}))
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def convert_and_compare(
     found = ConvertedModel(
         model=type(model).__name__,
         attention=config.attention,
-        options={**conversion_defaults(config.attention, is_causal=causal), **config.options},
+        options={**conversion_defaults(config.attention), **config.options},
         layers=layers,
         all_layers=len(inspect_targets(model, config)),
         fidelity=fidelity,

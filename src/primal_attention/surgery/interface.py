@@ -42,7 +42,7 @@ def _names_without_weights(**capabilities: bool) -> list[str]:
     """Return the mechanisms with these capabilities that can be registered."""
 
     def has_no_weights(name: str) -> bool:
-        core = _core(name, 1, 4, **conversion_defaults(name, is_causal=True))
+        core = _core(name, 1, 4, **conversion_defaults(name))
         return core is not None and next(core.parameters(), None) is None
 
     return [name for name in list_attentions("*", **capabilities) if has_no_weights(name)]
@@ -65,7 +65,7 @@ def register_implementation(name: str, *, alias: str | None = None, **options: o
         'primal:skyformer-64'
     """
     transformers = require_transformers()
-    options = {**conversion_defaults(name, is_causal=True), **options}
+    options = {**conversion_defaults(name), **options}
     core = _core(name, 1, 4, **options)
     if core is None:
         raise ValueError(
