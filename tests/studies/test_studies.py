@@ -50,6 +50,9 @@ TINY = {
         {"names": ("linear",), "lengths": (16, 32), "repeats": 1, "sizes": (16,), "draws": 2},
         {"cost.md", "cost.png", "kernel.md", "kernel.png"},
     ),
+    "adaptive-cost": (
+        {"lengths": (16, 32), "decode": (8, 16), "repeats": 1}, {"table.md", "picture.png"}
+    ),
     "flow-cost": ({"lengths": (80, 96), "repeats": 1}, {"table.md", "picture.png"}),
     "causal-cost": (
         {"lengths": (64, 80), "dense_up_to": 64, "repeats": 1}, {"table.md", "picture.png"}

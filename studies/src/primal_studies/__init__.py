@@ -230,6 +230,18 @@ _TABLE: tuple[tuple[str, Literal["bench", "repro", "demo"], str, str], ...] = (
         "a language model with a memory of constant size, and its linear part off",
     ),
     (
+        "adaptive",
+        "repro",
+        "surgery.adaptive:AdaptiveStudy",
+        "trained models that read a part of the keys: quality against share read",
+    ),
+    (
+        "adaptive-cost",
+        "bench",
+        "core.adaptive_cost:AdaptiveCostStudy",
+        "time and memory of adaptive attention beside fused softmax",
+    ),
+    (
         "long-documents",
         "repro",
         "surgery.long_documents:LongDocuments",
