@@ -211,7 +211,7 @@ class ConvertedModel:
                 self.plot_curve(),
                 "Loss of the model's output against the time saved, with more and more layers "
                 "converted. Layers with the least loss for the time that they save come first. "
-                "The ring marks what was taken.",
+                "Savings are estimated from one layer of each kind. The ring marks what was taken.",
             )
         page.section("Converted layers").text(
             f"Explained variance (R²) of each layer's output, measured on {source}: 1 is a "
@@ -251,7 +251,7 @@ class ConvertedModel:
         axes.set_yticks(range(len(grid)), [str(i + 1) for i in range(len(grid))], fontsize=8)
         axes.set_xticks(range(len(grid[0])), [str(i + 1) for i in range(len(grid[0]))])
         axes.set(xlabel="head", ylabel="converted layer")
-        figure.colorbar(image, ax=axes, label="neglected mass")
+        figure.colorbar(image, ax=axes, label="neglected mass", fraction=0.06, pad=0.03)
         return to_png(figure)
 
 
