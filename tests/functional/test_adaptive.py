@@ -6,11 +6,15 @@ import pytest
 import torch
 from tests.house.rows import cover, each
 
-from primal_attention.functional import naive_adaptive
+from primal_attention.functional import (
+    adaptive_chosen,
+    adaptive_far,
+    adaptive_keys,
+    naive_adaptive,
+)
 from primal_attention.functional.adaptive import adaptive_attention, neglected_mass
 from primal_attention.functional.adaptive_blocks import BlockPlan, block_moments
 from primal_attention.functional.adaptive_dense import dense_adaptive
-from primal_attention.functional.adaptive_far import _largest
 
 F64 = torch.float64
 PLANS = [
@@ -157,12 +161,27 @@ def test_the_largest_scores_are_those_of_a_sort_and_none_is_found_twice(num, fin
         for row in x:
             some = torch.randperm(num)[:finite]
             row[some] = torch.randn(len(some))
-        values, places = _largest(x.clone(), count)
+        values, places = adaptive_far._largest(x.clone(), count)
         torch.testing.assert_close(values.sort(-1).values, x.topk(count).values.flip(-1))
         for row, best, place in zip(x, values, places, strict=True):
             found = place[best > -torch.inf]
             assert torch.equal(row[found], best[best > -torch.inf])
             assert len(set(found.tolist())) == len(found)
+
+
+@each("is_causal, plan", [(c, p) for c in (False, True) for p in PLANS[::2]])
+def test_work_in_many_small_parts_gives_the_same_values_and_gradients(is_causal, plan, monkeypatch):
+    for module, name, size in (
+        (adaptive_keys, "_BLOCK_KEYS", 10),
+        (adaptive_far, "_TILE", 100),
+        (adaptive_far, "_GROUPS", 4),
+        (adaptive_chosen, "_CHUNK", 4),
+        (adaptive_chosen, "_CHUNKS", 3),
+    ):
+        monkeypatch.setattr(module, name, size)
+    q, k, v = _heads(131, 131, h=2, g=1)
+    found = adaptive_attention(q, k, v, plan, is_causal=is_causal)
+    _assert_same(found, dense_adaptive(q, k, v, plan, is_causal=is_causal).y, (q, k, v))
 
 
 def test_directions_beyond_the_rank_of_the_keys_are_zero_not_rounding():

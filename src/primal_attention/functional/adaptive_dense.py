@@ -49,8 +49,8 @@ def dense_adaptive(
     q = (q * d**-0.5).unflatten(1, (g, h // g))
     keep = None if key_mask is None else key_mask[:, None]
     real = torch.ones(1, m, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
-    # a block more, without keys, so that there is always one
-    short = plan.block + plan.sinks
+    # whole blocks, and one more without keys, so that there is always one
+    short = plan.sinks + plan.block * (plan.num_blocks(m) + 1) - m
     k, v, real = pad(k, (0, 0, 0, short)), pad(v, (0, 0, 0, short)), pad(real, (0, short))
     keep = real[:, None]
     mean, axes, value, slopes = (
