@@ -37,6 +37,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 with numba_threads():
     double(np.ones(8))
 """
+_TORCH = """
+import os, signal, torch
+from primal_attention.training import fit
+torch.set_num_threads(2)
+x = torch.ones(600, 600)
+total = (x @ x).exp().isinf().sum()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    os._exit(0 if (x @ x).exp().isinf().sum() == total else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), torch.get_num_threads())
+"""
 
 
 def _run(script: str, *arguments: str, **variables: str) -> str:
@@ -82,3 +94,7 @@ def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_fork_of_a_process_with_threads_is_told() -> None:
     assert _run(_FORK, NUMBA_THREADING_LAYER="omp") == "3"
     assert _run(_FORK, NUMBA_THREADING_LAYER="forksafe") == "0"
+
+
+def test_a_fork_computes_and_its_parent_keeps_its_threads() -> None:
+    assert _run(_TORCH, OMP_NUM_THREADS="2") == "0 2"

@@ -66,13 +66,15 @@ _ALONE = threading.RLock()
 """Held while a thread draws from the global generators: layers and dropout know no others."""
 
 
-def _unlock() -> None:
-    """Give a forked process a lock of its own: the thread that held it is not there."""
+def _prepare_fork() -> None:
+    """Give a forked process a lock and a thread of its own: those of its parent are not there."""
     global _ALONE
     _ALONE = threading.RLock()
+    # more threads would wait for ever for those of the parent, as in the workers of a DataLoader
+    torch.set_num_threads(1)
 
 
-os.register_at_fork(after_in_child=_unlock)
+os.register_at_fork(after_in_child=_prepare_fork)
 
 
 @contextmanager
