@@ -19,7 +19,7 @@ from primal_attention.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "bench": "--lengths 16 32 --side 8 --epochs 1 --converted-length 64 --threads 1",
+    "demo": "--lengths 16 32 --side 8 --epochs 1 --converted-length 64 --threads 1",
     "train": "--training.epochs 1 --training.min-steps 4 --model.dim 16 --model.num-heads 2",
     "convert": "--samples 4 --tokens 16 --batch-size 2 --length 64",
     "predict": "",

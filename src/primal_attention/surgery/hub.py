@@ -47,7 +47,7 @@ _CARD = """\
 # {name} with {attention} attention
 
 ```python
-import primal_attention  # pip install 'primal-attention[hf]'
+import primal_attention  # pip install -e '.[hf]' in a checkout of primal-attention
 import transformers
 
 folder = "."  # this folder, or its name on the hub

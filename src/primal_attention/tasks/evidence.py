@@ -53,7 +53,7 @@ def module_hashes(module: str) -> dict[str, str]:
     """Return the hash of every module that a module stands on, itself included, by name.
 
     Example:
-        >>> "primal_attention.kernels.algebra" in module_hashes("primal_attention.kernels.exact")
+        >>> "primal_attention.kernels.series" in module_hashes("primal_attention.kernels.exact")
         True
     """
     found: dict[str, str] = {}

@@ -84,9 +84,8 @@ class IrregularSeriesRegressor(EventEstimator):
 
     Examples
     --------
-    >>> from primal_attention.tasks.events import (
-    ...     IrregularSeries, IrregularSeriesRegressor, IrregularSinusoids
-    ... )
+    >>> from primal_attention.datasets.events.generators import IrregularSinusoids
+    >>> from primal_attention.datasets.events.series import IrregularSeries
     >>> sampled = IrregularSinusoids().sample(20, 30)
     >>> series = IrregularSeries.from_arrays(sampled.times, sampled.values)
     >>> model = IrregularSeriesRegressor(dim=16, max_epochs=2, random_state=0).fit(series)
