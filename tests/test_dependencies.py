@@ -23,18 +23,22 @@ def test_install_hints_are_for_a_checkout_and_name_extras_that_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     files = [*(ROOT / "src").rglob("*.py"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     texts = {file: file.read_text("utf-8") for file in files}
-    named = set()
+    studies = tomllib.loads((ROOT / "studies" / "pyproject.toml").read_text("utf-8"))["project"]
+    named, of_studies = set(), set()
     for file, text in texts.items():
         # the package is on no index
         assert "primal-attention[" not in text, file
-        for extras in re.findall(r"pip install -e '\.\[([a-z,]+)\]'", text):
-            named |= set(extras.split(","))
+        for line in re.findall(r"pip install -e .*", text):
+            for place, extras in re.findall(r"-e '(\.|\./studies)\[([a-z,-]+)\]'", line):
+                found = of_studies if place.endswith("studies") else named
+                found |= set(extras.split(","))
         named |= set(re.findall(r"(?:needs|install_hint)\([\"']([a-z]+)[\"']", text))
     assert (
         {"cli", "train", "hf", "vision", "sklearn"}
         <= named
         <= set(project["optional-dependencies"])
     )
+    assert {"peers", "events"} <= of_studies <= set(studies["optional-dependencies"])
 
 
 def test_torchvision_loads_in_a_new_interpreter_and_torch_only_with_it():
