@@ -19,6 +19,7 @@ from primal_attention.surgery import (
     inspect_targets,
     layer_r2,
     output_r2,
+    start_at_clusters,
 )
 from primal_attention.surgery.config import conversion_defaults
 from primal_attention.surgery.fidelity import Original
@@ -227,6 +228,27 @@ def test_a_hybrid_is_reported_without_its_linear_part():
     found = convert_and_compare(model, batches(), SurgeryConfig("window-linear", options))
     assert found.linear_off is not None
     assert "With the linear part off" in found.verdict()
+
+
+def test_learned_slots_start_at_clusters_and_train_with_the_projections_as_they_were():
+    original = text("LlamaForCausalLM")
+    options = {"window": 8, "sinks": 2, "num_features": 4}
+    slots = {}
+    for steps in (0, 2):
+        model = copy.deepcopy(original)
+        found = convert_and_compare(
+            model, batches(), SurgeryConfig("window-linear", options), distill_steps=steps
+        )
+        assert found.linear_off is not None
+        slots[steps] = weights(model)
+    expected = copy.deepcopy(original)
+    convert(expected, SurgeryConfig("window-linear", options))
+    start_at_clusters(expected, batches()[: len(batches()) // 2])
+    features = [name for name in slots[0] if ".features." in name]
+    assert features
+    started = weights(expected)
+    assert all(torch.equal(slots[0][name], started[name]) for name in features)
+    assert any(not torch.equal(slots[2][name], started[name]) for name in features)
 
 
 @pytest.mark.parametrize("attention", ["linformer", "linear", "skyformer", "primal-dual"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from primal_attention.attention import AdaptiveAttention
+from primal_attention.attention.windowed import LearnedFar
 from primal_attention.hosts import (
     Batch,
     ConversionError,
@@ -35,7 +36,7 @@ from primal_attention.surgery.conversion import (
 )
 from primal_attention.surgery.fidelity import Fidelity, Original, longest_input
 from primal_attention.surgery.fitting import fit_outputs
-from primal_attention.surgery.hybrid import linear_part_off, linear_parts
+from primal_attention.surgery.hybrid import linear_part_off, linear_parts, start_at_clusters
 from primal_attention.surgery.outcome import ConvertedModel, CurvePoint, ExtensionLoss
 from primal_attention.surgery.positions import ExtendedPositions, extend_positions, position_limit
 from primal_attention.surgery.recording import layer_r2, record_layers, replay_call
@@ -47,6 +48,8 @@ __all__ = ["convert_and_compare", "default_length", "least_batches"]
 
 _LONGEST = 2048
 """Largest number of tokens to measure at, unless the user asks for more."""
+_RANK = 8
+"""Rank of the changes of projections beside learned features."""
 _POINTS = 6
 """Points of the curve of loss against time saved."""
 _ENOUGH = 2048
@@ -305,14 +308,21 @@ def _put_in(
 
 
 def _fit(student: nn.Module, model: nn.Module, batches: Sequence[Batch], steps: int) -> None:
-    """Train the new layers, or fit them in closed form."""
+    """Train the new layers, or fit them in closed form; learned slots start at clusters of keys."""
+    has_slots = any(isinstance(module, LearnedFar) for module in student.modules())
+    if has_slots:
+        start_at_clusters(student, batches)
     if not steps:
         fit_outputs(student, model, batches)
         return
     # imports the training loop, which needs an extra
     from primal_attention.surgery.distillation import DistillConfig, distill
 
-    distill(student, model, batches, DistillConfig(layer_steps=steps, end_steps=steps // 2))
+    config = DistillConfig(layer_steps=steps, end_steps=steps // 2)
+    if has_slots:
+        # exact near weights need the projections as they are, so only the features learn at first
+        config = replace(config, closed_form=False, lora_rank=_RANK, layer_lr=1e-2)
+    distill(student, model, batches, config)
 
 
 def _one_input(model: nn.Module, batch: Batch, length: int) -> Batch:
