@@ -87,7 +87,10 @@ def _provenance(app: Any, name: str, source: list[str]) -> None:
     for folder in folders:
         about = json.loads((RESULTS / folder / "about.json").read_text("utf-8"))
         commits = ", ".join(f"`{commit}`" for commit in about["code"]["commits"])
-        machine = f"{about['machine']['cpu']}, torch {about['machine']['torch']}"
+        # the oldest results do not know their machine
+        known = about["machine"] or {}
+        parts = [known.get("cpu"), known.get("torch") and f"torch {known['torch']}"]
+        machine = ", ".join(filter(None, parts)) or "not recorded"
         rows.append(f"| {folder} | {commits} | `{about['command']}` | {machine} |")
     if rows:
         head = ["", "## Measured at", "", "| results | commit | command | machine |"]
