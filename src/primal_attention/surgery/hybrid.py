@@ -1,4 +1,4 @@
-"""Layers with an exact window and a linear far part: where to start, and what the far part adds.
+"""Layers with an exact window and a linear far part: where to start, and what the far part adds::
 
     start_at_clusters(model, data)       # slots of learned features start at clusters of keys
     with linear_part_off(model):         # the score that the window alone reaches

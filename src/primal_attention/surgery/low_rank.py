@@ -1,4 +1,4 @@
-"""Train converted layers by low-rank changes of their projections (Hu et al. 2021, 2106.09685).
+"""Train converted layers by low-rank changes of their projections (Hu et al. 2021, 2106.09685)::
 
     with low_rank_changes(layers, rank=8, seed=0) as trained:
         ...                              # train the parameters of these modules
