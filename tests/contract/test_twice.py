@@ -44,6 +44,30 @@ def test_a_gradient_penalty_trains_what_finite_differences_say(mode_case):
 
 
 @masked_modes
+def test_one_parameter_alone_has_the_gradient_that_it_has_among_all(mode_case):
+    layer, arguments = mode_case.build(dtype=torch.float64), mode_case.inputs(dtype=torch.float64)
+    probe = torch.randn_like(arguments["x"])
+    own = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+
+    def gradient(*of):
+        torch.manual_seed(2)
+        y, term = layer(**arguments), 0.0
+        if layer.capabilities.aux_loss:
+            y, aux = layer(**arguments, return_aux=True)
+            term = aux.loss
+        loss = (y * probe).sum() + term
+        return torch.autograd.grad(loss, of, create_graph=True, allow_unused=True)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = dict(zip(own, gradient(*own.values()), strict=True))
+        for name, p in own.items():
+            for other in own.values():
+                other.requires_grad_(other is p)
+            found = gradient(p)[0] if expected[name] is not None else None
+            torch.testing.assert_close(found, expected[name], msg=lambda m, n=name: f"{n}: {m}")
+
+
+@masked_modes
 def test_what_torch_cannot_differentiate_twice_is_refused(mode_case):
     layer, arguments = mode_case.build(), mode_case.inputs()
     x = arguments["x"].requires_grad_()
