@@ -100,6 +100,10 @@ def test_the_file_to_read_is_not_replaced(bert, tmp_path, fails):
     path = tmp_path / "a.parquet"
     pd.DataFrame({"text": TEXTS}).to_parquet(path)
     assert "would replace" in fails("embed", bert, path, "--out", path, "--overwrite")
+    loop = tmp_path / "loop.parquet"
+    loop.symlink_to(loop)
+    assert "would replace" in fails("embed", bert, loop, "--out", loop)
+    assert "symbolic links" in fails("embed", bert, loop, "--out", tmp_path / "b.parquet")
 
 
 def test_something_else_than_a_model_is_one_sentence(file, tmp_path, fails):

@@ -8,6 +8,7 @@ import tyro
 
 from primal_attention.cli.inputs import one_sentence
 from primal_attention.support.command import UserError, progress
+from primal_attention.support.output import is_same_place
 from primal_attention.support.settings import parse
 
 __all__ = ["main"]
@@ -96,7 +97,7 @@ def _check_out(options: Embed) -> None:
     """Raise if the file to write must not be written."""
     if options.out.is_dir():
         raise UserError(f"--out {options.out} is a folder; name a file that ends in .parquet.")
-    if options.out.resolve() == options.file.resolve():
+    if is_same_place(options.out, options.file):
         raise UserError(f"--out would replace {options.file}, the file to read; choose another.")
     if options.out.exists() and not options.overwrite:
         raise UserError(f"--out {options.out} is there; name another file or add --overwrite.")

@@ -182,11 +182,32 @@ def test_a_save_that_stops_after_any_file_is_finished_by_the_next_reader(
     assert not (tmp_path / ".new").exists()
 
 
+def test_the_next_save_also_finishes_one_that_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def stop(source: Path, target: Path) -> None:
+        if Path(source).parent.name == ".new":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            save_sealed(tmp_path, {"a": "1"})
+    assert [path.name for path in tmp_path.iterdir()] == [".new"]
+    save_sealed(tmp_path, {"b": "2"})
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "b", "SHA256SUMS"}
+    SealedFolder(tmp_path).check()
+
+
 def test_a_save_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
     save_sealed(tmp_path, _files(1))
     with pytest.raises(FileExistsError, match="model is there as a folder") as failed:
         save_sealed(tmp_path, {"a.json": "2", "model": "not a folder"})
     assert failed.value.filename == str(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"a.json", "z.bin", "model", "SHA256SUMS"}
     assert _version(tmp_path) == 1
     with pytest.raises(FileExistsError, match=r"a\.json is there as a file"):
         save_sealed(tmp_path, {"a.json": {"x": "not a file"}, "model": {"w": "2"}})
