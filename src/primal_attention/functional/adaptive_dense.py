@@ -49,8 +49,8 @@ def dense_adaptive(
     q = (q * d**-0.5).unflatten(1, (g, h // g))
     keep = None if key_mask is None else key_mask[:, None]
     real = torch.ones(1, m, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
-    # whole blocks, and one more without keys, so that there is always one
-    short = plan.sinks + plan.block * (plan.num_blocks(m) + 1) - m
+    # a block more, without keys, so that there is always one
+    short = plan.block + plan.sinks
     k, v, real = pad(k, (0, 0, 0, short)), pad(v, (0, 0, 0, short)), pad(real, (0, short))
     keep = real[:, None]
     mean, axes, value, slopes = (
@@ -123,8 +123,9 @@ def _near(
 
 def _keys(blocks: Tensor, plan: BlockPlan, m: int, *, sinks: bool) -> Tensor:
     """Return the keys of some blocks as a mask, with the sinks or without."""
-    keys = blocks.repeat_interleave(plan.block, -1)[..., : m - plan.sinks]
-    return pad(keys, (plan.sinks, 0), value=sinks)
+    # an index, because a slice makes a compiler ask whether the last block is full
+    own = torch.arange(m - plan.sinks, device=blocks.device) // plan.block
+    return pad(blocks[..., own], (plan.sinks, 0), value=sinks)
 
 
 def _enough(
