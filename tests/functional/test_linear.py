@@ -1,5 +1,6 @@
 """Causal sums in linear time against dense products."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,11 +89,12 @@ def test_causal_sums_can_be_differentiated_twice():
     assert torch.autograd.gradgradcheck(lambda q: sums(q, k.detach(), v.detach(), start), q)
 
 
-def test_backward_under_autocast_stays_in_full_precision():
+@pytest.mark.parametrize("again", [False, True])
+def test_backward_under_autocast_stays_in_full_precision(again):
     q, k, v = (torch.randn(1, 2, 70, w, requires_grad=True) for w in (3, 3, 2))
     values = causal_sums(q, k, v).values
     expected = torch.autograd.grad(values.sum(), (q, k, v), retain_graph=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = torch.autograd.grad(values.sum(), (q, k, v))
+        got = torch.autograd.grad(values.sum(), (q, k, v), create_graph=again)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b)
