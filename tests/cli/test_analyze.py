@@ -11,7 +11,7 @@ from primal_attention.analysis import list_analyses
 from primal_attention.cli.main import main
 from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.support.files import write_sealed
-from primal_attention.surgery import SurgeryConfig, convert
+from primal_attention.surgery import SurgeryConfig, convert, save_converted
 from primal_attention.surgery.loading import load_any
 
 pytest.importorskip("transformers")
@@ -45,9 +45,9 @@ def test_the_page_has_a_section_for_every_analysis_that_suits(bert, tmp_path, ca
 
 
 def test_a_converted_model_has_spectra_and_no_advice(bert, tmp_path, capsys, fails):
-    arguments = ["--to", "primal-dual", "--layers", "last:1", "--samples", "4"]
-    assert main(["convert", str(bert), "--out", "new", *arguments]) == 0
-    capsys.readouterr()
+    model = load_any(bert).model
+    convert(model, SurgeryConfig("primal-dual", layers="last:1"))
+    save_converted(model, "new")
     assert main(["analyze", "new", "--out", "pages", "--samples", "4"]) == 0
     printed = capsys.readouterr().out
     assert "advice: does not suit this model: The model is converted already" in printed
@@ -63,6 +63,11 @@ def test_a_converted_model_has_spectra_and_no_advice(bert, tmp_path, capsys, fai
     )
     again = ["analyze", "new", "--out", "other", "--original", str(bert), "--samples", "4"]
     assert main(again) == 0
+    # the folder of the command needs no original
+    assert main(["convert", str(bert), "--out", "whole", "--samples", "4"]) == 0
+    capsys.readouterr()
+    assert main(["analyze", "whole", "--out", "more", "--samples", "4"]) == 0
+    assert "The model is converted already" in capsys.readouterr().out
 
 
 def test_a_model_of_this_library_is_measured_on_arrays(tmp_path, capsys, fails):
