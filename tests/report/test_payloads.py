@@ -211,6 +211,5 @@ def test_pages_about_a_model(critic):
         check_page(Path(f"{name}.html").read_text("utf-8"))
     shown = check_page(Path("causes.html").read_text("utf-8"))
     assert SCRIPT in "".join(shown.words) or STYLE in "".join(shown.words)
-    arguments = ["--to", "linear", "--threshold", "0"]
-    assert main(["convert", model, "--data", data, "--out", "new", *arguments]) == 0
+    assert main(["convert", model, "--data", data, "--out", "new"]) == 0
     check_page(page_of("new"), data)
