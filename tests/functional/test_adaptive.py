@@ -177,6 +177,7 @@ def test_work_in_many_small_parts_gives_the_same_values_and_gradients(is_causal,
         (adaptive_far, "_GROUPS", 4),
         (adaptive_chosen, "_CHUNK", 4),
         (adaptive_chosen, "_CHUNKS", 3),
+        (adaptive_chosen, "_PARTS", 50),
     ):
         monkeypatch.setattr(module, name, size)
     q, k, v = _heads(131, 131, h=2, g=1)

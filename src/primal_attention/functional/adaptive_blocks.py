@@ -48,7 +48,7 @@ class BlockPlan(NamedTuple):
 
     def num_blocks(self, m: int) -> int:
         """Return the number of blocks of ``m`` keys."""
-        return max(0, -((self.sinks - m) // self.block))
+        return (max(m - self.sinks, 0) + self.block - 1) // self.block
 
 
 class Moments(NamedTuple):

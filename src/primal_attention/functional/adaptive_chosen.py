@@ -21,6 +21,8 @@ _CHUNK = 64
 """Queries that share a gathered block."""
 _CHUNKS = 16
 """Chunks of one pass through the kernel; they stay in cache."""
+_PARTS = 2**17
+"""Choices whose sums are held at once."""
 
 
 class _Chunks(NamedTuple):
@@ -66,7 +68,26 @@ def join_chosen(q: Tensor, keys: HeadKeys, y: Tensor, log_total: Tensor, choices
     """Add the chosen blocks to a sum."""
     if not choices.numel():
         return
-    chunks, (k, v, bias) = _gather_queries(choices, len(keys.log_sizes)), keys.blocks()
+    blocks, rows = keys.blocks(), max(_PARTS // choices.shape[1], 1)
+    for i in range(0, len(q), rows):
+        at = slice(i, i + rows)
+        _join_rows(q[at], y[at], log_total[at], choices[at], keys, *blocks)
+
+
+def _join_rows(
+    q: Tensor,
+    y: Tensor,
+    log_total: Tensor,
+    choices: Tensor,
+    keys: HeadKeys,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+) -> None:
+    """Add what some queries chose to their sums."""
+    chunks = _gather_queries(choices, len(keys.log_sizes))
+    if not len(chunks.block):
+        return
     width, size = q.shape[-1], keys.plan.block
     parts, logs = q.new_empty(chunks.query.numel(), width), q.new_empty(chunks.query.numel())
     for i in range(0, len(chunks.block), _CHUNKS):
