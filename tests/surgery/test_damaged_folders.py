@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from primal_attention.hosts import ConversionError
+from primal_attention.models import EncoderClassifier, EncoderConfig
 from primal_attention.support.command import UserError
 from primal_attention.support.files import UnsealedWarning
 from primal_attention.surgery import (
@@ -28,6 +29,7 @@ from primal_attention.surgery import (
     load_pretrained,
     save_converted,
 )
+from primal_attention.surgery.folders import check_weights
 from primal_attention.surgery.loading import check_answer, load_any
 
 transformers = pytest.importorskip("transformers")
@@ -219,6 +221,23 @@ def test_weights_that_are_not_finite_are_refused(value, copied, tmp_path):
     with pytest.warns(UnsealedWarning), pytest.raises(ConversionError, match="not finite"):
         load_converted(original, tmp_path / "layers")
     assert all(torch.equal(before[name], t) for name, t in original.state_dict().items())
+
+
+def test_own_models_and_buffers_that_are_not_finite_are_refused(tmp_path):
+    config = EncoderConfig(num_classes=2, num_features=3, dim=16, num_heads=2, num_layers=1)
+    EncoderClassifier(config).save_pretrained(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    with pytest.warns(UnsealedWarning):
+        model = load_any(tmp_path).model
+    spoil(tmp_path / "model.safetensors", float("nan"))
+    with pytest.warns(UnsealedWarning), pytest.raises(ConversionError, match="not finite"):
+        load_any(tmp_path)
+    # a mask holds infinity on purpose
+    model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    check_weights(model, "The weights")
+    model.mask[0] = float("nan")
+    with pytest.raises(ConversionError, match="The weights are damaged: 'mask' holds"):
+        check_weights(model, "The weights")
 
 
 def test_outputs_that_are_not_finite_are_refused(copied):
