@@ -21,7 +21,7 @@ class MemoryBound(NamedTuple):
 
     Example:
         >>> MemoryBound(1000.0, 2.0).batch(longest=100, budget=400)
-        600000
+        960000
     """
 
     per_token: float
