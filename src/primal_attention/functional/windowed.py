@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -91,7 +91,7 @@ def window_sums(
     queries = to_chunks(q, chunk)  # [b h g i d]
     more, groups = -(-reach // chunk), queries.shape[2]
 
-    def spans(x: Tensor) -> Float[Tensor, "*batch g j w"]:
+    def spans(x: Tensor) -> Shaped[Tensor, "*batch g j w"]:
         """Return the keys that the queries of each chunk may read."""
         missing = (groups + more) * chunk - x.shape[-2]
         parts = pad(x, (0, 0, 0, missing)).unflatten(-2, (groups + more, chunk))
