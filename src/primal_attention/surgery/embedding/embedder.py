@@ -48,7 +48,7 @@ class Embedder:
             which is not changed.
         tokenizer: Tokenizer of a model that is not a folder.
         attention: ``"adaptive"`` converts every layer while the model is loaded, without training.
-            Texts of a few hundred tokens keep their vectors, longer ones nearly.
+            Texts of up to about 1,000 tokens keep their vectors, longer ones nearly.
         extend: Positions to give to the model, if it has fewer (:func:`extend_positions`). This
             changes vectors of short texts, too.
         chunk: What happens to texts that are longer than the positions of the model: ``None``
