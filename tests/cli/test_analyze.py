@@ -109,3 +109,15 @@ def test_mistakes_are_told_in_one_sentence(bert, tmp_path, fails):
     (tmp_path / "bad" / "config.json").write_text("{}")
     assert "it has no model.safetensors" in fails("analyze", "bad", "--out", "x")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad"]
+
+
+def test_a_model_whose_answer_overflows_is_not_measured(bert, tmp_path, fails):
+    model = load_any(bert).model
+    model.encoder.layer[0].output.dense.weight.data.fill_(3e38)  # finite itself
+    model.save_pretrained(tmp_path / "large")
+    for file in bert.glob("*token*"):
+        (tmp_path / "large" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "a.txt").write_text("a b c a b c\n" * 40)
+    given = ("--data", tmp_path / "a.txt", "--out", tmp_path / "page")
+    assert "holds NaN or infinity on the first inputs" in fails("analyze", "large", *given)
+    assert not (tmp_path / "page").exists()

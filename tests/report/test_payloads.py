@@ -31,8 +31,8 @@ def page_of(folder: str) -> str:
 
 def test_every_part_of_a_page_is_escaped():
     report = Report(IMG, SCRIPT).section(SCRIPT).section(IMG).subsection(STYLE).text(QUOTE)
-    report.verdict(IMG).caution(SCRIPT).tiles({QUOTE: IMG}, 4).config({STYLE: QUOTE})
-    report.table([QUOTE, STYLE], [[SCRIPT, IMG]] * 41).figure(b"png", QUOTE)
+    report.verdict(IMG).caution(SCRIPT).tiles({QUOTE: IMG, STYLE: QUOTE}, 4).config({STYLE: QUOTE})
+    report.table([QUOTE, STYLE], [[SCRIPT, IMG]] * 41).figure(b"png", SCRIPT)
     add_cards(report, [Card(b"png", QUOTE), Card(None, SCRIPT)], heading=STYLE)
     outer = Report("Outer").include(IMG, report)
     for page in (report, outer):

@@ -6,10 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from primal_attention.support.compiled import prepare_numba
-
 _PLACE = """
 import os, sys
 from primal_attention.support.compiled import prepare_numba
@@ -83,12 +79,12 @@ def test_numba_gets_a_folder_if_it_would_find_none(tmp_path: Path) -> None:
     assert other.parent == tmp_path
     assert _run(_PLACE, "compiled_thing", HOME=str(tmp_path), **places) == ""
     assert _run(_PLACE, "no_such_package", HOME=nowhere, **places) == ""
-
-
-def test_a_folder_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
-    prepare_numba("aeon")
-    assert os.environ["NUMBA_CACHE_DIR"] == "mine"
+    assert _run(_PLACE, "compiled_thing", HOME=nowhere, NUMBA_CACHE_DIR="mine", **places) == "mine"
+    # beside its package numba can cache, too
+    (tmp_path / "here" / "other_thing").mkdir(parents=True)
+    (tmp_path / "here" / "other_thing" / "__init__.py").write_text("")
+    places["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "here"), path])
+    assert _run(_PLACE, "other_thing", HOME=nowhere, **places) == ""
 
 
 def test_a_fork_of_a_process_with_threads_is_told() -> None:
