@@ -34,15 +34,24 @@ with numba_threads():
     double(np.ones(8))
 """
 _TORCH = """
-import os, signal, torch
-from primal_attention.training import fit
+import os, signal, threading, torch
+from primal_attention.support.randomness import isolated
 torch.set_num_threads(2)
 x = torch.ones(600, 600)
 total = (x @ x).exp().isinf().sum()
+trains, done = threading.Event(), threading.Event()
+def train():
+    with isolated():
+        trains.set()
+        done.wait()
+threading.Thread(target=train).start()
+trains.wait()
 pid = os.fork()
 if pid == 0:
     signal.alarm(30)
-    os._exit(0 if (x @ x).exp().isinf().sum() == total else 1)
+    with isolated(0):
+        os._exit(0 if (x @ x).exp().isinf().sum() == total else 1)
+done.set()
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), torch.get_num_threads())
 """
 

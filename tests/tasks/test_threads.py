@@ -1,5 +1,6 @@
 """Fits in threads give the weights of fits alone."""
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,6 +45,16 @@ def _loop() -> list[torch.Tensor]:
     )
     fit(model, data, config=TrainingConfig(epochs=4, batch_size=4, seed=1))
     return list(model.state_dict().values())
+
+
+def test_a_seed_is_that_of_all_generators() -> None:
+    def draw(seed: int) -> tuple[float, float, float]:
+        with isolated(seed):
+            return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    first, other = draw(0), draw(1)
+    assert draw(0) == first
+    assert all(a != b for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("train", [_loop, _events, _series])
